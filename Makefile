@@ -1,0 +1,36 @@
+# The targets are exactly what CI runs. `make demo` and `make test` set up all they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SYSTEM ?=
+
+.PHONY: demo test lint types unit bench lock clean
+
+demo: $(VENV)/ready
+	@$(BIN)/python examples/demo.py
+
+test: lint types unit
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+unit: $(VENV)/ready
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/ready
+	$(BIN)/python bench/startup.py
+
+# The environment is made anew only when what it is made from changes.
+$(VENV)/ready: requirements.lock pyproject.toml tools/make-venv
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(VENV)
+	@touch $@
+
+lock: $(VENV)/ready
+	$(BIN)/pip freeze --exclude-editable | grep -v '^phalanx' > requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

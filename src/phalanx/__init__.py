@@ -1,0 +1,83 @@
+"""Phalanx runs a Python function on every rank and brings everything home.
+
+The layers, each importing only from those above it: pure data (`errors`, `rounds`, `ranks`,
+`wire`), `logs`, `channel` and `hosts`, `rendezvous` (who decides), `worker`, `agent`, `launcher`,
+`cli`. `phalanx.torch` is the only package that imports torch, and only workers load it. Importing
+`phalanx` itself loads next to nothing: what is public is loaded when it is first named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "AgentLost": "phalanx.errors",
+    "App": "phalanx.launcher.app",
+    "AppStatus": "phalanx.launcher.app",
+    "Cancelled": "phalanx.errors",
+    "ConfigError": "phalanx.errors",
+    "LaunchError": "phalanx.errors",
+    "LaunchResult": "phalanx.launcher.result",
+    "Launcher": "phalanx.launcher",
+    "LogLine": "phalanx.logs",
+    "PhalanxError": "phalanx.errors",
+    "ResultError": "phalanx.errors",
+    "StartFailed": "phalanx.errors",
+    "StartTimeout": "phalanx.errors",
+    "WireError": "phalanx.errors",
+    "WorkerFailed": "phalanx.errors",
+    "launch": "phalanx.launcher",
+}
+
+__all__ = [
+    "AgentLost",
+    "App",
+    "AppStatus",
+    "Cancelled",
+    "ConfigError",
+    "LaunchError",
+    "LaunchResult",
+    "Launcher",
+    "LogLine",
+    "PhalanxError",
+    "ResultError",
+    "StartFailed",
+    "StartTimeout",
+    "WireError",
+    "WorkerFailed",
+    "__version__",
+    "launch",
+]
+
+if TYPE_CHECKING:
+    from phalanx.errors import (
+        AgentLost,
+        Cancelled,
+        ConfigError,
+        LaunchError,
+        PhalanxError,
+        ResultError,
+        StartFailed,
+        StartTimeout,
+        WireError,
+        WorkerFailed,
+    )
+    from phalanx.launcher import Launcher, launch
+    from phalanx.launcher.app import App, AppStatus
+    from phalanx.launcher.result import LaunchResult
+    from phalanx.logs import LogLine
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,97 @@
+"""Follow the files that workers print into, and hand on what is new, in whole lines.
+
+A worker writes into its files and is never held up. The reader decides the pace. Past `CAP` bytes a
+stream is no longer handed on: the rest is counted, freed on disk, and announced when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+
+CHUNK = 256 << 10
+CAP = 4 << 30
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+class Stream:
+    """One file of one rank, read as it grows."""
+
+    def __init__(self, path: str, rank: int, name: str, cap: int = CAP) -> None:
+        """The file need not exist yet."""
+        self.rank = rank
+        self.name = name
+        self._path = path
+        self._cap = cap
+        self._file: int | None = None
+        self._at = 0
+        self._dropped = 0
+
+    def read(self, *, final: bool) -> bytes:
+        """New whole lines, at most a chunk; with `final`, also a last line without an end.
+
+        Progress bars end their lines with a carriage return: that counts as an end too.
+        """
+        if self._file is None and not self._open():
+            return b""
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        if self._at >= self._cap:
+            self._drop(size)
+            return self._marker() if final else b""
+        data = os.pread(self._file, min(CHUNK, self._cap - self._at), self._at)
+        if len(data) < CHUNK and not final:
+            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        elif len(data) == CHUNK:
+            cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            data = data[:cut] if cut else data
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> bool:
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _drop(self, size: int) -> None:
+        new = size - self._cap - self._dropped
+        if new <= 0 or self._file is None:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        start = ctypes.c_int64(self._cap + self._dropped)
+        libc.fallocate(self._file, _KEEP_SIZE | _PUNCH_HOLE, start, ctypes.c_int64(new))
+        self._dropped += new
+
+    def _marker(self) -> bytes:
+        if not self._dropped:
+            return b""
+        count, self._dropped = self._dropped, 0
+        self._cap = self._at = self._at + count
+        return f"\n[phalanx: {count} bytes left out: over the limit for one rank]\n".encode()
+
+
+def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:
+    """The last lines of a file, as text; empty when there is none."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        text = file.read().decode("utf-8", "replace")
+        return "\n".join(text.rstrip("\n").splitlines()[-lines:])
+    return ""
+
+
+def streams(directory: str, ranks: range) -> Iterator[Stream]:
+    """The streams of these ranks, in the order in which they are looked at."""
+    for rank in ranks:
+        for name in ("stdout", "stderr"):
+            yield Stream(os.path.join(directory, str(rank), name), rank, name)

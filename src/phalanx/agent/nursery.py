@@ -1,0 +1,88 @@
+"""The agent's hold on its zygote: starting it, speaking to it, burying it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from phalanx import wire
+from phalanx.environment import acts_at_start
+from phalanx.hosts import interpreter_flags
+from phalanx.ranks import RANK_VARIABLES
+from phalanx.rounds import signal_name
+from phalanx.worker import processes
+from phalanx.worker.zygote import TITLE_ROOM
+
+_ZYGOTE = "import sys; sys.path[:] = {path!r}; from phalanx.worker.zygote import main; main()"
+
+
+class Nursery:
+    """One zygote and the socket to it. Starting does not wait for it to be warm."""
+
+    def __init__(self, prepare: wire.Prepare, spool: str) -> None:
+        """Start the zygote at once."""
+        self.prepare = prepare
+        self.control, theirs = socket.socketpair()
+        first = os.memfd_create("phalanx-prepare")
+        os.write(first, wire.encode(prepare))
+        os.lseek(first, 0, os.SEEK_SET)
+        code = _ZYGOTE.format(path=sys.path)
+        numbers = [str(theirs.fileno()), str(first)]
+        command = [sys.executable, *interpreter_flags(), "-c", code, *numbers, spool, TITLE_ROOM]
+        self._process = subprocess.Popen(
+            command,
+            env=_environment(prepare),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), first),
+        )
+        theirs.close()
+        os.close(first)
+        self._decoder = wire.Decoder()
+
+    def without(self, modules: Sequence[str], spool: str) -> Nursery:
+        """End this zygote and start another that does not preload these modules."""
+        self.kill()
+        kept = tuple(item for item in self.prepare.preload if item.module not in modules)
+        return Nursery(dataclasses.replace(self.prepare, preload=kept), spool)
+
+    def receive(self) -> list[wire.Frame] | None:
+        """What the zygote said; None when it is gone. Blocks unless the socket is readable."""
+        try:
+            data = self.control.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        return self._decoder.feed(data) if data else None
+
+    def send(self, frame: wire.Frame, descriptors: Sequence[int] = ()) -> None:
+        """Say something; that the zygote is gone is heard elsewhere, as its end of file."""
+        data = wire.encode(frame)
+        try:
+            sent = socket.send_fds(self.control, [data], descriptors)
+            self.control.sendall(data[sent:])
+        except OSError:
+            pass
+
+    def kill(self) -> None:
+        """End the zygote now; what was below it becomes the agent's. Idempotent."""
+        self.control.close()
+        processes.send(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def describe_end(self) -> str:
+        """How the zygote ended, once its end of file was seen."""
+        code = self._process.wait()
+        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def _environment(prepare: wire.Prepare) -> dict[str, str]:
+    """What must be there when the interpreter starts; the rest is set inside, unseen by `ps`."""
+    environ = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+    environ |= {k: v for k, v in prepare.environment.items() if acts_at_start(k)}
+    if prepare.workers > 1 and "OMP_NUM_THREADS" not in prepare.environment:
+        environ.setdefault("OMP_NUM_THREADS", "1")
+    return environ

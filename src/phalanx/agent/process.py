@@ -1,0 +1,71 @@
+"""An agent as a process of its own, speaking over its standard streams.
+
+The zygote is started before anything else is imported: packages load while the agent gets ready.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+from phalanx import wire
+from phalanx.agent.nursery import Nursery
+from phalanx.errors import WireError
+from phalanx.worker import processes
+
+
+def main() -> None:
+    """Run an agent until it is told to leave or its channel ends."""
+    processes.reset_signals()
+    processes.become_subreaper()
+    read, write = _take_streams()
+    decoder = wire.Decoder()
+    try:
+        frames = _first_frames(read, decoder)
+        if not frames:
+            return
+        prepare = frames.pop(0)
+        if not isinstance(prepare, wire.Prepare):
+            raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
+        spool = tempfile.mkdtemp(prefix="phalanx-")
+        nursery = Nursery(prepare, spool)
+    except (WireError, OSError) as error:
+        os.write(write, wire.encode(wire.Broken(message=f"the agent cannot start: {error}")))
+        sys.exit(1)
+
+    import asyncio
+
+    streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
+
+    async def serve() -> None:
+        from phalanx.agent.supervision import Agent, handle_signals
+        from phalanx.channel import PipeChannel
+
+        channel = await PipeChannel.open(*streams, decoder, frames)
+        agent = Agent(channel, nursery, prepare, spool)
+        handle_signals(agent)
+        await agent.run()
+
+    asyncio.run(serve())
+
+
+def _take_streams() -> tuple[int, int]:
+    """Move the channel to private descriptors, so that nobody below can read or write it."""
+    read, write = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return read, write
+
+
+def _first_frames(read: int, decoder: wire.Decoder) -> list[wire.Frame]:
+    """What came first, at least one frame; none when whoever placed us is already gone."""
+    while True:
+        data = os.read(read, 1 << 16)
+        if not data:
+            return []
+        frames = decoder.feed(data)
+        if frames:
+            return frames

@@ -1,0 +1,219 @@
+"""One round on this host, from the order to begin until no process of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+from phalanx import wire
+from phalanx.agent import following
+from phalanx.ranks import worker_environment
+from phalanx.rounds import Ended, Member, Outcome, signal_name
+from phalanx.worker.outcome import PAYLOAD
+
+Send = Callable[[wire.Frame], Awaitable[None]]
+
+LOG_WINDOW = 8 << 20
+"""How many bytes of log may be on their way before the launcher has taken some."""
+
+_FAST, _SLOW = 0.01, 0.05
+"""Seconds between looks at the workers' files: after something was found, and when idle."""
+
+
+class Turn:
+    """The workers of one round: who runs, how they ended, what they printed."""
+
+    def __init__(self, begin: wire.Begin, directory: str, send: Send) -> None:
+        """Make the directory that the workers' own are put in."""
+        self.begin = begin
+        self.member: Member = begin.membership.members[begin.agent]
+        self.directory = directory
+        self.reports, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.reports.setblocking(False)
+        self.started = False
+        self.cleared = asyncio.Event()
+        self._send = send
+        self._pids: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._window = LOG_WINDOW
+        self._room = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+        os.mkdir(directory, 0o700)
+        asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
+        self._following = asyncio.create_task(self._follow())
+
+    # ── start ─────────────────────────────────────────────────────────────────
+
+    def fork(self, function: str, *, uses_torch: bool) -> wire.Fork:
+        """The order to the zygote."""
+        return wire.Fork(
+            app=self.begin.app,
+            round=self.begin.round,
+            function=function,
+            directory=self.directory,
+            workers=tuple(
+                self._variables(rank, uses_torch=uses_torch) for rank in self.member.ranks
+            ),
+            backend=self.begin.backend,
+            uses_torch=uses_torch,
+            process_group_timeout=self.begin.process_group_timeout,
+        )
+
+    def _variables(self, rank: int, *, uses_torch: bool) -> dict[str, str]:
+        variables = worker_environment(
+            self.begin.membership,
+            self.member,
+            rank,
+            app=self.begin.app,
+            error_file=os.path.join(self.directory, str(rank), "error.json"),
+            agent_store=uses_torch,
+        )
+        if len({m.hostname for m in self.begin.membership.members}) == 1:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                variables[name] = os.environ.get(name, "lo")
+        variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get(
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+        )
+        return variables
+
+    async def workers_started(self, pids: dict[int, int]) -> None:
+        """The zygote has forked them."""
+        self.started = True
+        self._pids = pids
+        self.theirs.close()
+        await self._send(self._stamp(wire.Started(pids=pids)))
+
+    # ── ends ──────────────────────────────────────────────────────────────────
+
+    @property
+    def reported(self) -> tuple[int, ...]:
+        """The ranks whose function has ended; they are only leaving."""
+        return tuple(sorted(self._ended))
+
+    def worker_exited(self, rank: int, status: int, clock: float) -> None:
+        """A process is gone; unless it said how its function ended, this is how."""
+        self._hear_workers()
+        if rank in self._ended:
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (9, signal.SIGTERM):
+                name = signal_name(os.WTERMSIG(status))
+                print(f"rank {rank} was killed by {name} after its function ended", file=sys.stderr)
+            return
+        killed = os.WIFSIGNALED(status)
+        outcome = Outcome(
+            rank=rank,
+            kind=Ended.KILLED if killed else Ended.EXITED,
+            clock=clock,
+            pid=self._pids.get(rank),
+            code=None if killed else os.waitstatus_to_exitcode(status),
+            signal=os.WTERMSIG(status) if killed else None,
+        )
+        self._end(outcome)
+
+    async def processes_gone(self) -> None:
+        """Nothing of the round is left: once the last outcomes are sent, say so."""
+        self._hear_workers()
+        while self._sending:
+            await asyncio.wait(self._sending)
+        if self.cleared.is_set():
+            return
+        self.cleared.set()
+        with contextlib.suppress(ConnectionError):
+            await self._send(self._stamp(wire.Stopped()))
+
+    async def close(self, *, drain: bool) -> None:
+        """End following; with `drain`, only after everything printed was handed on. Idempotent."""
+        if self.reports.fileno() < 0:
+            return
+        if not drain:
+            self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await self._following
+        asyncio.get_running_loop().remove_reader(self.reports)
+        self.reports.close()
+        self.theirs.close()
+
+    def _hear_workers(self) -> None:
+        while True:
+            try:
+                message = self.reports.recv(1 << 18)
+            except (BlockingIOError, OSError):
+                return
+            if not message:
+                asyncio.get_running_loop().remove_reader(self.reports)
+                return
+            for frame in wire.Decoder().feed(message):
+                if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
+                    self._end(frame.outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._ended.add(outcome.rank)
+        task = asyncio.create_task(self._bring_home(outcome))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _bring_home(self, outcome: Outcome) -> None:
+        directory = os.path.join(self.directory, str(outcome.rank))
+        if not outcome.succeeded:
+            stderr = following.tail(os.path.join(directory, "stderr"))
+            outcome = dataclasses.replace(outcome, stderr=stderr)
+        with contextlib.suppress(ConnectionError):
+            await self._send_payload(outcome.rank, os.path.join(directory, PAYLOAD))
+            await self._send(self._stamp(wire.Report(rank=outcome.rank, outcome=outcome)))
+
+    async def _send_payload(self, rank: int, path: str) -> None:
+        try:
+            file = open(path, "rb", buffering=0)  # noqa: SIM115, ASYNC230 closed below, on local disk
+        except FileNotFoundError:
+            return
+        with file:
+            total = os.fstat(file.fileno()).st_size
+            offset = 0
+            while offset < total:
+                data = file.read(wire.PIECE)
+                piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
+                await self._send(self._stamp(piece))
+                offset += len(data)
+        os.unlink(path)
+
+    # ── logs ──────────────────────────────────────────────────────────────────
+
+    def taken(self, size: int) -> None:
+        """The launcher has written so many bytes of log away."""
+        self._window += size
+        self._room.set()
+
+    async def _follow(self) -> None:
+        streams = list(following.streams(self.directory, self.member.ranks))
+        pause = _FAST
+        while True:
+            final = self.cleared.is_set()
+            found = False
+            for stream in streams:
+                data = stream.read(final=final)
+                if data:
+                    found = True
+                    await self._send_log(stream, data)
+            if final and not found:
+                break
+            pause = _FAST if found else min(pause * 1.5, _SLOW)
+            if not found:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.cleared.wait(), pause)
+        for stream in streams:
+            stream.close()
+
+    async def _send_log(self, stream: following.Stream, data: bytes) -> None:
+        while self._window <= 0:
+            self._room.clear()
+            await self._room.wait()
+        self._window -= len(data)
+        await self._send(self._stamp(wire.Log(rank=stream.rank, stream=stream.name, data=data)))
+
+    def _stamp(self, frame: wire.Frame) -> wire.Frame:
+        return dataclasses.replace(frame, app=self.begin.app, round=self.begin.round)

@@ -1,0 +1,47 @@
+"""Two hosts' monotonic clocks, related by round trips. Pure.
+
+A failure on another host is put into the launcher's time as an interval: the host's clock plus the
+offset, give or take half the best round trip. Wall clocks of two hosts are never compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A moment known only to lie between two times."""
+
+    earliest: float
+    latest: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Neither moment is certainly before the other."""
+        return self.earliest <= other.latest and other.earliest <= self.latest
+
+
+class ClockOffset:
+    """The offset of a peer's clock, refined by every round trip."""
+
+    def __init__(self) -> None:
+        """Start with no knowledge: until a round trip is seen, any offset is possible."""
+        self.offset = 0.0
+        self.error = math.inf
+
+    def observe(self, sent: float, peer: float, received: float) -> None:
+        """Take one round trip: sent and received by our clock, `peer` by the other's between."""
+        error = (received - sent) / 2
+        if error < 0:
+            return
+        # Clocks drift apart: an old best bound slowly stops being true.
+        self.error += 1e-5
+        if error <= self.error:
+            self.offset = (sent + received) / 2 - peer
+            self.error = error
+
+    def interval(self, peer: float, *, back: float = 0.0) -> Interval:
+        """The peer's moment in our time; `back` stretches it into the past."""
+        middle = peer + self.offset
+        return Interval(middle - self.error - back, middle + self.error)

@@ -1,0 +1,93 @@
+"""Which environment variables travel, and which must be there when a process starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from phalanx.errors import ConfigError
+
+COPIED_BY_DEFAULT = (
+    "PATH",
+    "LD_LIBRARY*",
+    "LIBRARY_PATH",
+    "PYTHON*",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CUDA*",
+    "NVIDIA*",
+    "TORCH*",
+    "PYTORCH*",
+    "NCCL*",
+    "GLOO*",
+    "UCX*",
+    "UCC*",
+    "OMP*",
+    "MKL*",
+    "OPENBLAS*",
+    "KMP*",
+    "JAX*",
+    "XLA*",
+    "HF_*",
+    "HUGGINGFACE*",
+    "TRANSFORMERS*",
+    "TOKENIZERS*",
+    "WANDB*",
+    "MLFLOW*",
+    "http_proxy",
+    "https_proxy",
+    "ftp_proxy",
+    "no_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "FTP_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "SSL_CERT_*",
+    "REQUESTS_CA_BUNDLE",
+    "LANG",
+    "LC_*",
+    "TZ",
+)
+"""Patterns (fnmatch) of the variables that a launch copies to other hosts."""
+
+_ACTS_AT_START = (
+    "LD_*",
+    "PYTHON*",
+    "MALLOC_*",
+    "GLIBC_*",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "ASAN_*",
+)
+
+
+def copied(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """The variables of `environ` whose names match one of the patterns."""
+    patterns = tuple(patterns)
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def acts_at_start(name: str) -> bool:
+    """The variable is read by the loader, libc or the interpreter before any code of ours runs."""
+    return any(fnmatchcase(name, pattern) for pattern in _ACTS_AT_START)
+
+
+def check(name: object, value: object) -> None:
+    """Refuse what no process environment can hold, naming the variable."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise ConfigError(
+            f"extra_env_vars: {name!r} = {value!r}: names and values must be strings. "
+            f"Write {str(name)!r}: {str(value)!r}."
+        )
+    if not name or "=" in name or "\0" in name:
+        raise ConfigError(f"extra_env_vars: {name!r} is not a name that a variable can have.")
+    if "\0" in value:
+        raise ConfigError(f"extra_env_vars: the value of {name} contains a NUL byte.")

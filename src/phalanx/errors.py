@@ -1,0 +1,131 @@
+"""Every error that Phalanx raises of its own, under one root.
+
+    PhalanxError
+    ├── ConfigError          a mistake found before anything was started
+    ├── WireError            bytes that are not frames of our version
+    └── LaunchError          an app that was started and did not succeed
+        ├── StartFailed      an agent, or what it needs, could not be started
+        ├── StartTimeout     not everything was running in time
+        ├── WorkerFailed     a worker exited, was killed, or raised what cannot be raised again
+        ├── ResultError      a value could not be brought home
+        ├── AgentLost        an agent went away or fell silent
+        └── Cancelled        someone asked for the end
+
+A worker's own exception is raised with its own type, not as one of these. All of them pickle, with
+their fields. This module knows nothing of the rest of the package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AgentLost",
+    "Cancelled",
+    "ConfigError",
+    "LaunchError",
+    "PhalanxError",
+    "ResultError",
+    "StartFailed",
+    "StartTimeout",
+    "WireError",
+    "WorkerFailed",
+]
+
+
+def _rebuild(cls: type[PhalanxError], args: tuple[Any, ...], state: dict[str, Any]) -> PhalanxError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class PhalanxError(Exception):
+    """The root of all errors of ours."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by arguments and fields, so that subclasses may have any constructor."""
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+class ConfigError(PhalanxError, ValueError):
+    """A mistake in what was asked for; nothing was started."""
+
+
+class WireError(PhalanxError):
+    """A peer sent something that is not a frame of this version."""
+
+
+class LaunchError(PhalanxError):
+    """An app was started and did not succeed."""
+
+
+class StartFailed(LaunchError):
+    """An agent on `hostname` could not be started."""
+
+    def __init__(self, message: str, *, hostname: str) -> None:
+        super().__init__(message)
+        self.hostname = hostname
+
+
+class StartTimeout(LaunchError):
+    """Not everything was running within `timeout` seconds; `missing` names what was awaited."""
+
+    def __init__(self, message: str, *, timeout: float, missing: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.timeout = timeout
+        self.missing = missing
+
+
+class WorkerFailed(LaunchError):
+    """The worker of `rank` ended without a value and without an exception to raise again.
+
+    `exit_code` is set when it exited, `signal` (a name such as `SIGKILL`) when it was killed;
+    `type_name` and `worker_traceback` when it raised something that cannot be raised here.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        hostname: str,
+        pid: int | None = None,
+        exit_code: int | None = None,
+        signal: str | None = None,
+        type_name: str | None = None,
+        worker_traceback: str | None = None,
+        log_file: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.hostname = hostname
+        self.pid = pid
+        self.exit_code = exit_code
+        self.signal = signal
+        self.type_name = type_name
+        self.worker_traceback = worker_traceback
+        self.log_file = log_file
+
+
+class ResultError(LaunchError):
+    """The value that `rank` returned could not be pickled, carried or unpickled."""
+
+    def __init__(self, message: str, *, rank: int, hostname: str, type_name: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.hostname = hostname
+        self.type_name = type_name
+
+
+class AgentLost(LaunchError):
+    """The agent on `hostname` went away or fell silent; `ranks` were its workers'."""
+
+    def __init__(self, message: str, *, hostname: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.hostname = hostname
+        self.ranks = ranks
+
+
+class Cancelled(LaunchError):
+    """The app was cancelled before it ended."""

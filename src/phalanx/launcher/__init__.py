@@ -1,0 +1,200 @@
+"""Functions onto hosts: `Launcher` says where and how, `run` calls the function on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from phalanx.environment import COPIED_BY_DEFAULT
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from phalanx.launcher.app import App
+    from phalanx.launcher.imports import Needs
+    from phalanx.launcher.payload import Function
+    from phalanx.launcher.result import LaunchResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Launcher:
+    """Where and how to run functions. Plain data: it can be copied, pickled and changed."""
+
+    hostnames: list[str] | Literal["auto", "slurm"] = "auto"
+    """Hosts to run on, one agent for each entry; "auto" is this machine."""
+
+    workers_per_host: int | list[int] | Literal["cpu", "gpu", "auto"] = "auto"
+    """Workers on each host: a number, one for each host, "cpu" (one a processor), "gpu" (one a
+    GPU), or "auto" (the GPUs if there are any, else 1)."""
+
+    backend: Literal["auto", "nccl", "gloo", "mpi", "ucc"] | None = "auto"
+    """The process group that workers find: "auto" makes one if the function uses torch."""
+
+    env_vars: tuple[str, ...] = COPIED_BY_DEFAULT
+    """Patterns (fnmatch) of the environment variables that are copied to other hosts. On this
+    machine workers inherit all of them."""
+
+    extra_env_vars: dict[str, str] = field(default_factory=dict)
+    """More environment variables for the workers."""
+
+    env_file: str | None = None
+    """A bash file that is sourced on each host before anything else."""
+
+    preload: list[str] | Literal["auto"] = "auto"
+    """Packages to load once for all workers of a host: "auto" finds what the function imports."""
+
+    start_method: Literal["zygote", "spawn", "inline"] = "zygote"
+    """How workers start: forked from a process that has loaded the packages, spawned as new
+    interpreters, or (one worker) inline in this process, for debuggers."""
+
+    start_timeout: float = 300.0
+    """Seconds until all workers must be running."""
+
+    process_group_timeout: float = 600.0
+    """Seconds that forming the process group, and each of its operations, may take."""
+
+    stop_grace: float = 5.0
+    """Seconds between SIGTERM and SIGKILL when workers are stopped."""
+
+    host_timeout: float = 30.0
+    """Seconds without a word from a host after which it is given up."""
+
+    orphan_timeout: float = 3600.0
+    """Seconds without a word from the launcher after which a host ends its workers by itself."""
+
+    name: str | None = None
+    """The app's name in titles and ids; by default the function's."""
+
+    ssh_config_file: str | None = None
+    """The ssh configuration for other hosts; by default the user's own."""
+
+    def run(
+        self,
+        func: Callable[..., R],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        args: Sequence[Any] = (),
+    ) -> LaunchResult[R]:
+        """Call `func(*args, **kwargs)` on every rank; blocks until all have ended.
+
+        Gives every rank's value. A worker's exception is raised with its own type, noting rank,
+        host and the worker's traceback; any other end of a worker as `WorkerFailed`. Either way
+        nothing of the launch is left running. A mistake found before anything starts is a
+        `ConfigError`.
+        """
+        from phalanx.launcher.interrupts import interruptible
+
+        if self.start_method == "inline":
+            return self._run_inline(func, args, kwargs or {})
+        with interruptible() as interrupts:
+            app = self.start(func, kwargs, args=args)
+            interrupts.attach(app.cancel)
+            try:
+                app.wait()
+            except BaseException:
+                # The program's own signal handler raised: nothing may be left behind for that.
+                app.cancel()
+                app.wait(self.stop_grace + 5.0)
+                raise
+        return app.result()
+
+    def call(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
+        """Call `func(*args, **kwargs)` on every rank, as `run` does, typed by its signature."""
+        return self.run(func, kwargs, args=args)
+
+    def start(
+        self,
+        func: Callable[..., R],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        args: Sequence[Any] = (),
+    ) -> App[R]:
+        """Start `func(*args, **kwargs)` on every rank and return a handle without waiting."""
+        from concurrent.futures import Future
+
+        from phalanx.launcher import imports, payload
+        from phalanx.launcher.app import App
+
+        if self.start_method == "inline":
+            raise ConfigError('start_method="inline" cannot run in the background. Use run().')
+        check_call(func, args, kwargs)
+        plan = self._plan(imports.of_function(func), _title(func))
+        call: Future[payload.Function] = Future()
+        call.set_result(payload.pack(func, args, kwargs or {}))
+        return App(plan, call)
+
+    def begin(self, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
+        """Start the agents for a function that is not there yet; its pickled call follows."""
+        from phalanx.launcher.app import App
+
+        return App(self._plan(needs, title), call)
+
+    def _plan(self, needs: Needs, title: str) -> Any:
+        from phalanx.launcher.plan import make_plan
+
+        return make_plan(dataclasses.replace(self), needs, title)
+
+    def _run_inline(
+        self, func: Callable[..., R], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LaunchResult[R]:
+        from phalanx.launcher import imports
+        from phalanx.launcher.inline import run_inline
+
+        check_call(func, args, kwargs)
+        plan = self._plan(imports.of_function(func), _title(func))
+        return run_inline(plan, func, args, kwargs)
+
+
+def launch(
+    func: Callable[..., R],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    args: Sequence[Any] = (),
+    **options: Any,
+) -> LaunchResult[R]:
+    """Call `func(*args, **kwargs)` on every rank and give every rank's value.
+
+    `options` are the fields of `Launcher`; see there, and `Launcher.run` for what is raised.
+    """
+    known = [f.name for f in dataclasses.fields(Launcher)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"launch has no option {name!r}.{hint}")
+    return Launcher(**options).run(func, kwargs, args=args)
+
+
+def check_call(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse what could not be called, before anything starts."""
+    if not callable(func):
+        raise ConfigError(f"{func!r} cannot be called. Give a function: launch(train, {{...}}).")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            f"the keyword arguments are {kwargs!r}, not a dict. "
+            "Write launch(func, {'name': value}), or args=(...) for positional ones."
+        )
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise ConfigError(f"args={args!r} is not a tuple of positional arguments.")
+    try:
+        signature = inspect.signature(func)
+    except (ValueError, TypeError):
+        return
+    try:
+        signature.bind(*args, **(kwargs or {}))
+    except TypeError as error:
+        raise TypeError(f"{_title(func)}{signature}: {error}") from None
+
+
+def _title(func: Any) -> str:
+    inner = getattr(func, "func", func)  # a partial shows what it calls
+    name = getattr(inner, "__name__", None) or type(inner).__name__
+    return "function" if name == "<lambda>" else str(name)

@@ -1,0 +1,279 @@
+"""A launch that is under way: wait for it, ask about it, end it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from phalanx.errors import LaunchError, ResultError
+from phalanx.launcher.payload import Function
+from phalanx.launcher.placement import LocalPlacement
+from phalanx.launcher.plan import Plan
+from phalanx.launcher.report import make_exception
+from phalanx.launcher.result import LaunchResult
+from phalanx.logs import LogFiles, LogLine, LogWriter, logger, read_lines
+from phalanx.rendezvous.coordinator import Coordinator, Phase, Reason, Verdict
+from phalanx.rounds import Outcome
+
+R = TypeVar("R")
+
+_LOG_DIRECTORY = "logs"
+
+
+class AppState(Enum):
+    """Where an app stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """It will not change any more."""
+        return self not in (AppState.PENDING, AppState.RUNNING)
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """An app at one moment."""
+
+    app: str
+    state: AppState
+    message: str
+    """What went wrong, in one line; empty while nothing has."""
+    ended: tuple[Outcome, ...]
+    """How the workers that have ended did, in rank order."""
+    seconds: float
+    """How long it has been going, or went."""
+
+
+class App(Generic[R]):
+    """A handle on one launch. All methods may be called from any thread."""
+
+    def __init__(self, plan: Plan, function: Future[Function]) -> None:
+        """Start the agents; the function may follow later."""
+        self.id = plan.app
+        self._plan = plan
+        self._function = function
+        self._began = time.monotonic()
+        self._ended_at: float | None = None
+        self._state = AppState.PENDING
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._verdict: Verdict | None = None
+        self._error: BaseException | None = None
+        self._result: LaunchResult[R] | None = None
+        self._lock = threading.RLock()
+        self._done = threading.Event()
+        self._cancel: Callable[[float | None], None] | None = None
+        self._cancelled: list[float | None] = []
+        self._placement = LocalPlacement(plan.command)
+        self._placement.start(plan.prepare)
+        self._files = LogFiles(Path(_LOG_DIRECTORY), plan.members)
+        self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
+        _RUNNING.add(self)
+        self._thread.start()
+
+    @property
+    def log_files(self) -> dict[int, Path]:
+        """The log file of each global rank; empty when they could not be written."""
+        return dict(self._files.paths)
+
+    def wait(self, timeout: float | None = None) -> AppStatus:
+        """Wait for the end, at most `timeout` seconds; the app's failure is not raised."""
+        if self._done.wait(timeout):
+            self._thread.join()
+        return self.status()
+
+    def result(self, timeout: float | None = None) -> LaunchResult[R]:
+        """Wait for the end and give every rank's value, or raise what ended the app.
+
+        Raises `TimeoutError` if it has not ended in `timeout` seconds; the app goes on.
+        """
+        if not self.wait(timeout).state.is_final:
+            raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
+        with self._lock:
+            if self._error is None and self._result is None:
+                try:
+                    self._result = self._collect()
+                except BaseException as error:  # noqa: BLE001 it is raised below, every time
+                    self._error = error
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def cancel(self, grace: float | None = None) -> None:
+        """Stop the workers (SIGTERM, after the grace SIGKILL). Returns at once; idempotent."""
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._cancelled.append(grace)
+            if self._cancel is not None:
+                self._cancel(grace)
+
+    def status(self) -> AppStatus:
+        """How it stands now."""
+        with self._lock:
+            seconds = (self._ended_at or time.monotonic()) - self._began
+            return AppStatus(self.id, self._state, self._message(), self._outcomes, seconds)
+
+    def logs(
+        self, ranks: Collection[int] | None = None, *, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """The lines that workers have printed, of all ranks or of these.
+
+        With `follow`, new lines are given as they come, until the app has ended.
+        """
+        members = {rank: member for member in self._plan.members for rank in member.ranks}
+        chosen = {r: p for r, p in self._files.paths.items() if ranks is None or r in ranks}
+        offsets = dict.fromkeys(chosen, 0)
+        while True:
+            final = self._done.is_set()
+            for rank, path in chosen.items():
+                lines, offsets[rank] = read_lines(path, offsets[rank], final=final)
+                member = members[rank]
+                for text in lines:
+                    yield LogLine(rank, member.hostname, rank - member.first_rank, text)
+            if final or not follow:
+                return
+            self._done.wait(0.05)
+
+    # ── the thread ────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        import asyncio
+
+        writer = LogWriter(self._files, shown=frozenset({0}))
+        try:
+            self._verdict = asyncio.run(self._drive(writer))
+        except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            self._error = error
+            self._placement.kill()
+        finally:
+            writer.close(timeout=5.0 if self._cancelled else None)
+            with self._lock:
+                self._ended_at = time.monotonic()
+                self._state = self._final_state()
+                self._cancel = None
+                self._done.set()
+            _RUNNING.discard(self)
+
+    async def _drive(self, writer: LogWriter) -> Verdict:
+        import asyncio
+
+        from phalanx.launcher.drive import Drive
+
+        loop = asyncio.get_running_loop()
+        drive = Drive(self._plan, self._placement, self._function, writer, self._observe)
+        self._inboxes = drive.inboxes
+
+        def cancel(grace: float | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
+                loop.call_soon_threadsafe(drive.cancel, grace)
+
+        with self._lock:
+            self._cancel = cancel
+            for grace in self._cancelled:
+                cancel(grace)
+        verdict = await drive.run()
+        self._started = drive.coordinator.round is not None
+        for note in drive.notes:
+            logger.warning("%s", note)
+        return verdict
+
+    def _observe(self, coordinator: Coordinator) -> None:
+        with self._lock:
+            if coordinator.phase is not Phase.GATHERING:
+                self._state = AppState.RUNNING
+            if len(coordinator.outcomes) != len(self._outcomes):
+                self._outcomes = tuple(
+                    coordinator.outcomes[r] for r in sorted(coordinator.outcomes)
+                )
+
+    # ── the end ───────────────────────────────────────────────────────────────
+
+    def _final_state(self) -> AppState:
+        if self._verdict is None:
+            return AppState.FAILED
+        match self._verdict.reason:
+            case Reason.SUCCEEDED:
+                return AppState.SUCCEEDED
+            case Reason.CANCELLED:
+                return AppState.CANCELLED
+            case _:
+                return AppState.FAILED
+
+    def _message(self) -> str:
+        if self._verdict is not None and self._verdict.cause is not None:
+            cause = self._verdict.cause
+            return f"rank {cause.outcome.rank} on {cause.hostname} {cause.outcome.describe()}"
+        if self._verdict is not None and self._verdict.reason is not Reason.SUCCEEDED:
+            return str(self._verdict.reason.value)
+        return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+
+    def _collect(self) -> LaunchResult[R]:
+        """Unpickle on the caller's thread: the values, or the exception, which is raised."""
+        verdict = self._verdict
+        if verdict is None:
+            raise LaunchError("the app ended without a verdict")
+        try:
+            if verdict.reason is Reason.SUCCEEDED:
+                ranks = range(len(self._inboxes))
+                values = tuple(self._load_value(rank) for rank in ranks)
+                return LaunchResult(values, self._plan.members)
+            raise make_exception(
+                verdict,
+                self._plan.members,
+                self._files.paths,
+                self._load_exception,
+                started=self._started,
+                start_timeout=self._plan.settings.start_timeout,
+            )
+        finally:
+            for inbox in self._inboxes.values():
+                inbox.close()
+
+    def _load_value(self, rank: int) -> R:
+        try:
+            value: R = self._inboxes[rank].load()
+        except Exception as error:
+            member = next(m for m in self._plan.members if rank in m.ranks)
+            raise ResultError(
+                f"the value of rank {rank} on {member.hostname} cannot be unpickled here: "
+                f"{type(error).__name__}: {error}",
+                rank=rank,
+                hostname=member.hostname,
+                type_name="",
+            ) from error
+        return value
+
+    def _load_exception(self, rank: int) -> BaseException | None:
+        try:
+            error = self._inboxes[rank].load()
+        except Exception:  # noqa: BLE001 its description is used instead
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+_RUNNING: weakref.WeakSet[App[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _cancel_all() -> None:
+    """End what the program did not wait for, instead of leaving it to its agents to notice."""
+    apps = list(_RUNNING)
+    for app in apps:
+        app.cancel()
+    for app in apps:
+        app.wait(timeout=app._plan.settings.stop_grace + 5.0)

@@ -1,0 +1,258 @@
+"""Hosts the coordinator for one launch: frames in, actions out.
+
+Runs on the loop of the app's own thread. It decides nothing: it carries frames to the coordinator
+as events, and the coordinator's actions to the agents as frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+
+from phalanx import __version__, wire
+from phalanx.channel import PipeChannel
+from phalanx.clock import ClockOffset, Interval
+from phalanx.errors import WireError
+from phalanx.launcher.payload import Function, Inbox
+from phalanx.launcher.placement import LocalPlacement, Placed
+from phalanx.launcher.plan import Plan
+from phalanx.logs import LogWriter
+from phalanx.rendezvous import coordinator as c
+from phalanx.rounds import Endpoint, Round
+
+_TICK = 0.1
+_SETTLE = 0.1
+_LAST_LOGS = 5.0
+"""How long a cancelled app's logs may take to be written before they are given up."""
+
+
+class _Agent:
+    """What the launcher knows of one agent."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.placed = placed
+        self.channel: PipeChannel = placed.channel
+        self.clock = ClockOffset()
+        self.heard = 0
+        self.silent = 0.0
+        self.last_heard = time.monotonic()
+        self.gone = False
+        self.listening: asyncio.Task[None] | None = None
+
+
+class Drive:
+    """One app, from its agents' first word to their last."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        placement: LocalPlacement,
+        function: Future[Function],
+        logs: LogWriter,
+        on_phase: Callable[[c.Coordinator], None],
+    ) -> None:
+        """`on_phase` is called, on the loop, after every event."""
+        settings = plan.settings
+        self.plan = plan
+        self.inboxes: dict[int, Inbox] = {}
+        self.notes: list[str] = []
+        self._placement = placement
+        self._function = function
+        self._logs = logs
+        self._on_phase = on_phase
+        self._agents: dict[int, _Agent] = {}
+        self._verdict: asyncio.Future[c.Verdict] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gave_up = False
+        policy = c.Policy(
+            members=plan.members,
+            start_timeout=settings.start_timeout,
+            stop_grace=settings.stop_grace,
+            settle=_SETTLE if len(plan.members) > 1 else 0.0,
+        )
+        self.coordinator = c.Coordinator(policy, time.monotonic())
+
+    async def run(self) -> c.Verdict:
+        """Run the app to its end; when this returns, nothing of it is left."""
+        self._do(self._tick())
+        self._do(self._ping())
+        try:
+            async for placed in self._placement.place():
+                agent = self._agents[placed.index] = _Agent(placed)
+                agent.listening = self._do(self._listen(placed.index, agent))
+            verdict = await self._verdict
+            await self._dismiss(verdict)
+            return verdict
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            for agent in self._agents.values():
+                agent.channel.abort()
+
+    def cancel(self, grace: float | None) -> None:
+        """Ask for the end."""
+        self._gave_up = True
+        self._feed(c.Cancel(grace))
+
+    # ── events ────────────────────────────────────────────────────────────────
+
+    def _feed(self, event: c.Event) -> None:
+        for action in self.coordinator.handle(event, time.monotonic()):
+            match action:
+                case c.BeginRound(round_):
+                    self._do(self._begin(round_))
+                case c.HaltRound(number, grace):
+                    for agent in self._agents.values():
+                        self._do(self._send(agent, wire.Stop(round=number, grace=grace)))
+                case c.Finish(verdict):
+                    self._verdict.set_result(verdict)
+        self._on_phase(self.coordinator)
+
+    async def _listen(self, index: int, agent: _Agent) -> None:
+        try:
+            async for frame in agent.channel.frames():
+                agent.last_heard = time.monotonic()
+                self._hear(index, agent, frame)
+            reason = await agent.placed.describe_end()
+        except WireError as error:
+            reason = f"it sent {error}"
+        self._lose(index, agent, reason)
+
+    def _hear(self, index: int, agent: _Agent, frame: wire.Frame) -> None:
+        match frame:
+            case wire.Hello():
+                self._greet(index, agent, frame)
+            case wire.Pong():
+                agent.clock.observe(frame.sent, frame.clock, time.monotonic())
+            case wire.Want():
+                self._do(self._send_function(agent))
+            case wire.Ready():
+                self.notes += [n for n in frame.notes if n not in self.notes]
+            case wire.Started():
+                self._feed(c.Running(index, frame.round))
+            case wire.Piece() if frame.rank is not None:
+                if frame.rank not in self.inboxes:
+                    self.inboxes[frame.rank] = Inbox(frame.total)
+                self.inboxes[frame.rank].add(frame)
+            case wire.Report():
+                when = agent.clock.interval(frame.outcome.clock)
+                self._feed(c.WorkerEnded(index, frame.round, frame.outcome, when))
+            case wire.Log() if frame.rank is not None:
+                self._log(agent, frame, frame.rank)
+            case wire.Stopped():
+                self._feed(c.Cleared(index, frame.round))
+            case wire.Broken():
+                self._lose(index, agent, frame.message)
+
+    def _greet(self, index: int, agent: _Agent, hello: wire.Hello) -> None:
+        ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
+        if hello.version != __version__:
+            self._lose(index, agent, f"it runs phalanx {hello.version}, the launcher {__version__}")
+        elif ours != theirs:
+            self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
+        else:
+            self._do(self._send(agent, wire.Ping(sent=time.monotonic())))
+            self._feed(c.Joined(index, Endpoint("127.0.0.1", hello.port)))
+
+    def _lose(self, index: int, agent: _Agent, reason: str) -> None:
+        if not agent.gone:
+            agent.gone = True
+            self._feed(c.Gone(index, reason, Interval(agent.last_heard, time.monotonic())))
+
+    def _log(self, agent: _Agent, frame: wire.Log, rank: int) -> None:
+        loop = asyncio.get_running_loop()
+        taken = wire.Taken(app=frame.app, round=frame.round, size=len(frame.data))
+
+        def done() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
+                loop.call_soon_threadsafe(lambda: self._do(self._send(agent, taken)))
+
+        self._logs.write(rank, frame.data, done)
+
+    # ── actions ───────────────────────────────────────────────────────────────
+
+    def _do(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Let nothing that fails in the background go unheard: it ends the app."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self._verdict.done():
+            self._verdict.set_exception(task.exception())  # type: ignore[arg-type]
+
+    async def _send(self, agent: _Agent, frame: wire.Frame) -> None:
+        with contextlib.suppress(ConnectionError):  # its end is heard where it is listened to
+            await agent.channel.send(dataclasses.replace(frame, app=self.plan.app))
+
+    async def _begin(self, round_: Round) -> None:
+        settings = self.plan.settings
+        function = await asyncio.wrap_future(self._function)
+        for index, agent in self._agents.items():
+            frame = wire.Begin(
+                round=round_.number,
+                membership=round_,
+                agent=index,
+                function=function.digest,
+                backend=settings.backend,
+                uses_torch=self.plan.uses_torch,
+                process_group_timeout=settings.process_group_timeout,
+            )
+            self._do(self._send(agent, frame))
+
+    async def _send_function(self, agent: _Agent) -> None:
+        function = await asyncio.wrap_future(self._function)
+        for piece in function.pieces():
+            await self._send(agent, piece)
+
+    async def _dismiss(self, verdict: c.Verdict) -> None:
+        """Let the agents go: those that can, once their logs are here; the others by force."""
+        grace = self.plan.settings.stop_grace
+
+        async def dismiss(agent: _Agent, *, orderly: bool) -> None:
+            if orderly:
+                await self._send(agent, wire.Leave())
+                limit = _LAST_LOGS if self._gave_up else None
+                if agent.listening is not None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(agent.listening, limit)
+            else:
+                agent.channel.close()
+            await agent.placed.end(2.0 if orderly else grace + 3.0)
+
+        await asyncio.gather(
+            *(
+                dismiss(agent, orderly=not agent.gone and index not in verdict.unconfirmed)
+                for index, agent in self._agents.items()
+            )
+        )
+
+    # ── time ──────────────────────────────────────────────────────────────────
+
+    async def _tick(self) -> None:
+        """Watch deadlines and silence. Time in which we ourselves were stopped does not count."""
+        limit = self.plan.settings.host_timeout
+        while True:
+            due = self.coordinator.deadline
+            wait = _TICK if due is None else min(_TICK, max(0.0, due - time.monotonic()))
+            await asyncio.sleep(wait)
+            self._feed(c.Tick())
+            for index, agent in list(self._agents.items()):
+                agent.silent = agent.silent + wait if agent.channel.heard == agent.heard else 0.0
+                agent.heard = agent.channel.heard
+                if agent.silent >= limit:
+                    self._lose(index, agent, f"no heartbeat for {limit:g} s")
+
+    async def _ping(self) -> None:
+        while True:
+            for agent in list(self._agents.values()):
+                if not agent.gone and not agent.channel.congested:
+                    await self._send(agent, wire.Ping(sent=time.monotonic()))
+            await asyncio.sleep(self.plan.prepare[0].heartbeat)

@@ -1,0 +1,277 @@
+"""What a function will import, found without running anything.
+
+Two answers: which installed packages are worth loading before the workers are forked, and whether
+torch is used at all. Only what is certain to be imported first is preloaded: the leading imports of
+the user's files, and the imports of the function's own code that come before it changes the
+environment. The user's own modules, editable installs among them, are read but never preloaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.wire import Import
+
+_FILE_LIMIT = 500
+"""How many of the user's files are read at most."""
+
+_KNOWN_TO_READ_RANKS = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
+"""Packages that freeze their rank when imported: trying them would cost a second start."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What to load before the fork, and whether torch is used."""
+
+    preload: tuple[Import, ...]
+    torch: bool
+
+
+@dataclass
+class _Search:
+    preload: dict[Import, None] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+
+    def needs(self) -> Needs:
+        torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
+        return Needs(tuple(self.preload), torch)
+
+    # ── files ─────────────────────────────────────────────────────────────────
+
+    def file(self, path: Path, package: str) -> None:
+        """Read one of the user's files and those of the user's that it imports."""
+        if str(path) in self.seen or len(self.seen) > _FILE_LIMIT:
+            return
+        self.seen.add(str(path))
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return
+        leading = True
+        for statement in tree.body:
+            found = list(_imports(statement, package))
+            leading = leading and (bool(found) or _is_harmless(statement))
+            for item in found:
+                self.statement(item, leading=leading)
+        for node in ast.walk(tree):
+            self.names.update(i.module.partition(".")[0] for i in _imports_of(node, package))
+
+    def statement(self, item: Import, *, leading: bool) -> None:
+        """Take one import statement: an installed package, or a file to read."""
+        top = item.module.partition(".")[0]
+        if not top or top in sys.stdlib_module_names or top == "phalanx":
+            return
+        self.names.add(top)
+        if _is_installed(top):
+            if leading and top not in _KNOWN_TO_READ_RANKS:
+                self.preload[item] = None
+            return
+        for name in (item.module, *(f"{item.module}.{n}" for n in item.names)):
+            path = find_source(name)
+            if path is not None:
+                package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+                self.file(path, package)
+
+    # ── functions ─────────────────────────────────────────────────────────────
+
+    def value(self, value: Any) -> None:
+        """Take a function, or whatever else can be called or carried along."""
+        if isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self.value(part)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__)
+            self.value(type(value.__self__))
+        elif isinstance(value, types.FunctionType):
+            self.module(value.__module__)
+            self.code(value.__code__, value.__globals__)
+            for cell in value.__closure__ or ():
+                self.cell(cell)
+            wrapped = getattr(value, "__wrapped__", None)
+            if wrapped is not None:
+                self.value(wrapped)
+        elif isinstance(value, types.ModuleType):
+            self.module(value.__name__)
+        elif isinstance(value, type):
+            self.module(value.__module__)
+            for attribute in vars(value).values() if not _is_installed_module(value) else ():
+                if isinstance(attribute, types.FunctionType):
+                    self.code(attribute.__code__, attribute.__globals__)
+        elif type(value).__module__ != "builtins":
+            self.value(type(value))
+
+    def cell(self, cell: types.CellType) -> None:
+        """Take what a closure holds, if it holds something already."""
+        try:
+            self.value(cell.cell_contents)
+        except ValueError:
+            return
+
+    def module(self, name: str | None) -> None:
+        """Take a module that is loaded here: installed, or the user's to be read."""
+        if name is None:
+            return
+        module = sys.modules.get(name)
+        if name == "__main__":
+            path = getattr(module, "__file__", None)
+            if path is not None:
+                self.file(Path(path), getattr(module, "__package__", None) or "")
+        else:
+            self.statement(Import(name), leading=True)
+
+    def code(self, code: types.CodeType, names: dict[str, Any]) -> None:
+        """Take the imports in a function's body, and what it uses of its module."""
+        key = f"{code.co_filename}:{code.co_firstlineno}:{code.co_qualname}"
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        for item in _imports_in(code):
+            self.statement(item, leading=True)
+        for nested in _codes(code):
+            for name in nested.co_names:
+                if name in names and not name.startswith("__"):
+                    self.value(names[name])
+
+
+def of_function(function: Callable[..., Any]) -> Needs:
+    """What a function needs, from its code and from the files of the user's that it comes from."""
+    search = _Search()
+    search.value(function)
+    return search.needs()
+
+
+def of_file(path: Path) -> Needs:
+    """What a file of functions needs, without importing it."""
+    search = _Search()
+    search.file(path, "")
+    return search.needs()
+
+
+# ── statements ────────────────────────────────────────────────────────────────
+
+
+def _imports(statement: ast.stmt, package: str) -> Iterator[Import]:
+    if isinstance(statement, ast.Try):
+        for inner in statement.body:
+            yield from _imports(inner, package)
+    else:
+        yield from _imports_of(statement, package)
+
+
+def _imports_of(node: ast.AST, package: str) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name)
+    elif isinstance(node, ast.ImportFrom):
+        names = tuple(alias.name for alias in node.names if alias.name != "*")
+        module = node.module or ""
+        if node.level:
+            parts = package.split(".")
+            parts = parts[: len(parts) - node.level + 1]
+            module = ".".join([*parts, module] if module else parts)
+        if module != "__future__":
+            yield Import(module, names)
+
+
+def _is_harmless(statement: ast.stmt) -> bool:
+    """A docstring, or a block that only type checkers enter: it changes no import."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.ImportFrom):
+        return True
+    if isinstance(statement, ast.If):
+        test = statement.test
+        return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
+    return False
+
+
+# ── code ──────────────────────────────────────────────────────────────────────
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _imports_in(code: types.CodeType) -> Iterator[Import]:
+    """Imports in a function's body, up to the first place where it changes the environment."""
+    environment = False
+    names: Any = ()
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_CONST":
+            names = step.argval
+        elif step.opname == "IMPORT_NAME" and step.argval:
+            yield Import(step.argval, names if isinstance(names, tuple) else ())
+        elif step.argval in ("environ", "putenv"):
+            environment = True
+        elif environment and (
+            step.opname == "STORE_SUBSCR" or step.argval in ("setdefault", "update")
+        ):
+            return
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports_in(constant)
+
+
+# ── places ────────────────────────────────────────────────────────────────────
+
+
+@functools.cache
+def _installed_roots() -> tuple[str, ...]:
+    import site
+
+    roots = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots.update(site.getsitepackages())
+    roots.add(site.getusersitepackages())
+    return tuple(roots)
+
+
+@functools.cache
+def _is_installed(top: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(p is not None and p.startswith(_installed_roots()) for p in places)
+
+
+def _is_installed_module(kind: type) -> bool:
+    return _is_installed(kind.__module__.partition(".")[0]) or kind.__module__ == "builtins"
+
+
+def find_source(name: str) -> Path | None:
+    """The source of one of the user's modules, without importing its parents."""
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        return Path(file) if file and file.endswith(".py") else None
+    search: Any = None
+    spec = None
+    parts = name.split(".")
+    for i in range(len(parts)):
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: i + 1]), search)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        search = spec.submodule_search_locations
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin and origin.endswith(".py") else None

@@ -1,0 +1,62 @@
+"""Run one worker in this very process: for debuggers, `breakpoint()` and profilers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.launcher.plan import Plan
+from phalanx.launcher.result import LaunchResult
+from phalanx.ranks import worker_environment
+from phalanx.rounds import Endpoint, Round
+
+
+def run_inline(
+    plan: Plan, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> LaunchResult[Any]:
+    """Call the function here, as rank 0 of 1. Nothing is pickled, its exception is its own."""
+    if len(plan.members) != 1 or plan.members[0].workers != 1:
+        count = sum(member.workers for member in plan.members)
+        raise ConfigError(
+            f'start_method="inline" runs one worker in this process, not {count}. '
+            "Set workers_per_host=1."
+        )
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    round_ = Round(1, plan.members, Endpoint("127.0.0.1", port))
+    variables = worker_environment(
+        round_, plan.members[0], 0, app=plan.app, error_file=os.devnull, agent_store=False
+    )
+    with _environment({**plan.settings.extra_env_vars, **variables}), _group(plan):
+        return LaunchResult((function(*args, **kwargs),), plan.members)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _group(plan: Plan) -> Iterator[None]:
+    if plan.settings.backend is None or not plan.uses_torch:
+        yield
+        return
+    group: Any = importlib.import_module("phalanx.torch.group")
+    joined = group.join_alone(plan.settings.backend, plan.settings.process_group_timeout)
+    try:
+        yield
+    finally:
+        if joined:
+            group.leave()

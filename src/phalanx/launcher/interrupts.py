@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM while a launch runs: end it in order, then let the signal have its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interruptible:
+    """What the signal handlers act on: the app to cancel, once there is one."""
+
+    def __init__(self) -> None:
+        """Nothing has been received."""
+        self.received: int | None = None
+        self._cancel: Callable[[float | None], None] | None = None
+        self._times = 0
+
+    def attach(self, cancel: Callable[[float | None], None]) -> None:
+        """From now on a signal calls this; one that came before does so at once."""
+        self._cancel = cancel
+        if self.received is not None:
+            cancel(None)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """The signal handler: the first time in order, the second without grace."""
+        self.received = self.received or number
+        self._times += 1
+        if self._cancel is not None:
+            self._cancel(None if self._times == 1 else 0.0)
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruptible]:
+    """Within, SIGINT and SIGTERM cancel instead of raising anywhere in our code.
+
+    Only where Python's own handlers are in place, and only on the main thread: a program's own
+    handlers stay. On the way out they are as they were, and a signal that came has its effect.
+    """
+    state = Interruptible()
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        defaults: dict[int, Any] = {
+            signal.SIGINT: signal.default_int_handler,
+            signal.SIGTERM: signal.SIG_DFL,
+        }
+        for number, default in defaults.items():
+            if signal.getsignal(number) == default:
+                previous[number] = signal.signal(number, state.handle)
+    try:
+        yield state
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if state.received == signal.SIGINT:
+        # A subclass would not do: only for this very type does Python end by the signal itself.
+        interrupt = KeyboardInterrupt()
+        _hush(interrupt)
+        raise interrupt
+    if state.received == signal.SIGTERM:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _hush(interrupt: KeyboardInterrupt) -> None:
+    """Have this interrupt, if nobody catches it, end the program without a traceback of ours."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if error is interrupt:
+            print("phalanx: interrupted; all workers were stopped", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = hook

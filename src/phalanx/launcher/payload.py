@@ -1,0 +1,100 @@
+"""The function on its way out, values and exceptions on their way home."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from phalanx import wire
+from phalanx.errors import ConfigError
+from phalanx.worker import outcome
+
+_IN_MEMORY = 4 << 20
+"""Payloads up to this size stay in memory; larger ones go through a file without a name."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function and its arguments, pickled once for all ranks."""
+
+    data: bytes
+    digest: str
+
+    def pieces(self) -> Iterator[wire.Piece]:
+        """The frames that carry it."""
+        total = len(self.data)
+        for offset in range(0, total, wire.PIECE):
+            data = self.data[offset : offset + wire.PIECE]
+            yield wire.Piece(key=self.digest, offset=offset, total=total, data=data)
+
+
+def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Function:
+    """Pickle a call. Raises `ConfigError` that names what cannot be pickled."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and not _is_importable(module)
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data = cloudpickle.dumps(
+            (function, tuple(args), dict(kwargs)), protocol=pickle.HIGHEST_PROTOCOL
+        )
+    except Exception as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise ConfigError(
+            f"{name} or its arguments cannot be pickled: {type(error).__name__}: {error}. "
+            "Create what cannot be pickled inside the function."
+        ) from error
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    return Function(data, hashlib.sha256(data).hexdigest())
+
+
+def _is_importable(module: Any) -> bool:
+    """Another process with the same `sys.path` finds this very module under its name."""
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__" or file is None:
+        return True  # cloudpickle takes __main__ by value anyway, and a built-in is everywhere
+    parent = sys.modules.get(module.__name__.rpartition(".")[0])
+    if parent is not None and not _is_importable(parent):
+        return False
+    path = getattr(parent, "__path__", None)
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(module.__name__, path) if find is not None else None
+        if spec is not None:
+            return os.path.realpath(str(spec.origin)) == os.path.realpath(str(file))
+    return False
+
+
+class Inbox:
+    """Collects the pieces of one rank's payload, in memory or, if large, in a nameless file."""
+
+    def __init__(self, total: int) -> None:
+        """Expect so many bytes."""
+        self._file: IO[bytes] = io.BytesIO()
+        if total > _IN_MEMORY:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `load` or `close`
+
+    def add(self, piece: wire.Piece) -> None:
+        """Take the next piece."""
+        self._file.write(piece.data)
+
+    def load(self) -> Any:
+        """Unpickle it, and free it. Never on the loop's thread: it runs the user's code."""
+        with self._file as file:
+            file.seek(0)
+            return outcome.load(file)
+
+    def close(self) -> None:
+        """Free it."""
+        self._file.close()

@@ -1,0 +1,176 @@
+"""From a verdict to what the caller gets: the exception, and the words that go with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from phalanx.errors import (
+    AgentLost,
+    Cancelled,
+    LaunchError,
+    ResultError,
+    StartFailed,
+    StartTimeout,
+    WorkerFailed,
+)
+from phalanx.rendezvous.causes import Failure
+from phalanx.rendezvous.coordinator import Reason, Verdict
+from phalanx.rounds import Ended, Member, signal_name
+
+_OTHERS_SHOWN = 8
+
+
+def make_exception(
+    verdict: Verdict,
+    members: tuple[Member, ...],
+    log_files: Mapping[int, Path],
+    load: Callable[[int], BaseException | None],
+    *,
+    started: bool,
+    start_timeout: float,
+) -> BaseException:
+    """The exception for a verdict that is not success.
+
+    `load` gives the exception that a rank raised, or None where it cannot be had. The note that
+    says rank, host, traceback and log file is added to whatever it is.
+    """
+    if verdict.reason is Reason.CANCELLED:
+        return Cancelled("the app was cancelled before it ended")
+    if verdict.reason is Reason.START_TIMEOUT:
+        return _start_timeout(verdict, members, start_timeout)
+    cause = verdict.cause
+    if cause is None:
+        return LaunchError("the app failed, and no worker said why")
+    outcome = cause.outcome
+    error: BaseException
+    if outcome.kind is Ended.LOST:
+        error = _lost(cause, members, started=started)
+    elif outcome.fault is not None and outcome.fault.result:
+        error = _no_result(cause)
+    elif outcome.fault is not None:
+        loaded = load(outcome.rank) if outcome.fault.reraise else None
+        error = loaded if loaded is not None else _raised(cause, log_files)
+        error.add_note(_where(cause, log_files))
+    else:
+        error = _ended(cause, log_files)
+    if started:
+        others = _others(verdict.others)
+        if others:
+            error.add_note(others)
+    return error
+
+
+def _start_timeout(verdict: Verdict, members: tuple[Member, ...], timeout: float) -> StartTimeout:
+    missing = tuple(members[agent].hostname for agent in verdict.missing)
+    return StartTimeout(
+        f"not all workers were running after {timeout:g} s: no word from "
+        f"{', '.join(missing) or 'the workers'}. "
+        "Packages may be slow to import there; raise start_timeout to wait longer.",
+        timeout=timeout,
+        missing=missing,
+    )
+
+
+def _lost(cause: Failure, members: tuple[Member, ...], *, started: bool) -> LaunchError:
+    detail = cause.outcome.detail
+    if not started:
+        return StartFailed(
+            f"the agent on {cause.hostname} could not be started: {detail}", hostname=cause.hostname
+        )
+    ranks = next((m.ranks for m in members if cause.outcome.rank in m.ranks), range(0))
+    others = len(members) - 1
+    rest = f" The other {others} agents were stopped." if others else ""
+    return AgentLost(
+        f"lost the agent on {cause.hostname}: {detail}.{rest}",
+        hostname=cause.hostname,
+        ranks=tuple(ranks),
+    )
+
+
+def _no_result(cause: Failure) -> ResultError:
+    fault = cause.outcome.fault
+    assert fault is not None
+    return ResultError(
+        f"rank {cause.outcome.rank} on {cause.hostname} returned a {fault.type_name}, which cannot "
+        f"be carried: {fault.message}. Return something that can be pickled.",
+        rank=cause.outcome.rank,
+        hostname=cause.hostname,
+        type_name=fault.type_name,
+    )
+
+
+def _raised(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
+    outcome, fault = cause.outcome, cause.outcome.fault
+    assert fault is not None
+    message = f": {fault.message}" if fault.message else ""
+    return WorkerFailed(
+        f"rank {outcome.rank} on {cause.hostname} raised {fault.type_name}{message}",
+        rank=outcome.rank,
+        hostname=cause.hostname,
+        pid=outcome.pid,
+        type_name=fault.type_name,
+        worker_traceback=fault.traceback,
+        log_file=_log_file(outcome.rank, log_files),
+    )
+
+
+def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
+    outcome = cause.outcome
+    what = outcome.describe()
+    if outcome.kind is Ended.EXITED and outcome.code == 0:
+        what += " before its function returned"
+    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {what}."]
+    if outcome.stderr:
+        last = outcome.stderr.splitlines()
+        lines.append(f"Last {len(last)} lines of its stderr:")
+        lines += [f"  {line}" for line in last]
+    log_file = _log_file(outcome.rank, log_files)
+    if log_file is not None:
+        lines.append(f"Full log: {log_file}")
+    return WorkerFailed(
+        "\n".join(lines),
+        rank=outcome.rank,
+        hostname=cause.hostname,
+        pid=outcome.pid,
+        exit_code=outcome.code,
+        signal=None if outcome.signal is None else signal_name(outcome.signal),
+        log_file=log_file,
+    )
+
+
+def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
+    outcome, fault = cause.outcome, cause.outcome.fault
+    assert fault is not None
+    log_file = _log_file(outcome.rank, log_files)
+    lines = [
+        f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s:",
+        "",
+        *(f"  {line}" for line in fault.traceback.rstrip().splitlines()),
+    ]
+    if log_file is not None:
+        lines += ["", f"Full log: {log_file}"]
+    return "\n".join(lines)
+
+
+def _others(others: tuple[Failure, ...]) -> str:
+    """One line for each other rank that failed by itself; those we stopped are only counted."""
+    own = [f for f in others if not f.consequence]
+    stopped = len(others) - len(own)
+    lines = [
+        f"  rank {f.outcome.rank} on {f.hostname} {f.outcome.describe()}"
+        for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]
+    ]
+    if len(own) > _OTHERS_SHOWN:
+        lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
+    if lines:
+        lines.insert(0, "\nAlso failed, later:")
+    if stopped:
+        workers = "worker was" if stopped == 1 else "workers were"
+        lines.append(f"\n{stopped} other {workers} stopped.")
+    return "\n".join(lines)
+
+
+def _log_file(rank: int, log_files: Mapping[int, Path]) -> str | None:
+    path = log_files.get(rank)
+    return None if path is None else str(path)

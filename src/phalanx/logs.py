@@ -1,0 +1,181 @@
+"""What workers print: one file per rank, rank 0 on the terminal, lines for whoever asks.
+
+Writing happens on a thread of its own, so that a slow disk or a terminal that is not read holds up
+neither the launch nor the workers, only itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from phalanx.rounds import Member
+
+logger = logging.getLogger("phalanx")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line that a worker printed, without its end."""
+
+    rank: int
+    hostname: str
+    local_rank: int
+    text: str
+
+    def __str__(self) -> str:
+        """The line behind its host and global rank."""
+        return f"[{self.hostname} rank {self.rank}] {self.text}"
+
+
+def file_names(members: Iterable[Member], timestamp: str) -> dict[int, str]:
+    """The log file's name for every global rank; hosts listed twice are told apart by a number."""
+    seen: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for member in members:
+        seen[member.hostname] = count = seen.get(member.hostname, 0) + 1
+        host = member.hostname.replace("/", "_")
+        host = host if count == 1 else f"{host}#{count}"
+        for rank in member.ranks:
+            names[rank] = f"{timestamp}-{host}[{rank - member.first_rank}].log"
+    return names
+
+
+class LogFiles:
+    """The launch's files under a directory, one per rank, in bytes as they came."""
+
+    def __init__(self, directory: Path, members: Iterable[Member]) -> None:
+        """Create the files. If that fails, warn once and go on without."""
+        self.paths: dict[int, Path] = {}
+        self._files: dict[int, BinaryIO] = {}
+        members = tuple(members)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            while not self._create(directory, file_names(members, _timestamp())):
+                time.sleep(0.001)
+        except OSError as error:
+            self.close()
+            self.paths.clear()
+            logger.warning(
+                "cannot write log files to %s (%s): the launch goes on without them.",
+                directory,
+                error.strerror,
+            )
+
+    def _create(self, directory: Path, names: Mapping[int, str]) -> bool:
+        """Create them all, or none if another launch has taken the same names."""
+        for rank, name in names.items():
+            path = directory / name
+            try:
+                self._files[rank] = open(path, "xb", buffering=0)  # noqa: SIM115
+            except FileExistsError:
+                self.close()
+                for taken in self.paths.values():
+                    taken.unlink(missing_ok=True)
+                self.paths.clear()
+                return False
+            self.paths[rank] = path.absolute()
+        return True
+
+    def write(self, rank: int, data: bytes) -> None:
+        """Append to a rank's file; the first failure is a warning, and the end of this file."""
+        file = self._files.get(rank)
+        if file is None:
+            return
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        except OSError as error:
+            del self._files[rank]
+            logger.warning(
+                "cannot write the log of rank %d to %s any more: %s",
+                rank,
+                file.name,
+                error.strerror,
+            )
+            file.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+        self._files.clear()
+
+
+class LogWriter:
+    """Writes to files and to the terminal, in order, on a thread of its own."""
+
+    def __init__(self, files: LogFiles, shown: frozenset[int]) -> None:
+        """Start the thread; the output of `shown` ranks goes to `sys.stdout`."""
+        self._files = files
+        self._shown = shown
+        self._terminal: TextIO | None = sys.stdout
+        self._queue: queue.SimpleQueue[tuple[int, bytes, Callable[[], None]] | None]
+        self._queue = queue.SimpleQueue()
+        self._discarding = False
+        self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
+        self._thread.start()
+
+    def write(self, rank: int, data: bytes, done: Callable[[], None]) -> None:
+        """Queue some bytes; `done` is called, on the thread, when they are written."""
+        self._queue.put((rank, data, done))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait until everything queued is written; past `timeout`, give the rest up."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+        self._discarding = True
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            rank, data, done = item
+            if not self._discarding:
+                self._files.write(rank, data)
+                if rank in self._shown:
+                    self._show(data)
+            done()
+        self._files.close()
+
+    def _show(self, data: bytes) -> None:
+        terminal = self._terminal
+        if terminal is None:
+            return
+        try:
+            if type(terminal) is io.TextIOWrapper:
+                terminal.flush()
+                terminal.buffer.write(data)
+            else:
+                # A notebook's or a test's stream: it takes text only.
+                terminal.write(data.decode("utf-8", "replace"))
+            terminal.flush()
+        except (OSError, ValueError):
+            self._terminal = None  # nobody reads it any more
+
+
+def read_lines(path: Path, start: int, *, final: bool) -> tuple[list[str], int]:
+    """The lines of a file from an offset on (an unfinished one if `final`), and the end."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read()
+    if not final:
+        data = data[: data.rfind(b"\n") + 1]
+    lines = data.decode("utf-8", "replace").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines, start + len(data)
+
+
+def _timestamp() -> str:
+    return datetime.now().astimezone().strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]

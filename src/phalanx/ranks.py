@@ -1,0 +1,74 @@
+"""Ranks, and the worker environment that torchrun's users know. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.errors import ConfigError
+from phalanx.rounds import Member, Round
+
+RANK_VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+)
+"""What differs between workers or rounds: set after the fork, absent before it."""
+
+
+def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, ...]:
+    """Give every host its contiguous ranks, in the order of the list."""
+    if len(hostnames) != len(workers):
+        raise ConfigError(
+            f"workers_per_host has {len(workers)} entries for {len(hostnames)} hosts. "
+            "Give one number for all, or one for each host."
+        )
+    table: list[Member] = []
+    first = 0
+    for agent, (hostname, count) in enumerate(zip(hostnames, workers, strict=True)):
+        if count < 1:
+            raise ConfigError(
+                f"workers_per_host is {count} for {hostname}: it must be at least 1. "
+                "Leave the host out instead."
+            )
+        table.append(Member(agent, hostname, first, count))
+        first += count
+    return tuple(table)
+
+
+def worker_environment(
+    round_: Round, member: Member, rank: int, *, app: str, error_file: str, agent_store: bool
+) -> dict[str, str]:
+    """Every per-worker variable of torchrun's contract, for one rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - member.first_rank),
+        "GROUP_RANK": str(round_.members.index(member)),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(member.workers),
+        "WORLD_SIZE": str(round_.world_size),
+        "GROUP_WORLD_SIZE": str(len(round_.members)),
+        "ROLE_WORLD_SIZE": str(round_.world_size),
+        "MASTER_ADDR": round_.store.address,
+        "MASTER_PORT": str(round_.store.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": app,
+        "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }

@@ -1,0 +1,130 @@
+"""The data of a round: who takes part, at which ranks, and how each worker ended.
+
+Pure data that crosses between launcher, agent and worker. It knows no process, socket or clock.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Ended(StrEnum):
+    """How one worker ended."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "exited"
+    KILLED = "killed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the round's store listens: MASTER_ADDR and MASTER_PORT."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One host's part in a round: `workers` ranks from `first_rank` on."""
+
+    agent: int
+    hostname: str
+    first_rank: int
+    workers: int
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of this member."""
+        return range(self.first_rank, self.first_rank + self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One agreed membership; members are in rank order."""
+
+    number: int
+    members: tuple[Member, ...]
+    store: Endpoint
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are in all."""
+        return sum(member.workers for member in self.members)
+
+    def member_of(self, rank: int) -> Member:
+        """The member whose worker has this global rank."""
+        for member in self.members:
+            if rank in member.ranks:
+                return member
+        raise LookupError(f"round {self.number} has no rank {rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is known of an exception without unpickling it."""
+
+    type_name: str
+    message: str
+    traceback: str
+    communication: bool = False
+    """The exception is likely the echo of another rank's end."""
+    reraise: bool = True
+    """The exception itself may be raised in the caller (not KeyboardInterrupt and its like)."""
+    result: bool = False
+    """The function returned; it is its value that could not be carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the worker of `rank` ended, at `clock` by its host's monotonic clock."""
+
+    rank: int
+    kind: Ended
+    clock: float
+    pid: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    fault: Fault | None = None
+    seconds: float = 0.0
+    stderr: str = ""
+    detail: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """The function returned, and its value is there."""
+        return self.kind is Ended.RETURNED
+
+    def describe(self) -> str:
+        """Say it in a few words, to follow a rank's name."""
+        match self.kind:
+            case Ended.RETURNED:
+                return "returned"
+            case Ended.RAISED if self.fault is not None and self.fault.result:
+                return f"returned a {self.fault.type_name} that cannot be carried"
+            case Ended.RAISED:
+                fault = self.fault
+                first = (fault.message.splitlines() or [""])[0] if fault else ""
+                return f"raised {fault.type_name if fault else 'an exception'}: {first}".rstrip(
+                    ": "
+                )
+            case Ended.EXITED:
+                return f"exited with code {self.code}"
+            case Ended.KILLED:
+                return f"was killed by {signal_name(self.signal or 0)}"
+            case Ended.LOST:
+                return f"was lost: {self.detail}" if self.detail else "was lost"
+
+
+def signal_name(number: int) -> str:
+    """Name a signal as `kill -l` does, real-time ones included."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if signal.SIGRTMIN < number < signal.SIGRTMAX:
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"

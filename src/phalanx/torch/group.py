@@ -1,0 +1,84 @@
+"""The process group that a worker finds when its function starts.
+
+It sits under a prefix of its own in the round's store, so that the user may form another one there:
+`init_process_group`, called by code written for torchrun, replaces ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+
+_PREFIX = "phalanx"
+
+_init_process_group = dist.init_process_group
+_ours: Any = None
+
+
+def join(backend: str, timeout: float) -> None:
+    """Form the default group with all ranks; blocks until they are there."""
+    limit = timedelta(seconds=timeout)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    _form(backend, store, limit)
+
+
+def join_alone(backend: str, timeout: float) -> bool:
+    """Form a group of one without a server; false if this process is in a group already."""
+    if dist.is_initialized():
+        return False
+    _form(backend, HashStore(), timedelta(seconds=timeout))
+    return True
+
+
+def _form(backend: str, store: Any, limit: timedelta) -> None:
+    global _ours  # noqa: PLW0603 torch's default group is one per process as well
+    let_users_replace_it()
+    if backend == "auto":
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    _init_process_group(
+        backend,
+        store=PrefixStore(_PREFIX, store),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=limit,
+    )
+    _ours = dist.group.WORLD
+
+
+def leave() -> None:
+    """Take the default group down, whoever made it. That cannot fail: the function has returned."""
+    try:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except Exception:  # noqa: BLE001 said in the log, and the value stands
+        traceback.print_exc()
+
+
+def let_users_replace_it() -> None:
+    """Have `init_process_group`, under every name it was imported by, take our group down first."""
+    if dist.init_process_group is not _init_process_group:
+        return
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if module is not sys.modules[__name__] and (
+            names.get("init_process_group") is _init_process_group
+        ):
+            names["init_process_group"] = _replacing
+
+
+@functools.wraps(_init_process_group)
+def _replacing(*args: Any, **kwargs: Any) -> Any:
+    global _ours  # noqa: PLW0603 as above
+    if _ours is not None and dist.is_initialized() and dist.group.WORLD is _ours:
+        _ours = None
+        dist.destroy_process_group()
+    return _init_process_group(*args, **kwargs)

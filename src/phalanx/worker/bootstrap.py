@@ -1,0 +1,185 @@
+"""From a bare process to the user's function, and out again.
+
+The process becomes what a fresh interpreter would be for this rank: streams into the rank's files,
+environment, working directory, `sys.path`, `sys.argv`, `__main__`. Then it joins the process group,
+loads the function, runs it and reports. Everything it needs comes in two frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import socket
+import sys
+import time
+import types
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from phalanx import wire
+from phalanx.ranks import RANK_VARIABLES
+from phalanx.rounds import Outcome
+from phalanx.worker import outcome, preload, processes
+from phalanx.worker.leaving import leave
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One worker's part: the frames it was started by, its variables, where it reports to."""
+
+    prepare: wire.Prepare
+    fork: wire.Fork
+    variables: dict[str, str]
+    report: socket.socket
+    parent: int
+
+    @property
+    def rank(self) -> int:
+        """The global rank."""
+        return int(self.variables["RANK"])
+
+    @property
+    def directory(self) -> str:
+        """Where this rank's files are."""
+        return os.path.join(self.fork.directory, str(self.rank))
+
+
+def adopt(prepare: wire.Prepare) -> None:
+    """Take on the part of a worker's surroundings that is the same for all of them."""
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(prepare.environment)
+    sys.path[:] = prepare.python_path
+    if prepare.cwd is not None:
+        os.chdir(prepare.cwd)
+    time.tzset()
+
+
+def begin(assignment: Assignment) -> None:
+    """Make this forked process the worker's: parent, session, signals, streams, variables."""
+    processes.die_with_parent(assignment.parent)
+    os.setsid()
+    processes.reset_signals()
+    os.makedirs(assignment.directory, mode=0o700, exist_ok=True)
+    _redirect(assignment.directory)
+    os.environ.update(assignment.variables)
+
+
+def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
+    """Become the rank to the user, run the function, report how it ended, and leave."""
+    began = time.monotonic()
+    processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
+    preload.reseed_numpy()
+    _open_streams()
+    _make_main(assignment.prepare)
+    ended = _call(assignment)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    report(assignment, dataclasses.replace(ended, seconds=ended.clock - began))
+    if preloaded:
+        leave(ended.code or 0, preloaded=preloaded)
+    sys.exit(ended.code or 0)
+
+
+def _call(assignment: Assignment) -> Outcome:
+    rank, directory = assignment.rank, assignment.directory
+    group = _Group(assignment)
+    try:
+        group.join()
+        function, args, kwargs = _load_function(assignment.fork.function)
+        value = function(*args, **kwargs)
+        del function, args, kwargs
+        group.leave()
+    except SystemExit as stop:
+        code = _exit_code(stop)
+        return outcome.exited(rank, code) if code else outcome.returned(rank, None, directory)
+    except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
+        trace = outcome.users_part(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return outcome.raised(rank, error, directory)
+    return outcome.returned(rank, value, directory)
+
+
+def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    with open(path, "rb") as file:
+        function, args, kwargs = outcome.load(file)
+    names = getattr(function, "__globals__", None)
+    if names is not None and getattr(function, "__module__", None) == "__main__":
+        # Functions and classes of the launcher's __main__ are found there by pickle as well.
+        vars(sys.modules["__main__"]).update(
+            (name, value) for name, value in names.items() if not name.startswith("__")
+        )
+    return function, args, kwargs
+
+
+def report(assignment: Assignment, ended: Outcome) -> None:
+    """Tell the agent how the worker ended."""
+    fork = assignment.fork
+    frame = wire.Report(app=fork.app, round=fork.round, rank=ended.rank, outcome=ended)
+    with contextlib.suppress(OSError):  # the agent is gone, and with it everyone who would listen
+        assignment.report.sendall(wire.encode(frame))
+
+
+def _redirect(directory: str) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        file = os.open(os.path.join(directory, name), flags, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _open_streams() -> None:
+    """Streams as Python opens them, but for line buffering: what was printed is never held back."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 it lives as long as the process
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
+            stream = open(number, "w", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+        stream.reconfigure(line_buffering=True)
+
+
+def _make_main(prepare: wire.Prepare) -> None:
+    """Give the user a `__main__` of its own; whatever ran as ours keeps running under its name."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if prepare.main_file is not None:
+        main.__file__ = prepare.main_file
+    sys.modules["__main__"] = main
+    sys.argv = list(prepare.argv)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+class _Group:
+    """The process group that we make, if the app uses torch and wants one."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.fork = assignment.fork
+        self._module: Any = None
+
+    def join(self) -> None:
+        """Join; blocks until all ranks are there. Nothing without torch."""
+        if self.fork.backend is None or not self.fork.uses_torch:
+            return
+        self._module = importlib.import_module("phalanx.torch.group")
+        self._module.join(self.fork.backend, self.fork.process_group_timeout)
+
+    def leave(self) -> None:
+        """Take down what is left of the group."""
+        if self._module is not None:
+            self._module.leave()

@@ -1,0 +1,126 @@
+"""What is below this process, and how to end all of it. Linux only, no threads, no state."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Container
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """Have orphans below this process become its children instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent's thread that started us ends; at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reset_signals() -> None:
+    """Give every signal its default action and unblock it, whatever was inherited.
+
+    What Python itself sets up (SIGPIPE ignored, SIGINT raising) is kept as in a fresh interpreter.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before children; zombies included."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        children = _children(queue.pop())
+        found += children
+        queue += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                children += map(int, file.read().split())
+    except OSError:
+        return []
+    return children
+
+
+def session_of(pid: int) -> int | None:
+    """The session id of a process, or None when it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def catches(pid: int, number: int) -> bool:
+    """The process has a handler for this signal; to one that has none it could be death."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except OSError:
+        pass
+    return False
+
+
+def send(pid: int, number: int) -> None:
+    """Signal one process; that it is already gone is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_descendants(reap: Callable[[], object], spare: Container[int] = ()) -> None:
+    """Kill everything below this process until nothing is left but `spare`.
+
+    Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
+    subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.
+    """
+    pause = 0.001
+    while True:
+        reap()
+        left = [pid for pid in descendants(os.getpid()) if pid not in spare]
+        if not left:
+            return
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def set_title(title: str) -> None:
+    """Show `title` in `ps` and `nvidia-smi`, cut to the length of our command line."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    length = end - start
+    if length < 2:
+        return
+    text = title.encode("utf-8", "replace")[: length - 1]
+    ctypes.memmove(start, text.ljust(length, b"\0"), length)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
+        comm.write(text[:15])

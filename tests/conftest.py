@@ -1,0 +1,100 @@
+"""Fixtures for all tests; above all, nothing may be left behind."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.worker.processes import descendants
+
+
+def wait_until(condition, timeout=15.0, message="the condition never held"):
+    """Wait for a condition, not for a number of seconds."""
+    limit = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > limit:
+            raise AssertionError(message)
+        time.sleep(0.01)
+    return value
+
+
+def is_alive(pid):
+    """The process runs; a zombie that nobody has buried yet does not count."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return "State:\tZ" not in file.read()
+    except OSError:
+        return False
+
+
+def phalanx_processes():
+    """Processes of ours anywhere on the machine, by their command lines."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                line = file.read()
+        except OSError:
+            continue
+        if b"phalanx.agent" in line or b"phalanx.worker" in line or line.startswith(b"phalanx: "):
+            found.add(int(entry))
+    return {pid for pid in found if is_alive(pid)}
+
+
+def _descriptors():
+    return {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaves a process, a thread, a descriptor or a spool directory."""
+    others = phalanx_processes()
+    threads = set(threading.enumerate())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    spools = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*"))
+    yield
+    left = lambda: [p for p in descendants(os.getpid()) if is_alive(p)]
+    wait_until(lambda: not left(), message="child processes are left")
+    wait_until(lambda: not phalanx_processes() - others, message="processes are left")
+    wait_until(lambda: not set(threading.enumerate()) - threads, message="threads are left")
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
+               timeout=2, message=f"descriptors are left: {_descriptors()}")
+    new = lambda: set(Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*")) - spools
+    wait_until(lambda: not new(), message="spool directories are left")
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path, monkeypatch):
+    """Every test runs in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a script and run it, or start it, as a user would."""
+
+    def write(code, name="script.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    def run(code, *args, timeout=60, **kwargs):
+        return subprocess.run([sys.executable, str(write(code)), *args], capture_output=True,
+                              text=True, timeout=timeout, cwd=tmp_path, **kwargs)
+
+    def start(code, *args, **kwargs):
+        return subprocess.Popen([sys.executable, str(write(code)), *args], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, cwd=tmp_path, **kwargs)
+
+    run.start = start
+    run.write = write
+    return run
