@@ -49,8 +49,11 @@ def phalanx_processes():
 
 
 def _descriptors():
-    return {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-            if os.path.lexists(f"/proc/self/fd/{fd}")}
+    return {
+        fd: os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +68,11 @@ def nothing_left_behind():
     wait_until(lambda: not left(), message="child processes are left")
     wait_until(lambda: not phalanx_processes() - others, message="processes are left")
     wait_until(lambda: not set(threading.enumerate()) - threads, message="threads are left")
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
-               timeout=2, message=f"descriptors are left: {_descriptors()}")
+    wait_until(
+        lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
+        timeout=2,
+        message=f"descriptors are left: {_descriptors()}",
+    )
     new = lambda: set(Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*")) - spools
     wait_until(lambda: not new(), message="spool directories are left")
 
@@ -88,12 +94,24 @@ def script(tmp_path):
         return path
 
     def run(code, *args, timeout=60, **kwargs):
-        return subprocess.run([sys.executable, str(write(code)), *args], capture_output=True,
-                              text=True, timeout=timeout, cwd=tmp_path, **kwargs)
+        return subprocess.run(
+            [sys.executable, str(write(code)), *args],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            **kwargs,
+        )
 
     def start(code, *args, **kwargs):
-        return subprocess.Popen([sys.executable, str(write(code)), *args], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, cwd=tmp_path, **kwargs)
+        return subprocess.Popen(
+            [sys.executable, str(write(code)), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            **kwargs,
+        )
 
     run.start = start
     run.write = write

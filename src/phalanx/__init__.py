@@ -23,6 +23,7 @@ _PUBLIC = {
     "LaunchResult": "phalanx.launcher.result",
     "Launcher": "phalanx.launcher",
     "LogLine": "phalanx.logs",
+    "LogSpec": "phalanx.logs",
     "PhalanxError": "phalanx.errors",
     "ResultError": "phalanx.errors",
     "StartFailed": "phalanx.errors",
@@ -42,6 +43,7 @@ __all__ = [
     "LaunchResult",
     "Launcher",
     "LogLine",
+    "LogSpec",
     "PhalanxError",
     "ResultError",
     "StartFailed",
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from phalanx.launcher import Launcher, launch
     from phalanx.launcher.app import App, AppStatus
     from phalanx.launcher.result import LaunchResult
-    from phalanx.logs import LogLine
+    from phalanx.logs import LogLine, LogSpec
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,5 @@
 """`python -m phalanx` is the command line."""
 
-import sys
+from phalanx.cli import run
 
-from phalanx.cli import main
-
-sys.exit(main())
+run()

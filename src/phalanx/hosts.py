@@ -58,9 +58,9 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def gpus(environ: Mapping[str, str] = os.environ) -> int:
+def gpus(environ: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
     """How many NVIDIA GPUs are visible, without importing torch or starting CUDA."""
-    present = _gpu_devices()
+    present = _gpu_devices(devices)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or present == 0:
         return present
@@ -74,13 +74,13 @@ def gpus(environ: Mapping[str, str] = os.environ) -> int:
     return len(named)
 
 
-def _gpu_devices() -> int:
+def _gpu_devices(directory: str) -> int:
     try:
-        devices = [n for n in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", n)]
+        found = [n for n in os.listdir(directory) if re.fullmatch(r"nvidia\d+", n)]
     except OSError:
-        devices = []
-    if devices or not (tool := shutil.which("nvidia-smi")):
-        return len(devices)
+        found = []
+    if found or not (tool := shutil.which("nvidia-smi")):
+        return len(found)
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

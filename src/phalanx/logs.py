@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,6 +52,46 @@ def file_names(members: Iterable[Member], timestamp: str) -> dict[int, str]:
     return names
 
 
+class LogSpec(ABC):
+    """Where a launch's output goes instead of the usual files and terminal. Subclass it."""
+
+    @abstractmethod
+    def get_map(self) -> dict[str, list[logging.Handler]]:
+        """The handlers by logger name: `{hostname}[{local_rank}]` is a worker's."""
+
+
+def worker_handlers(spec: LogSpec, members: Iterable[Member]) -> dict[int, RankHandlers]:
+    """A log spec's handlers by global rank."""
+    named = spec.get_map()
+    table: dict[int, RankHandlers] = {}
+    for member in members:
+        for rank in member.ranks:
+            name = f"{member.hostname}[{rank - member.first_rank}]"
+            if named.get(name):
+                table[rank] = RankHandlers(name, tuple(named[name]))
+    return table
+
+
+@dataclass(frozen=True)
+class RankHandlers:
+    """What takes a rank's lines, as records of this logger name."""
+
+    name: str
+    handlers: tuple[logging.Handler, ...]
+
+    def emit(self, data: bytes) -> None:
+        """Hand every line on. A handler that raises disturbs neither the others nor the launch."""
+        for line in data.decode("utf-8", "replace").splitlines():
+            record = logging.LogRecord(self.name, logging.INFO, "", 0, line, None, None)
+            for handler in self.handlers:
+                if record.levelno < handler.level:
+                    continue
+                try:
+                    handler.handle(record)
+                except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
+                    handler.handleError(record)
+
+
 class LogFiles:
     """The launch's files under a directory, one per rank, in bytes as they came."""
 
@@ -59,6 +100,8 @@ class LogFiles:
         self.paths: dict[int, Path] = {}
         self._files: dict[int, BinaryIO] = {}
         members = tuple(members)
+        if not members:
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True)
             while not self._create(directory, file_names(members, _timestamp())):
@@ -117,9 +160,15 @@ class LogFiles:
 class LogWriter:
     """Writes to files and to the terminal, in order, on a thread of its own."""
 
-    def __init__(self, files: LogFiles, shown: frozenset[int]) -> None:
+    def __init__(
+        self,
+        files: LogFiles,
+        shown: frozenset[int],
+        handlers: Mapping[int, RankHandlers] | None = None,
+    ) -> None:
         """Start the thread; the output of `shown` ranks goes to `sys.stdout`."""
         self._files = files
+        self._handlers = handlers or {}
         self._shown = shown
         self._terminal: TextIO | None = sys.stdout
         self._queue: queue.SimpleQueue[tuple[int, bytes, Callable[[], None]] | None]
@@ -145,6 +194,8 @@ class LogWriter:
                 self._files.write(rank, data)
                 if rank in self._shown:
                     self._show(data)
+                if rank in self._handlers:
+                    self._handlers[rank].emit(data)
             done()
         self._files.close()
 

@@ -231,6 +231,7 @@ def test_a_dataloaders_workers_die_with_theirs(script, tmp_path):
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
     """C5."""
+
     def f():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if int(os.environ["RANK"]) == 0:
@@ -246,6 +247,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
 
 def test_a_long_grace_is_honoured(tmp_path):
     """C6: a worker that needs its time to stop gets it."""
+
     def f():
         import sys
 
@@ -294,6 +296,7 @@ def test_sigusr2_to_the_agent_reaches_the_workers_that_catch_it(script, tmp_path
 
 def test_the_callers_signal_handlers_are_as_they_were():
     """C7: after success and after failure, default ones and the program's own."""
+
     def own(*_):
         pass
 
@@ -335,8 +338,9 @@ def test_a_handler_of_the_programs_own_that_raises_leaves_nothing(script, tmp_pa
 
 def test_a_silent_agent_is_noticed_within_host_timeout(script, tmp_path):
     """C8 on one machine: the agent is stopped, so that nothing is heard of it."""
-    process = script.start(SLEEPING.replace("workers_per_host=2", "workers_per_host=2, "
-                                            "host_timeout=1, stop_grace=0.5"))
+    process = script.start(
+        SLEEPING.replace("workers_per_host=2", "workers_per_host=2, host_timeout=1, stop_grace=0.5")
+    )
     pids = wait_up(tmp_path)
     (agent,) = agents()
     os.kill(agent, signal.SIGSTOP)
@@ -347,8 +351,11 @@ def test_a_silent_agent_is_noticed_within_host_timeout(script, tmp_path):
 
 def test_an_agent_ends_by_itself_when_its_launcher_is_silent(script, tmp_path):
     """C8, the other way round."""
-    process = script.start(SLEEPING.replace("workers_per_host=2", "workers_per_host=2, "
-                                            "orphan_timeout=1, host_timeout=2"))
+    process = script.start(
+        SLEEPING.replace(
+            "workers_per_host=2", "workers_per_host=2, orphan_timeout=1, host_timeout=2"
+        )
+    )
     pids = wait_up(tmp_path)
     process.send_signal(signal.SIGSTOP)
     sleepers_gone(pids)
@@ -360,7 +367,8 @@ def test_an_agent_ends_by_itself_when_its_launcher_is_silent(script, tmp_path):
 
 def test_a_launcher_that_was_stopped_for_longer_than_host_timeout_goes_on(script, tmp_path):
     """C9: Ctrl-Z and back, a laptop that slept."""
-    process = script.start("""
+    process = script.start(
+        """
         import os, time, phalanx
 
         def f():
@@ -370,7 +378,8 @@ def test_a_launcher_that_was_stopped_for_longer_than_host_timeout_goes_on(script
             return 1
 
         print(sum(phalanx.launch(f, workers_per_host=2, host_timeout=1)))
-    """, )
+    """,
+    )
     wait_up(tmp_path)
     process.send_signal(signal.SIGSTOP)
     time.sleep(2.5)
@@ -459,7 +468,10 @@ def test_start_timeout_says_what_was_awaited(script, tmp_path):
         sys.path.append("lib")
         phalanx.launch(print, workers_per_host=1, preload=["endless"], start_timeout=1)
     """)
-    assert "StartTimeout: not all workers were running after 1 s: no word from localhost" in done.stderr
+    assert (
+        "StartTimeout: not all workers were running after 1 s: no word from localhost"
+        in done.stderr
+    )
 
 
 def test_many_short_launches_leak_nothing():

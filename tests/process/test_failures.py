@@ -16,15 +16,18 @@ LONG = 300  # what the other ranks sleep: if nobody stops them, the test times o
 
 def others_sleep(action, failing=1):
     """A function in which one rank does something and the others would go on for long."""
+
     def f():
         if int(os.environ["RANK"]) == failing:
             action()
         time.sleep(LONG)
+
     return f
 
 
 def test_an_exception_is_raised_with_its_type_and_the_workers_traceback():
     """B1, B8: file and line of the worker, rank, host and log file; the others are stopped."""
+
     def action():
         raise KeyError("missing thing")
 
@@ -101,17 +104,21 @@ def test_exceptions_that_do_not_pickle_by_themselves_arrive(script):
     ], done.stderr
 
 
-@pytest.mark.parametrize("make", [
-    lambda: FileNotFoundError(2, "No such file", "/nowhere"),
-    lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
-    lambda: StopIteration(3),
-    lambda: ExceptionGroup("several", [ValueError(1), OSError(2, "x")]),
-    lambda: AssertionError(),
-    lambda: MemoryError("none left"),
-    lambda: NotImplementedError("later"),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FileNotFoundError(2, "No such file", "/nowhere"),
+        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        lambda: StopIteration(3),
+        lambda: ExceptionGroup("several", [ValueError(1), OSError(2, "x")]),
+        lambda: AssertionError(),
+        lambda: MemoryError("none left"),
+        lambda: NotImplementedError("later"),
+    ],
+)
 def test_builtin_exceptions_keep_their_fields(make):
     """B1 for the neighbours."""
+
     def fail():
         raise make()
 
@@ -125,6 +132,7 @@ def test_builtin_exceptions_keep_their_fields(make):
 
 def test_notes_of_the_user_stay():
     """Ours are added behind."""
+
     def fail():
         error = ValueError("v")
         error.add_note("mine")
@@ -137,15 +145,20 @@ def test_notes_of_the_user_stay():
 
 
 @pytest.mark.parametrize("method", ["zygote", "spawn"])
-@pytest.mark.parametrize(("action", "code"), [
-    pytest.param(lambda: os._exit(0), 0, id="_exit 0"),
-    pytest.param(lambda: os._exit(3), 3, id="_exit 3"),
-    pytest.param(lambda: __import__("sys").exit(3), 3, id="exit 3"),
-    pytest.param(lambda: __import__("sys").exit("a message"), 1, id="exit with a message"),
-])
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        pytest.param(lambda: os._exit(0), 0, id="_exit 0"),
+        pytest.param(lambda: os._exit(3), 3, id="_exit 3"),
+        pytest.param(lambda: __import__("sys").exit(3), 3, id="exit 3"),
+        pytest.param(lambda: __import__("sys").exit("a message"), 1, id="exit with a message"),
+    ],
+)
 def test_exits_fail_the_launch_at_once_with_their_code(action, code, method):
     """B3, B4."""
-    with pytest.raises(WorkerFailed, match=f"rank 1 on localhost .*exited with code {code}") as caught:
+    with pytest.raises(
+        WorkerFailed, match=f"rank 1 on localhost .*exited with code {code}"
+    ) as caught:
         phalanx.launch(others_sleep(action), workers_per_host=2, start_method=method)
     assert caught.value.exit_code == code
     assert caught.value.rank == 1
@@ -153,6 +166,7 @@ def test_exits_fail_the_launch_at_once_with_their_code(action, code, method):
 
 def test_exit_0_is_a_return_of_none():
     """B4: `sys.exit(0)` and `sys.exit()` end a rank on purpose and in order."""
+
     def f():
         import sys
 
@@ -165,14 +179,19 @@ def test_exit_0_is_a_return_of_none():
     assert list(phalanx.launch(f, workers_per_host=3)) == [None, None, "value"]
 
 
-@pytest.mark.parametrize(("action", "name"), [
-    pytest.param(lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL", id="kill"),
-    pytest.param(lambda: __import__("ctypes").string_at(0), "SIGSEGV", id="segfault"),
-    pytest.param(os.abort, "SIGABRT", id="abort"),
-])
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL", id="kill"),
+        pytest.param(lambda: __import__("ctypes").string_at(0), "SIGSEGV", id="segfault"),
+        pytest.param(os.abort, "SIGABRT", id="abort"),
+    ],
+)
 def test_signals_are_named(action, name):
     """B5: signal, rank, host and pid."""
-    with pytest.raises(WorkerFailed, match=rf"rank 1 on localhost \(pid \d+\) was killed by {name}") as e:
+    with pytest.raises(
+        WorkerFailed, match=rf"rank 1 on localhost \(pid \d+\) was killed by {name}"
+    ) as e:
         phalanx.launch(others_sleep(action), workers_per_host=2)
     assert e.value.signal == name
     assert e.value.pid > 0
@@ -180,6 +199,7 @@ def test_signals_are_named(action, name):
 
 def test_last_words_on_stderr_are_in_the_message():
     """What the process said before it died."""
+
     def f():
         os.write(2, b"about to die\n")
         os._exit(9)
@@ -191,6 +211,7 @@ def test_last_words_on_stderr_are_in_the_message():
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
 def test_an_interrupt_inside_a_worker_ends_the_launch(kind):
     """B6: it is the worker's, and does not interrupt the caller."""
+
     def action():
         raise kind
 
@@ -201,6 +222,7 @@ def test_an_interrupt_inside_a_worker_ends_the_launch(kind):
 
 def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed():
     """B7: 50 ms apart on two hosts."""
+
     def f():
         import time
 
@@ -210,19 +232,25 @@ def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed():
         raise ValueError(f"from {rank}")
 
     with pytest.raises(ValueError, match="from 1") as caught:
-        phalanx.launch(f, hostnames=["localhost"] * 2, workers_per_host=1,
-                       extra_env_vars={"START": str(time.time() + 2)})
+        phalanx.launch(
+            f,
+            hostnames=["localhost"] * 2,
+            workers_per_host=1,
+            extra_env_vars={"START": str(time.time() + 2)},
+        )
     assert "rank 0 on localhost raised ValueError: from 0" in "\n".join(caught.value.__notes__)
 
 
 def test_a_failure_on_one_host_stops_the_others():
     """B8: they communicate with nobody."""
+
     def action():
         raise ValueError("stop it")
 
     with pytest.raises(ValueError, match="stop it"):
-        phalanx.launch(others_sleep(action, failing=2), hostnames=["localhost"] * 3,
-                       workers_per_host=1)
+        phalanx.launch(
+            others_sleep(action, failing=2), hostnames=["localhost"] * 3, workers_per_host=1
+        )
 
 
 def test_a_killed_peer_is_the_cause_not_the_connection_errors_it_leaves(script):
@@ -247,7 +275,8 @@ def test_an_error_while_the_function_is_loaded_shows_its_traceback(script, tmp_p
     """B9: its module raises only in the worker."""
     (tmp_path / "mine.py").write_text(
         "import os\nif 'RANK' in os.environ:\n    raise ImportError('only in a worker')\n"
-        "def f():\n    pass\n")
+        "def f():\n    pass\n"
+    )
     done = script("""
         import mine, phalanx
         phalanx.launch(mine.f, workers_per_host=2)
@@ -258,6 +287,7 @@ def test_an_error_while_the_function_is_loaded_shows_its_traceback(script, tmp_p
 
 def test_an_argument_that_cannot_be_unpickled_shows_its_traceback():
     """B9, the other half."""
+
     class Bad:
         def __reduce__(self):
             return (exec, ("raise LookupError('while unpickling')",))
@@ -268,6 +298,7 @@ def test_an_argument_that_cannot_be_unpickled_shows_its_traceback():
 
 def test_a_failing_rank_may_still_leave_in_order(tmp_path):
     """Its atexit runs although the others are being stopped."""
+
     def f():
         import atexit
 
@@ -283,6 +314,7 @@ def test_a_failing_rank_may_still_leave_in_order(tmp_path):
 
 def test_the_traceback_is_in_the_workers_log_as_well(tmp_path):
     """As a script would have printed it."""
+
     def fail():
         raise ValueError("logged")
 
@@ -295,6 +327,7 @@ def test_the_traceback_is_in_the_workers_log_as_well(tmp_path):
 
 def test_errors_of_ours_pickle_with_their_fields():
     """They travel through process pools and nested launches."""
+
     def nested():
         import phalanx
 
@@ -309,6 +342,7 @@ def test_errors_of_ours_pickle_with_their_fields():
 
 def test_a_handle_waits_without_raising_and_then_raises():
     """`wait` gives the status, `result` the exception, every time."""
+
     def fail():
         raise ValueError("later")
 

@@ -20,6 +20,7 @@ def log_of(tmp_path, local_rank, host="localhost"):
 
 def test_a_million_lines_arrive_whole(tmp_path):
     """E1: as fast as a rank can print, none lost, none broken."""
+
     def f():
         for i in range(1_000_000):
             print(i)
@@ -48,6 +49,7 @@ def test_a_reader_that_does_not_read_does_not_stall_the_workers(script, tmp_path
 
 def test_stdout_and_stderr_of_many_writers_keep_their_lines(tmp_path):
     """E1: two streams in one file, no line within another."""
+
     def f():
         import sys
 
@@ -65,16 +67,26 @@ def test_stdout_and_stderr_of_many_writers_keep_their_lines(tmp_path):
 def test_bytes_progress_bars_and_an_unfinished_line_survive(script, tmp_path):
     """E2: to the byte, in the file and on stdout."""
     raw = b"\xff\xfe not utf-8\n" + b"10%\r20%\r100%\r\n" + b"\x00nul\n" + b"no end"
-    done = subprocess.run([sys.executable, "-c", f"""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"""
 import os, phalanx
 phalanx.launch(lambda: os.write(1, {raw!r}) and None, workers_per_host=1)
-"""], capture_output=True, cwd=tmp_path, timeout=60)
+""",
+        ],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
     assert done.stdout == raw, done.stderr
     assert log_of(tmp_path, 0) == raw
 
 
 def test_output_of_children_and_of_c_code_is_kept(tmp_path):
     """Not only what Python prints."""
+
     def f():
         import subprocess
 
@@ -87,6 +99,7 @@ def test_output_of_children_and_of_c_code_is_kept(tmp_path):
 
 def test_what_was_printed_before_a_crash_is_kept(tmp_path):
     """The last lines are the ones that matter."""
+
     def f():
         for i in range(1000):
             print("line", i)
@@ -99,6 +112,7 @@ def test_what_was_printed_before_a_crash_is_kept(tmp_path):
 
 def test_one_file_per_rank_rank_0_on_stdout_and_lines_with_a_prefix(tmp_path, capfd):
     """E3: a prefix with host and global rank, a filter on global ranks."""
+
     def f():
         print("hello from", os.environ["RANK"])
 
@@ -107,13 +121,50 @@ def test_one_file_per_rank_rank_0_on_stdout_and_lines_with_a_prefix(tmp_path, ca
     assert capfd.readouterr().out == "hello from 0\n"
     assert len(list((tmp_path / "logs").iterdir())) == 3
     assert [str(line) for line in app.logs()] == [
-        f"[localhost rank {r}] hello from {r}" for r in range(3)]
+        f"[localhost rank {r}] hello from {r}" for r in range(3)
+    ]
     assert [line.text for line in app.logs(ranks=[2])] == ["hello from 2"]
     assert app.log_files[2].read_text() == "hello from 2\n"
 
 
+def test_a_log_spec_takes_the_lines_instead(tmp_path, capfd):
+    """The seed's interface; a handler that raises disturbs nobody."""
+    import logging
+
+    got = []
+
+    class Take(logging.Handler):
+        def emit(self, record):
+            got.append((record.name, record.getMessage()))
+
+    class Raise(logging.Handler):
+        def handle(self, record):
+            raise RuntimeError("broken handler")
+
+        def handleError(self, record):
+            got.append(("error", record.name))
+
+    class Mine(phalanx.LogSpec):
+        def get_map(self):
+            return {"localhost[1]": [Raise(), Take()]}
+
+    def f():
+        print("one\ntwo")
+
+    phalanx.launch(f, workers_per_host=2, log_spec=Mine())
+    assert got == [
+        ("error", "localhost[1]"),
+        ("localhost[1]", "one"),
+        ("error", "localhost[1]"),
+        ("localhost[1]", "two"),
+    ]
+    assert capfd.readouterr().out == ""
+    assert not (tmp_path / "logs").exists()
+
+
 def test_logs_can_be_followed_while_the_app_runs(tmp_path):
     """Lines come as they are printed."""
+
     def f():
         import time
 
@@ -151,16 +202,21 @@ def test_env_file_is_sourced_by_bash_whatever_sh_is(tmp_path):
     """E4: bash syntax, output on its stdout, and `source` itself."""
     (tmp_path / "more.sh").write_text("export DEEPER='x y'\n")
     (tmp_path / "env.sh").write_text(
-        'echo noise on stdout\nread -t 0.1 line || true\narray=(a b)\n'
-        'export FROM_FILE="${array[1]}"\nsource more.sh\nexport OVERRIDDEN=file\n')
-    result = phalanx.launch(lambda: [os.environ.get(n) for n in ("FROM_FILE", "DEEPER", "OVERRIDDEN")],
-                            workers_per_host=1, env_file="env.sh",
-                            extra_env_vars={"OVERRIDDEN": "dict"})
+        "echo noise on stdout\nread -t 0.1 line || true\narray=(a b)\n"
+        'export FROM_FILE="${array[1]}"\nsource more.sh\nexport OVERRIDDEN=file\n'
+    )
+    result = phalanx.launch(
+        lambda: [os.environ.get(n) for n in ("FROM_FILE", "DEEPER", "OVERRIDDEN")],
+        workers_per_host=1,
+        env_file="env.sh",
+        extra_env_vars={"OVERRIDDEN": "dict"},
+    )
     assert result.rank(0) == ["b", "x y", "dict"]
 
 
-@pytest.mark.parametrize("text", ["echo oh no >&2; exit 3", "echo oh no >&2; false",
-                                  "echo oh no >&2; if then"])
+@pytest.mark.parametrize(
+    "text", ["echo oh no >&2; exit 3", "echo oh no >&2; false", "echo oh no >&2; if then"]
+)
 def test_an_env_file_that_fails_says_so_with_its_stderr(tmp_path, text, caplog):
     """E4: within seconds."""
     (tmp_path / "env.sh").write_text(text + "\n")
@@ -177,12 +233,15 @@ def test_extra_values_do_not_show_in_ps_and_survive_whole():
     def f():
         import subprocess
 
-        listing = subprocess.run(["ps", "auxwwwe"], capture_output=True, text=True,
-                                 env={"PATH": os.environ["PATH"]}).stdout
+        listing = subprocess.run(
+            ["ps", "auxwwwe"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
+        ).stdout
         return os.environ["TOKEN"], "s3cret" in listing
 
-    assert list(phalanx.launch(f, workers_per_host=2, extra_env_vars={"TOKEN": secret})) == [
-        (secret, False)] * 2
+    assert (
+        list(phalanx.launch(f, workers_per_host=2, extra_env_vars={"TOKEN": secret}))
+        == [(secret, False)] * 2
+    )
 
 
 def test_workers_inherit_the_launchers_environment(monkeypatch):
@@ -191,8 +250,10 @@ def test_workers_inherit_the_launchers_environment(monkeypatch):
     os.environb[b"RAW"] = b"\xff\xfe"
     monkeypatch.setenv("RANK", "77")
     try:
-        result = phalanx.launch(lambda: (os.environ["INHERITED"], os.environb[b"RAW"],
-                                         os.environ["RANK"]), workers_per_host=1)
+        result = phalanx.launch(
+            lambda: (os.environ["INHERITED"], os.environb[b"RAW"], os.environ["RANK"]),
+            workers_per_host=1,
+        )
     finally:
         del os.environb[b"RAW"]
     assert result.rank(0) == ("yes", b"\xff\xfe", "0")
@@ -201,6 +262,7 @@ def test_workers_inherit_the_launchers_environment(monkeypatch):
 @pytest.mark.parametrize("method", ["zygote", "spawn"])
 def test_variables_that_act_at_start_do_act(method):
     """PYTHON* and TZ are there when the interpreter starts; OMP_NUM_THREADS when torch is imported."""
+
     def f():
         import sys
         import time
@@ -208,13 +270,15 @@ def test_variables_that_act_at_start_do_act(method):
         return sys.flags.utf8_mode, time.tzname[0], os.environ["OMP_NUM_THREADS"]
 
     extra = {"PYTHONUTF8": "1", "TZ": "XYZ3", "OMP_NUM_THREADS": "2"}
-    assert phalanx.launch(f, workers_per_host=2, extra_env_vars=extra, start_method=method).rank(1) \
-        == (1, "XYZ", "2")
+    assert phalanx.launch(f, workers_per_host=2, extra_env_vars=extra, start_method=method).rank(
+        1
+    ) == (1, "XYZ", "2")
 
 
 def test_twenty_apps_at_once_do_not_collide(script):
     """E9: each with its own store and group."""
-    done = script("""
+    done = script(
+        """
         import threading, phalanx
 
         def f():
@@ -230,7 +294,9 @@ def test_twenty_apps_at_once_do_not_collide(script):
         [t.start() for t in threads]
         [t.join() for t in threads]
         print(results == [[2.0, 2.0]] * 20)
-    """, timeout=115)
+    """,
+        timeout=115,
+    )
     assert done.stdout.splitlines()[-1] == "True", done.stderr
 
 
@@ -254,8 +320,13 @@ def test_a_full_disk_is_an_error_within_seconds(script, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     command = f"mount -t tmpfs -o size=2m small {small} && TMPDIR={small} {sys.executable} {path}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True,
-                          cwd=tmp_path, timeout=30)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=30,
+    )
     if "unshare" in done.stderr:
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
     assert done.stdout == "value: True\nfunction: True\n", done.stderr
@@ -266,10 +337,15 @@ def test_it_runs_from_cron(tmp_path):
     (tmp_path / "job.py").write_text(
         "import os, phalanx\n"
         "r = phalanx.launch(lambda: (print('x'), int(os.environ['RANK']))[1], workers_per_host=2)\n"
-        "open('result', 'w').write(str(list(r)))\n")
-    done = subprocess.run(["sh", "-c", f"exec {sys.executable} job.py <&- >&- 2>&-"],
-                          cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, timeout=60,
-                          start_new_session=True)
+        "open('result', 'w').write(str(list(r)))\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} job.py <&- >&- 2>&-"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=60,
+        start_new_session=True,
+    )
     assert done.returncode == 0
     assert (tmp_path / "result").read_text() == "[0, 1]"
 
@@ -331,7 +407,8 @@ def test_a_package_that_starts_a_thread_makes_the_workers_spawn(script, tmp_path
     site.mkdir()
     (site / "threaded.py").write_text(
         "import threading, time, os\nPID = os.getpid()\n"
-        "threading.Thread(target=time.sleep, args=(300,), daemon=True, name='bg').start()\n")
+        "threading.Thread(target=time.sleep, args=(300,), daemon=True, name='bg').start()\n"
+    )
     done = script("""
         import os, sys, phalanx
         sys.path.append("lib")
@@ -343,7 +420,10 @@ def test_a_package_that_starts_a_thread_makes_the_workers_spawn(script, tmp_path
         print(list(phalanx.launch(f, workers_per_host=2, preload=["threaded"])))
     """)
     assert done.stdout.strip() == "[True, True]", done.stderr
-    assert done.stderr.count("started a thread when it was imported (bg): the workers are spawned") == 1
+    assert (
+        done.stderr.count("started a thread when it was imported (bg): the workers are spawned")
+        == 1
+    )
 
 
 def test_a_package_that_cannot_be_imported_is_the_workers_business():
@@ -353,6 +433,7 @@ def test_a_package_that_cannot_be_imported_is_the_workers_business():
 
 def test_concurrent_launches_have_log_files_of_their_own(tmp_path):
     """Same second, same function."""
+
     def go():
         phalanx.launch(lambda: print("x"), workers_per_host=1)
 

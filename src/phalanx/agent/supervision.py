@@ -90,9 +90,10 @@ class Agent:
 
     async def _obey(self, frame: wire.Frame) -> None:
         match frame:
-            case wire.Ping():
+            case wire.Ping() if not self._channel.congested:
+                # Not awaited: what the launcher does not read must not keep us from hearing it.
                 clock = time.monotonic()
-                await self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock))
+                self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
             case wire.Begin() if self._turn is None:
                 spool = os.path.join(self._spool, f"round-{frame.round}")
                 self._turn = Turn(frame, spool, self._channel.send)

@@ -9,11 +9,26 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from typing import NoReturn
 
 VERBS = {
     "launch": "run a function of a file or module on every rank",
     "version": "print the version",
 }
+
+
+def run() -> NoReturn:
+    """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
+    from phalanx.worker.leaving import leave
+
+    try:
+        code = main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    leave(code, preloaded=frozenset())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from phalanx.environment import COPIED_BY_DEFAULT
 from phalanx.errors import ConfigError
+from phalanx.logs import LogSpec
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -72,6 +73,10 @@ class Launcher:
 
     name: str | None = None
     """The app's name in titles and ids; by default the function's."""
+
+    log_spec: LogSpec | None = None
+    """Where the workers' output goes; by default into files under ./logs, and rank 0's to stdout as
+    well."""
 
     ssh_config_file: str | None = None
     """The ssh configuration for other hosts; by default the user's own."""

@@ -20,7 +20,7 @@ from phalanx.launcher.placement import LocalPlacement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
-from phalanx.logs import LogFiles, LogLine, LogWriter, logger, read_lines
+from phalanx.logs import LogFiles, LogLine, LogWriter, logger, read_lines, worker_handlers
 from phalanx.rendezvous.coordinator import Coordinator, Phase, Reason, Verdict
 from phalanx.rounds import Outcome
 
@@ -77,16 +77,19 @@ class App(Generic[R]):
         self._done = threading.Event()
         self._cancel: Callable[[float | None], None] | None = None
         self._cancelled: list[float | None] = []
+        spec = plan.settings.log_spec
+        self._handlers = {} if spec is None else worker_handlers(spec, plan.members)
+        self._shown = frozenset({0} if spec is None else ())
+        self._files = LogFiles(Path(_LOG_DIRECTORY), plan.members if spec is None else ())
         self._placement = LocalPlacement(plan.command)
         self._placement.start(plan.prepare)
-        self._files = LogFiles(Path(_LOG_DIRECTORY), plan.members)
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
 
     @property
     def log_files(self) -> dict[int, Path]:
-        """The log file of each global rank; empty when they could not be written."""
+        """The log file of each global rank; empty without, or with a `log_spec`."""
         return dict(self._files.paths)
 
     def wait(self, timeout: float | None = None) -> AppStatus:
@@ -154,7 +157,7 @@ class App(Generic[R]):
     def _run(self) -> None:
         import asyncio
 
-        writer = LogWriter(self._files, shown=frozenset({0}))
+        writer = LogWriter(self._files, self._shown, self._handlers)
         try:
             self._verdict = asyncio.run(self._drive(writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it

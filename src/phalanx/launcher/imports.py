@@ -13,6 +13,7 @@ import dis
 import functools
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import sysconfig
 import types
@@ -42,7 +43,8 @@ class Needs:
 class _Search:
     preload: dict[Import, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    seen: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    functions: set[int] = field(default_factory=set)
 
     def needs(self) -> Needs:
         torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
@@ -52,9 +54,9 @@ class _Search:
 
     def file(self, path: Path, package: str) -> None:
         """Read one of the user's files and those of the user's that it imports."""
-        if str(path) in self.seen or len(self.seen) > _FILE_LIMIT:
+        if str(path) in self.files or len(self.files) > _FILE_LIMIT:
             return
-        self.seen.add(str(path))
+        self.files.add(str(path))
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -88,29 +90,42 @@ class _Search:
 
     def value(self, value: Any) -> None:
         """Take a function, or whatever else can be called or carried along."""
-        if isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                self.value(part)
-        elif isinstance(value, types.MethodType):
-            self.value(value.__func__)
-            self.value(type(value.__self__))
-        elif isinstance(value, types.FunctionType):
-            self.module(value.__module__)
-            self.code(value.__code__, value.__globals__)
-            for cell in value.__closure__ or ():
-                self.cell(cell)
-            wrapped = getattr(value, "__wrapped__", None)
-            if wrapped is not None:
-                self.value(wrapped)
-        elif isinstance(value, types.ModuleType):
-            self.module(value.__name__)
-        elif isinstance(value, type):
-            self.module(value.__module__)
-            for attribute in vars(value).values() if not _is_installed_module(value) else ():
+        match value:
+            case functools.partial():
+                for part in (value.func, *value.args, *value.keywords.values()):
+                    self.value(part)
+            case types.MethodType():
+                self.value(value.__func__)
+                self.value(type(value.__self__))
+            case types.FunctionType():
+                self.function(value)
+            case types.ModuleType():
+                self.module(value.__name__)
+            case type():
+                self.kind(value)
+            case _ if type(value).__module__ != "builtins":
+                self.kind(type(value))
+
+    def function(self, function: types.FunctionType) -> None:
+        """Take a function's module, its code and its closure, once."""
+        if id(function) in self.functions:
+            return
+        self.functions.add(id(function))
+        self.module(function.__module__)
+        self.code(function.__code__, function.__globals__)
+        for cell in function.__closure__ or ():
+            self.cell(cell)
+        self.value(getattr(function, "__wrapped__", None))
+
+    def kind(self, kind: type) -> None:
+        """Take a class: where it and its bases come from, and the methods that the user wrote."""
+        for base in kind.__mro__:
+            if base.__module__ != "builtins":
+                self.module(base.__module__)
+        if not _is_installed_class(kind):
+            for attribute in vars(kind).values():
                 if isinstance(attribute, types.FunctionType):
-                    self.code(attribute.__code__, attribute.__globals__)
-        elif type(value).__module__ != "builtins":
-            self.value(type(value))
+                    self.function(attribute)
 
     def cell(self, cell: types.CellType) -> None:
         """Take what a closure holds, if it holds something already."""
@@ -126,17 +141,14 @@ class _Search:
         module = sys.modules.get(name)
         if name == "__main__":
             path = getattr(module, "__file__", None)
-            if path is not None:
+            # An installed program (pytest, a notebook's kernel) is not what the user wrote.
+            if path is not None and not os.path.abspath(path).startswith(_installed_roots()):
                 self.file(Path(path), getattr(module, "__package__", None) or "")
         else:
             self.statement(Import(name), leading=True)
 
     def code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         """Take the imports in a function's body, and what it uses of its module."""
-        key = f"{code.co_filename}:{code.co_firstlineno}:{code.co_qualname}"
-        if key in self.seen:
-            return
-        self.seen.add(key)
         for item in _imports_in(code):
             self.statement(item, leading=True)
         for nested in _codes(code):
@@ -252,8 +264,9 @@ def _is_installed(top: str) -> bool:
     return any(p is not None and p.startswith(_installed_roots()) for p in places)
 
 
-def _is_installed_module(kind: type) -> bool:
-    return _is_installed(kind.__module__.partition(".")[0]) or kind.__module__ == "builtins"
+def _is_installed_class(kind: type) -> bool:
+    top = kind.__module__.partition(".")[0]
+    return top != "__main__" and (top == "builtins" or _is_installed(top))
 
 
 def find_source(name: str) -> Path | None:

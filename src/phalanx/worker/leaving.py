@@ -42,9 +42,9 @@ def _drop_modules(preloaded: Container[str]) -> None:
     installed = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in preloaded or (name != "__main__" and (not file or file.startswith(installed))):
-            continue
-        names = vars(module)
-        for key in [n for n in names if not n.startswith("__")]:
-            names[key] = None
+        own = name == "__main__" or (file is not None and not file.startswith(installed))
+        if own and name not in preloaded and name.partition(".")[0] != "phalanx":
+            names = vars(module)
+            for key in [n for n in names if not n.startswith("__")]:
+                names[key] = None
     gc.collect()

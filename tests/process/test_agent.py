@@ -1,0 +1,110 @@
+"""The agent as its peers see it: odd first words, other versions, noise in the middle."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from phalanx import hosts, wire
+from phalanx.launcher import Launcher
+from phalanx.launcher.imports import Needs
+from phalanx.launcher.plan import make_plan
+
+
+def first_frame():
+    return make_plan(Launcher(workers_per_host=1), Needs((), torch=False), "f").prepare[0]
+
+
+def talk(*parts, timeout=30):
+    """Say these bytes to an agent, close, and give its frames, exit code and stderr."""
+    done = subprocess.run(
+        hosts.agent_command(), input=b"".join(parts), capture_output=True, timeout=timeout
+    )
+    return wire.Decoder().feed(done.stdout), done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"PHX\x63" + b"\0" * 40, os.urandom(500)]
+)
+def test_garbage_as_first_words_is_refused(noise):
+    """The agent says why, and ends without a traceback."""
+    frames, code, errors = talk(noise)
+    assert code == 1
+    assert "Traceback" not in errors
+    (broken,) = frames
+    assert isinstance(broken, wire.Broken)
+    assert "cannot start" in broken.message
+
+
+def test_another_version_is_refused_by_name():
+    """Both versions are in the message."""
+    raw = bytearray(wire.encode(first_frame()))
+    raw[3] = 42
+    frames, _, _ = talk(bytes(raw))
+    assert "version 42" in frames[0].message
+
+
+def test_a_first_frame_of_the_wrong_kind_is_refused():
+    """Prepare comes first."""
+    frames, _, _ = talk(wire.encode(wire.Leave()))
+    assert "the first frame was Leave" in frames[0].message
+
+
+def test_garbage_in_the_middle_ends_the_agent_in_order():
+    """It says what it was sent; nothing stays."""
+    process = subprocess.Popen(
+        hosts.agent_command(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    process.stdin.write(wire.encode(first_frame()))
+    decoder = wire.Decoder()
+    (hello,) = decoder.feed(process.stdout.read(1 << 16))
+    assert isinstance(hello, wire.Hello)
+    out, errors = process.communicate(b"noise from a .bashrc\n", timeout=30)
+    frames = decoder.feed(out)
+    assert any(isinstance(f, wire.Broken) and "noise from a .bashrc" in f.message for f in frames)
+    assert process.returncode == 0, errors
+
+
+def test_frames_out_of_place_are_ignored():
+    """A stop before the round, pieces of unknown functions, frames meant for others."""
+    strange = [
+        wire.Stop(round=7, grace=0.0),
+        wire.Taken(size=1),
+        wire.Signal(number=10),
+        wire.Piece(key="abc", offset=0, total=1, data=b"x"),
+        wire.Hello(version="", python="", hostname="", pid=1, port=1, clock=0.0),
+    ]
+    frames, code, errors = talk(
+        wire.encode(first_frame()), *map(wire.encode, strange), wire.encode(wire.Leave())
+    )
+    assert isinstance(frames[0], wire.Hello)
+    assert code == 0, errors
+
+
+def test_an_agent_that_hears_nothing_at_all_just_ends():
+    """Whoever placed it is gone."""
+    assert talk() == ([], 0, "")
+
+
+def test_a_peer_that_never_reads_does_not_keep_an_agent():
+    """Its end of file is enough."""
+    process = subprocess.Popen(
+        hosts.agent_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdin.write(wire.encode(first_frame()) + wire.encode(wire.Ping(sent=0.0)) * 20_000)
+    process.stdin.close()
+    timer = threading.Timer(20, process.kill)
+    timer.start()
+    try:
+        assert process.wait() == 0
+    finally:
+        timer.cancel()
+        timer.join()
+        process.stdout.close()
+        process.stderr.close()

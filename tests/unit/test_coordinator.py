@@ -1,0 +1,275 @@
+"""The coordinator: events in, actions out, compared as lists; properties over any order of events."""
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.clock import ClockOffset, Interval
+from phalanx.ranks import members
+from phalanx.rendezvous.causes import Failure, first_cause
+from phalanx.rendezvous.coordinator import (
+    CONFIRM_TIMEOUT,
+    BeginRound,
+    Cancel,
+    Cleared,
+    Coordinator,
+    Finish,
+    Gone,
+    HaltRound,
+    Joined,
+    Phase,
+    Policy,
+    Reason,
+    Running,
+    Tick,
+    WorkerEnded,
+)
+from phalanx.rounds import Ended, Endpoint, Fault, Outcome
+
+STORE = Endpoint("127.0.0.1", 1234)
+
+
+def coordinator(*workers, settle=0.0):
+    table = members([f"h{i}" for i in range(len(workers))], workers)
+    return Coordinator(Policy(table, start_timeout=10, stop_grace=3, settle=settle), now=0.0)
+
+
+def at(t):
+    return Interval(t, t)
+
+
+def ended(agent, rank, kind=Ended.RETURNED, t=1.0, **fields):
+    return WorkerEnded(agent, 1, Outcome(rank, kind, t, **fields), at(t))
+
+
+def begun(*workers, **kwargs):
+    c = coordinator(*workers, **kwargs)
+    for agent in range(len(workers)):
+        actions = c.handle(Joined(agent, STORE), 0.1)
+    (begin,) = actions
+    assert isinstance(begin, BeginRound)
+    for agent in range(len(workers)):
+        assert c.handle(Running(agent, 1), 0.2) == []
+    return c
+
+
+def test_the_round_begins_when_all_have_joined():
+    """With the store at rank 0's host, and contiguous ranks."""
+    c = coordinator(2, 1)
+    assert c.handle(Joined(1, Endpoint("other", 1)), 0.1) == []
+    (begin,) = c.handle(Joined(0, STORE), 0.2)
+    assert begin.round.store == STORE
+    assert [list(m.ranks) for m in begin.round.members] == [[0, 1], [2]]
+    assert begin.round.world_size == 3
+
+
+def test_success_waits_for_the_last_host_to_be_clear():
+    """Values first, then the confirmation that nothing is left."""
+    c = begun(1, 1)
+    assert c.deadline is None
+    assert c.handle(ended(0, 0), 1.0) == []
+    assert c.handle(Cleared(0, 1), 1.1) == []
+    assert c.handle(ended(1, 1), 1.2) == []
+    (finish,) = c.handle(Cleared(1, 1), 1.3)
+    assert finish.verdict.reason is Reason.SUCCEEDED
+
+
+def test_a_failure_halts_and_then_names_the_cause():
+    """One halt, however many fail."""
+    c = begun(2)
+    assert c.handle(ended(0, 1, Ended.KILLED, signal=9), 1.0) == [HaltRound(1, 3)]
+    assert c.handle(ended(0, 0, Ended.KILLED, t=1.1, signal=15), 1.2) == []
+    (finish,) = c.handle(Cleared(0, 1), 1.3)
+    assert finish.verdict.cause.outcome.rank == 1
+    assert [f.outcome.rank for f in finish.verdict.others] == [0]
+    assert finish.verdict.others[0].consequence
+
+
+def test_across_hosts_a_first_failure_settles_before_the_halt():
+    """So that another host's own failure is heard as such."""
+    c = begun(1, 1, settle=0.1)
+    assert c.handle(ended(0, 0, Ended.RAISED, t=1.0), 1.0) == []
+    assert c.handle(ended(1, 1, Ended.RAISED, t=0.95), 1.05) == []
+    assert c.handle(Tick(), 1.06) == []
+    assert c.handle(Tick(), 1.11) == [HaltRound(1, 3)]
+    c.handle(Cleared(0, 1), 1.2)
+    (finish,) = c.handle(Cleared(1, 1), 1.2)
+    assert finish.verdict.cause.outcome.rank == 1
+    assert not any(f.consequence for f in finish.verdict.others)
+
+
+def test_an_agent_that_does_not_confirm_is_named_after_the_grace():
+    """Every wait has a deadline."""
+    c = begun(1, 1)
+    c.handle(ended(0, 0, Ended.EXITED, code=1), 1.0)
+    c.handle(Cleared(0, 1), 1.1)
+    assert c.handle(Tick(), 1.0 + 3 + CONFIRM_TIMEOUT - 0.1) == []
+    (finish,) = c.handle(Tick(), 1.0 + 3 + CONFIRM_TIMEOUT)
+    assert finish.verdict.unconfirmed == (1,)
+
+
+def test_a_start_that_takes_too_long_names_who_is_missing():
+    """Before the round: who has not joined. After: whose workers do not run."""
+    c = coordinator(1, 1)
+    c.handle(Joined(0, STORE), 1)
+    halt, finish = c.handle(Tick(), 10.0)
+    assert isinstance(halt, HaltRound)
+    assert (finish.verdict.reason, finish.verdict.missing) == (Reason.START_TIMEOUT, (1,))
+    c = coordinator(1, 1)
+    c.handle(Joined(0, STORE), 1)
+    c.handle(Joined(1, STORE), 1)
+    c.handle(Running(1, 1), 2)
+    assert c.handle(Tick(), 10.0) == [HaltRound(1, 0.0)]
+    c.handle(Cleared(0, 1), 10.1)
+    (finish,) = c.handle(Cleared(1, 1), 10.1)
+    assert finish.verdict.missing == (0,)
+
+
+def test_a_lost_agent_is_the_cause_and_need_not_confirm():
+    """Its ranks are lost; those that had returned are not."""
+    c = begun(2, 1)
+    c.handle(ended(0, 0), 1.0)
+    assert c.handle(Gone(0, "silence", Interval(1, 5)), 5.0) == [HaltRound(1, 3)]
+    (finish,) = c.handle(Cleared(1, 1), 5.1)
+    assert finish.verdict.cause.outcome.kind is Ended.LOST
+    assert finish.verdict.cause.outcome.rank == 1
+
+
+def test_cancelling_twice_may_shorten_the_grace():
+    """The second Ctrl-C."""
+    c = begun(1)
+    assert c.handle(Cancel(), 1.0) == [HaltRound(1, 3)]
+    assert c.handle(Cancel(0.0), 1.5) == [HaltRound(1, 0.0)]
+    (finish,) = c.handle(Cleared(0, 1), 2.0)
+    assert finish.verdict.reason is Reason.CANCELLED
+
+
+def test_events_of_another_round_are_dropped():
+    """A member of an old round cannot act in this one."""
+    c = begun(1)
+    assert c.handle(WorkerEnded(0, 0, Outcome(0, Ended.RETURNED, 1.0), at(1)), 1.0) == []
+    assert c.handle(Cleared(0, 2), 1.0) == []
+    assert c.outcomes == {}
+
+
+def events(agents, ranks):
+    agent = st.integers(0, agents - 1)
+    rank = st.integers(0, ranks)
+    round_ = st.sampled_from([1, 1, 1, 1, 0, 2])
+    kinds = st.sampled_from([Ended.RETURNED] * 4 + list(Ended))
+    fault = st.none() | st.builds(Fault, st.just("E"), st.just("m"), st.just("t"), st.booleans())
+    outcome = st.builds(Outcome, rank=rank, kind=kinds, clock=st.floats(0, 50), fault=fault)
+    moment = st.floats(0, 50).map(at)
+    return st.one_of(
+        st.builds(Joined, agent, st.just(STORE)),
+        st.builds(Running, agent, round_),
+        st.builds(WorkerEnded, agent, round_, outcome, moment),
+        st.builds(Cleared, agent, round_),
+        st.builds(Gone, agent, st.just("gone"), moment),
+        st.builds(Cancel, st.none() | st.floats(0, 5)),
+        st.just(Tick()),
+    )
+
+
+@settings(max_examples=1500)
+@given(st.data())
+def test_any_order_of_events_ends_once_and_truthfully(data):
+    """Hypothesis: crashes, repeats, stale rounds, in any order; then only time passes."""
+    workers = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    total = sum(workers)
+    c = coordinator(*workers, settle=data.draw(st.sampled_from([0.0, 0.1])))
+    joined = data.draw(st.booleans())
+    sequence = [Joined(a, STORE) for a in range(len(workers))] if joined else []
+    sequence += data.draw(st.lists(events(len(workers), total), max_size=40))
+    now, actions = 0.0, []
+    for event in sequence:
+        now += data.draw(st.floats(0, 1))
+        before = len(actions)
+        new = c.handle(event, now)
+        actions += new
+        if any(isinstance(a, Finish) for a in actions[:before]):
+            assert new == []
+    for _ in range(6):
+        if c.phase is Phase.DONE or c.deadline is None:
+            break
+        now = max(now, c.deadline)
+        actions += c.handle(Tick(), now)
+    finishes = [a for a in actions if isinstance(a, Finish)]
+    begins = [a for a in actions if isinstance(a, BeginRound)]
+    assert len(begins) <= 1
+    assert len(finishes) <= 1
+    if not finishes:
+        # Only workers that run, or are leaving after they returned, may take as long as they like.
+        assert c.phase is Phase.RUNNING
+        assert not c._failures
+        return
+    verdict = finishes[0].verdict
+    returned = [r for r, o in c.outcomes.items() if o.kind is Ended.RETURNED]
+    assert (verdict.reason is Reason.SUCCEEDED) == (sorted(returned) == list(range(total)))
+    if verdict.reason is Reason.FAILED:
+        assert verdict.cause is not None
+        assert not verdict.cause.outcome.succeeded
+        assert all(f is not verdict.cause for f in verdict.others)
+    if verdict.reason is Reason.START_TIMEOUT:
+        assert c._halted_at >= 10
+
+
+def failure(rank, kind, earliest, latest=None, *, echo=False, consequence=False):
+    fault = Fault("E", "", "", communication=echo) if kind is Ended.RAISED else None
+    return Failure(
+        "h",
+        Outcome(rank, kind, earliest, fault=fault),
+        Interval(earliest, earliest if latest is None else latest),
+        consequence,
+    )
+
+
+def test_what_is_certainly_earlier_is_the_cause():
+    """Kinds do not matter then."""
+    assert (
+        first_cause([failure(0, Ended.KILLED, 1.05), failure(1, Ended.RAISED, 1.0)]).outcome.rank
+        == 1
+    )
+
+
+def test_where_intervals_overlap_the_kind_decides():
+    """Killed or lost, then an exception, then a communication error."""
+    killed = failure(0, Ended.KILLED, 1.0, 1.4)
+    raised = failure(1, Ended.RAISED, 0.9, 1.3)
+    echo = failure(2, Ended.RAISED, 0.8, 1.2, echo=True)
+    assert first_cause([echo, raised, killed]) is killed
+    assert first_cause([echo, raised]) is raised
+    assert first_cause([echo]) is echo
+
+
+def test_an_echo_yields_to_a_death_that_is_seen_a_little_later():
+    """A death closes connections before it is reported."""
+    echo = failure(0, Ended.RAISED, 1.0, echo=True)
+    assert first_cause([echo, failure(1, Ended.KILLED, 1.02)]).outcome.rank == 1
+    assert first_cause([echo, failure(1, Ended.KILLED, 9.0)]) is echo
+
+
+def test_what_we_did_ourselves_is_never_the_cause():
+    """Unless there is nothing else."""
+    own = failure(0, Ended.KILLED, 0.5, consequence=True)
+    assert first_cause([own, failure(1, Ended.RAISED, 1.0)]).outcome.rank == 1
+    assert first_cause([own]) is own
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.lists(
+        st.tuples(st.floats(0, 1e4), st.floats(0, 5), st.floats(0, 1)), min_size=1, max_size=20
+    ),
+)
+def test_the_offset_is_true_within_its_bound(offset, trips):
+    """Whatever the delays, the peer's moment lies in the interval."""
+    clock = ClockOffset()
+    assert clock.error == math.inf
+    for sent, delay, share in sorted(trips):
+        peer = sent + delay * share - offset
+        clock.observe(sent, peer, sent + delay)
+        moment = clock.interval(peer)
+        tolerance = 1e-6 + 1e-5 * len(trips)
+        assert moment.earliest - tolerance <= sent + delay * share <= moment.latest + tolerance

@@ -1,0 +1,140 @@
+"""What a function will import, found without running anything."""
+
+import functools
+import sys
+import textwrap
+
+import pytest
+
+from phalanx.launcher import imports
+
+
+def modules(needs):
+    return [item.module for item in needs.preload]
+
+
+def of_file(tmp_path, code):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(code))
+    return imports.of_file(path)
+
+
+def test_the_leading_imports_of_a_file_in_order(tmp_path):
+    """Installed packages only; the standard library and ourselves need no preloading."""
+    needs = of_file(
+        tmp_path,
+        '''
+        """Docstring."""
+        from __future__ import annotations
+        import os, numpy
+        import phalanx
+        from torch import nn
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            import mypy
+        try:
+            import rich
+        except ImportError:
+            rich = None
+        os.environ["X"] = "1"
+        import hypothesis
+    ''',
+    )
+    assert modules(needs) == ["numpy", "torch", "rich"]
+    assert needs.preload[1].names == ("nn",)
+    assert needs.torch
+
+
+def test_imports_behind_other_statements_still_count_as_use(tmp_path):
+    """Not preloaded, but torch is known to be used."""
+    needs = of_file(tmp_path, "x = print()\ndef f():\n    import torch.distributed\n")
+    assert modules(needs) == []
+    assert needs.torch
+
+
+def test_the_users_own_modules_are_read_and_not_preloaded(tmp_path, monkeypatch):
+    """Recursively, relative imports and packages too."""
+    package = tmp_path / "pkg_under_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import inner\n")
+    (package / "inner.py").write_text("import numpy\nfrom .deep import thing\n")
+    (package / "deep.py").write_text("import rich\nimport pkg_under_test\nthing = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    needs = of_file(tmp_path, "import pkg_under_test.inner\n")
+    assert sorted(modules(needs)) == ["numpy", "rich"]
+    assert not needs.torch
+    assert "pkg_under_test" not in sys.modules
+
+
+def test_a_file_that_does_not_parse_needs_nothing(tmp_path):
+    """The worker will say what is wrong with it."""
+    assert of_file(tmp_path, "this is not python") == imports.Needs((), torch=False)
+
+
+def run(code, name="f", **names):
+    namespace = {"__name__": "__main__", **names}
+    exec(textwrap.dedent(code), namespace)
+    return namespace[name]
+
+
+def test_imports_in_the_functions_own_body():
+    """Also of functions and classes that it calls, and of nested ones."""
+    needs = imports.of_function(
+        run("""
+        def helper():
+            import numpy.linalg
+        class Model:
+            def forward(self):
+                def inner():
+                    import rich.text
+                return inner
+        def f():
+            from torch import distributed as dist
+            helper()
+            return Model().forward()
+    """)
+    )
+    assert sorted(modules(needs)) == ["numpy.linalg", "rich.text", "torch"]
+
+
+def test_imports_behind_a_change_of_the_environment_are_left_alone():
+    """What it sets may be for them."""
+    needs = imports.of_function(
+        run("""
+        import os
+        def f():
+            import numpy
+            rank = os.environ["RANK"]
+            import rich
+            os.environ["OMP_NUM_THREADS"] = "4"
+            import torch
+    """)
+    )
+    assert modules(needs) == ["numpy", "rich"]
+
+
+def test_modules_used_as_globals_as_in_a_notebook():
+    """There is no source to read, but the names are there."""
+    numpy = pytest.importorskip("numpy")
+    needs = imports.of_function(run("def f():\n    return numpy.ones(3)\n", numpy=numpy))
+    assert modules(needs) == ["numpy"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: functools.partial(f),
+        lambda f: functools.wraps(f)(lambda: f()),
+        lambda f: type("C", (), {"__call__": lambda self: f()})(),
+    ],
+)
+def test_wrapped_functions_are_looked_into(wrap):
+    """Partials, decorators, callable objects."""
+    inner = run("def f():\n    import numpy\n")
+    assert "numpy" in modules(imports.of_function(wrap(inner)))
+
+
+def test_builtins_and_packages_that_freeze_their_rank():
+    """Nothing to find; and nothing that is known to read its rank when imported."""
+    assert imports.of_function(print) == imports.Needs((), torch=False)
+    assert modules(imports.of_function(run("def f():\n    import lightning\n"))) == []

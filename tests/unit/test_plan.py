@@ -1,0 +1,139 @@
+"""Every mistake in what is asked for is found before anything starts, and says what to do."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx import ConfigError, Launcher, environment, hosts, launch, ranks
+from phalanx.launcher.imports import Needs
+from phalanx.launcher.plan import make_plan
+from phalanx.rounds import Endpoint, Round
+
+NOTHING = Needs((), torch=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hostnames": "gpu1"}, r"Write hostnames=\['gpu1'\]"),
+        ({"hostnames": []}, "at least one host name"),
+        ({"hostnames": [""]}, "at least one host name"),
+        ({"hostnames": "slurm"}, "slurm"),
+        ({"workers_per_host": [1, 2]}, "2 entries for 1 hosts"),
+        ({"hostnames": ["localhost"] * 2, "workers_per_host": [1]}, "1 entries for 2 hosts"),
+        ({"workers_per_host": 0}, "must be at least 1"),
+        ({"workers_per_host": -1}, "must be at least 1"),
+        ({"workers_per_host": True}, "not a number of workers"),
+        ({"workers_per_host": "gpus"}, "not a number of workers"),
+        ({"workers_per_host": 1.5}, "not a number of workers"),
+        ({"workers_per_host": [1, "x"]}, "not a number of workers"),
+        ({"backend": "nccl2"}, "Did you mean 'nccl'"),
+        ({"start_method": "fork"}, "start_method='fork'"),
+        ({"start_timeout": 0}, "more than 0"),
+        ({"stop_grace": -1}, "0 or more"),
+        ({"host_timeout": "30"}, "number of seconds"),
+        ({"orphan_timeout": float("nan")}, "number of seconds"),
+        ({"env_vars": {"A": "b"}}, "extra_env_vars="),
+        ({"env_vars": "PATH"}, r"Write env_vars=\['PATH'\]"),
+        ({"extra_env_vars": {"A": 1}}, "must be strings"),
+        ({"extra_env_vars": {"A=B": "1"}}, "not a name"),
+        ({"extra_env_vars": {"A": "x\0y"}}, "NUL"),
+        ({"extra_env_vars": {"RANK": "1"}}, "RANK is set by phalanx"),
+        ({"extra_env_vars": ["A"]}, "is a dict"),
+        ({"env_file": "/no/such/file"}, "No such file"),
+        ({"preload": "torch"}, r"Write preload=\['torch'\]"),
+    ],
+)
+def test_mistakes_are_named(fields, message):
+    """One sentence that says what was seen and what to write."""
+    with pytest.raises(ConfigError, match=message):
+        make_plan(Launcher(**fields), NOTHING, "f")
+
+
+def test_gpu_without_a_gpu_is_an_error(monkeypatch):
+    """It names the variable that hides them, if there is one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match="no NVIDIA GPU is visible"):
+        make_plan(Launcher(workers_per_host="gpu"), NOTHING, "f")
+
+
+def test_an_unknown_option_suggests_the_right_one():
+    """`launch` takes the fields of `Launcher`."""
+    with pytest.raises(ConfigError, match="Did you mean 'workers_per_host'"):
+        launch(print, worker_per_host=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: launch(3), "3 cannot be called"),
+        (lambda: launch(print, ["a"]), "not a dict"),
+        (lambda: launch(print, args="ab"), "not a tuple"),
+        (lambda: launch(lambda x: x, {"x": __import__("threading").Lock()}), "cannot be pickled"),
+    ],
+)
+def test_calls_that_cannot_be_made_start_nothing(call, message):
+    """Named before anything starts."""
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_cpu_means_the_processors_we_may_use():
+    """Not those of the machine."""
+    plan = make_plan(Launcher(workers_per_host="cpu"), NOTHING, "f")
+    assert plan.members[0].workers == len(os.sched_getaffinity(0))
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_ranks_are_contiguous_and_complete(workers):
+    """Whatever the counts."""
+    table = ranks.members([f"h{i}" for i in range(len(workers))], workers)
+    assert [r for m in table for r in m.ranks] == list(range(sum(workers)))
+    round_ = Round(1, table, Endpoint("a", 1))
+    for member in table:
+        for rank in member.ranks:
+            env = ranks.worker_environment(
+                round_, member, rank, app="a", error_file="e", agent_store=True
+            )
+            assert env.keys() == ranks.RANK_VARIABLES
+            assert int(env["LOCAL_RANK"]) < int(env["LOCAL_WORLD_SIZE"]) == member.workers
+            assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+            assert round_.member_of(rank) is member
+
+
+def test_patterns_choose_what_is_copied():
+    """fnmatch, and the default list."""
+    environ = {"PATH": "p", "CUDA_HOME": "c", "SECRET": "s", "HF_HOME": "h", "https_proxy": "x"}
+    assert environment.copied(environ, environment.COPIED_BY_DEFAULT).keys() == environ.keys() - {
+        "SECRET"
+    }
+    assert environment.copied(environ, ["SEC*"]) == {"SECRET": "s"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0,1", 2),
+        ("-1", 0),
+        ("1,-1,2", 1),
+        ("0,9", 1),
+        ("GPU-ab,GPU-cd", 2),
+    ],
+)
+def test_gpus_are_counted_as_cuda_does(visible, expected, monkeypatch, tmp_path):
+    """From the device files that there are and the variable that hides them."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert hosts.gpus(environ, devices=str(tmp_path)) == expected
+
+
+def test_the_app_s_id_is_fit_for_a_file_name():
+    """Whatever the name."""
+    plan = make_plan(Launcher(name="my exp/1: ü"), NOTHING, "f")
+    assert plan.app.startswith("my-exp-1-")
+    assert "/" not in plan.app

@@ -1,0 +1,179 @@
+"""Small pure parts: following files, names, results, reports, the public face."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+from phalanx import logs, ranks
+from phalanx.agent import following
+from phalanx.errors import PhalanxError
+from phalanx.launcher.result import LaunchResult
+from phalanx.rounds import Ended, Fault, Outcome, signal_name
+
+SOURCE = Path(phalanx.__file__).parent
+
+
+@given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"\r", b"line\n"]), max_size=30))
+def test_a_stream_is_read_to_the_byte_in_whole_lines(tmp_path_factory, writes):
+    """Whatever is appended between two looks."""
+    path = tmp_path_factory.mktemp("s") / "stdout"
+    stream = following.Stream(str(path), 0, "stdout")
+    got = []
+    with open(path, "ab", buffering=0) as file:
+        for data in writes:
+            file.write(data)
+            got.append(stream.read(final=False))
+    assert all(not part or part[-1:] in (b"\n", b"\r") for part in got)
+    while part := stream.read(final=True):
+        got.append(part)
+    stream.close()
+    assert b"".join(got) == b"".join(writes)
+
+
+def test_a_stream_past_its_cap_is_counted_and_freed(tmp_path):
+    """The marker says how much was left out; the disk does not keep it."""
+    path = tmp_path / "stdout"
+    stream = following.Stream(str(path), 0, "stdout", cap=8192)
+    path.write_bytes(b"x" * 8191 + b"\n" + b"y" * 1_000_000)
+    assert stream.read(final=False) == b"x" * 8191 + b"\n"
+    assert stream.read(final=False) == b""
+    assert b"1000000 bytes left out" in stream.read(final=True)
+    assert stream.read(final=True) == b""
+    assert path.stat().st_blocks * 512 < 100_000
+    stream.close()
+
+
+def test_a_stream_of_a_file_that_never_came(tmp_path):
+    """A worker that died before it opened its files."""
+    stream = following.Stream(str(tmp_path / "none"), 0, "stdout")
+    assert stream.read(final=True) == b""
+    assert following.tail(str(tmp_path / "none")) == ""
+
+
+def test_log_files_are_named_by_host_and_local_rank():
+    """A host that is listed twice is told apart."""
+    table = ranks.members(["a", "b", "a"], [2, 1, 1])
+    assert logs.file_names(table, "T") == {
+        0: "T-a[0].log",
+        1: "T-a[1].log",
+        2: "T-b[0].log",
+        3: "T-a#2[0].log",
+    }
+
+
+def test_lookups_that_fail_say_what_there_is():
+    """By rank, by host, by local rank."""
+    result = LaunchResult((1, 2), ranks.members(["a", "b"], [1, 1]))
+    assert result.index("b", 0) == 2
+    with pytest.raises(IndexError, match="0 to 1"):
+        result.rank(2)
+    with pytest.raises(IndexError, match="0 to 1"):
+        result.rank(-1)
+    with pytest.raises(KeyError, match="there were: a, b"):
+        result.index("c", 0)
+    with pytest.raises(IndexError, match="0 to 0"):
+        result.index("a", 1)
+
+
+def test_outcomes_describe_themselves():
+    """In a few words each."""
+    say = lambda kind, **f: Outcome(0, kind, 0.0, **f).describe()
+    assert say(Ended.KILLED, signal=11) == "was killed by SIGSEGV"
+    assert say(Ended.EXITED, code=3) == "exited with code 3"
+    assert say(Ended.LOST, detail="silence") == "was lost: silence"
+    assert say(Ended.RAISED, fault=Fault("E", "one\ntwo", "")) == "raised E: one"
+    assert say(Ended.RAISED, fault=Fault("E", "", "")) == "raised E"
+    assert signal_name(40).startswith("SIGRTMIN+")
+
+
+def test_what_is_public_is_sorted_and_there():
+    """`__all__` is the truth."""
+    assert phalanx.__all__ == sorted(phalanx.__all__)
+    assert all(getattr(phalanx, name) is not None for name in phalanx.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        phalanx.nothing
+
+
+def test_all_errors_have_one_root():
+    """And the tree in the docstring is complete."""
+    from phalanx import errors
+
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert all(issubclass(kind, PhalanxError) for kind in kinds)
+    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+
+
+def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
+    """Nor anything else that is heavy."""
+    code = (
+        "import sys, phalanx; print([m for m in ('torch', 'asyncio', 'rich', 'tyro', 'cloudpickle',"
+        " 'msgpack') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
+
+
+LAYERS = [
+    {"errors", "rounds", "ranks", "environment", "clock", "wire"},
+    {"logs"},
+    {"channel", "hosts"},
+    {"rendezvous"},
+    {"worker"},
+    {"agent"},
+    {"launcher"},
+    {"cli", "__main__"},
+]
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            if node.module == "phalanx":
+                yield from (f"phalanx.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_point_to_lower_layers_only():
+    """The layers of docs/design.md, and torch in one package only."""
+    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+    for path in SOURCE.rglob("*.py"):
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for name in _imports(path):
+            top, _, rest = name.partition(".")
+            if top == "torch":
+                assert own == "torch", f"{path} imports torch"
+            if top != "phalanx" or own == "__init__":
+                continue
+            target = rest.partition(".")[0]
+            assert target != "torch" or own == "torch", f"{path} imports {name}: load it by name"
+            if target in ("", "__version__"):
+                continue
+            if own == "torch":
+                raise AssertionError(f"{path} imports {name}")
+            assert level[target] <= level[own], f"{path} imports {name}, which is above it"
+
+
+def test_every_module_says_what_it_is_for_and_none_is_too_long():
+    """One responsibility each."""
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert ast.get_docstring(ast.parse(text)), path
+        assert len(text.splitlines()) <= 400, path
+
+
+def test_every_field_of_launcher_is_documented():
+    """They are the command line's help."""
+    tree = ast.parse((SOURCE / "launcher" / "__init__.py").read_text())
+    (cls,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Launcher"]
+    for field, after in zip(cls.body, cls.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), f"{field.target.id} has no docstring"

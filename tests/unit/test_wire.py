@@ -1,0 +1,154 @@
+"""Frames: what is written is what is read, and nothing else is."""
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx import wire
+from phalanx.errors import WireError
+from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
+
+text = st.text(max_size=20)
+members = st.lists(
+    st.builds(Member, st.integers(0, 9), text, st.integers(0, 99), st.integers(1, 9)),
+    min_size=1,
+    max_size=3,
+).map(tuple)
+rounds = st.builds(
+    Round, st.integers(0, 9), members, st.builds(Endpoint, text, st.integers(0, 65535))
+)
+faults = st.builds(Fault, text, text, text, st.booleans(), st.booleans(), st.booleans())
+clocks = st.floats(allow_nan=False)
+outcomes = st.builds(
+    Outcome,
+    rank=st.integers(0, 9),
+    kind=st.sampled_from(Ended),
+    clock=clocks,
+    pid=st.none() | st.integers(1, 99),
+    code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    fault=st.none() | faults,
+    stderr=text,
+)
+common = {"app": text, "round": st.integers(0, 99), "rank": st.none() | st.integers(0, 99)}
+frames = st.one_of(
+    st.builds(
+        wire.Piece,
+        key=text,
+        offset=st.integers(0, 1 << 40),
+        total=st.integers(0, 1 << 40),
+        data=st.binary(max_size=200),
+        **common,
+    ),
+    st.builds(
+        wire.Begin,
+        membership=rounds,
+        agent=st.integers(0, 9),
+        function=text,
+        backend=st.none() | text,
+        uses_torch=st.booleans(),
+        process_group_timeout=clocks,
+        **common,
+    ),
+    st.builds(wire.Report, outcome=outcomes, **common),
+    st.builds(wire.Started, pids=st.dictionaries(st.integers(0, 9), st.integers(1, 99)), **common),
+    st.builds(wire.Log, stream=text, data=st.binary(max_size=50), **common),
+    st.builds(wire.Leave, **common),
+    st.builds(
+        wire.Ready,
+        torch=st.booleans(),
+        spawn=st.booleans(),
+        left_out=st.lists(text, max_size=2).map(tuple),
+        **common,
+    ),
+)
+
+
+@given(st.lists(frames, max_size=5), st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_frames_survive_any_cutting_of_the_stream(sent, cuts):
+    """Whatever pieces the bytes come in."""
+    data = b"".join(map(wire.encode, sent))
+    decoder, received, at, i = wire.Decoder(), [], 0, 0
+    while at < len(data):
+        step = cuts[i % len(cuts)]
+        received += decoder.feed(data[at : at + step])
+        at, i = at + step, i + 1
+    assert received == sent
+    assert decoder.pending == 0
+
+
+@given(st.binary(max_size=300))
+def test_garbage_raises_only_wire_errors(data):
+    """Fuzzed: random bytes."""
+    try:
+        wire.Decoder().feed(data)
+    except WireError:
+        pass
+
+
+@settings(max_examples=300)
+@given(frames, st.data())
+def test_damaged_frames_raise_only_wire_errors(frame, data):
+    """Fuzzed: real frames with some bytes changed."""
+    raw = bytearray(wire.encode(frame))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        wire.Decoder().feed(bytes(raw))
+    except WireError:
+        pass
+
+
+json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(wire._BY_NAME)) | st.text(max_size=5), json)
+def test_heads_with_the_wrong_fields_raise_only_wire_errors(name, fields):
+    """Fuzzed: valid msgpack of the wrong shape."""
+    head = msgpack.packb([name, fields])
+    raw = wire._HEADER.pack(b"PHX", wire.VERSION, len(head), 0) + head
+    try:
+        (frame,) = wire.Decoder().feed(raw)
+    except WireError:
+        return
+    assert wire.encode(frame)
+
+
+def test_another_version_is_refused_with_what_to_do():
+    """The message names both versions."""
+    raw = bytearray(wire.encode(wire.Leave()))
+    raw[3] = 9
+    with pytest.raises(WireError, match=r"version 9 .* this side 1.*same version of phalanx"):
+        wire.Decoder().feed(bytes(raw))
+
+
+def test_what_is_not_a_frame_is_shown():
+    """So that the user sees who writes there."""
+    with pytest.raises(WireError, match="Welcome to node7"):
+        wire.Decoder().feed(b"Welcome to node7\n")
+
+
+def test_lengths_over_the_limit_are_refused_before_they_are_allocated():
+    """A header alone is enough."""
+    with pytest.raises(WireError, match="over the limit"):
+        wire.Decoder().feed(wire._HEADER.pack(b"PHX", wire.VERSION, 1 << 31, 0))
+    with pytest.raises(WireError, match="at most"):
+        wire.encode(wire.Log(stream="x", data=b"x" * (wire.PIECE + 1)))
+
+
+def test_text_that_is_not_unicode_survives():
+    """Environment values and paths are bytes in truth."""
+    frame = wire.Want(digest="\udcff\udcfe")
+    assert wire.Decoder().feed(wire.encode(frame)) == [frame]
