@@ -16,7 +16,7 @@ def modules(needs):
 def of_file(tmp_path, code):
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(code))
-    return imports.of_file(path)
+    return imports.of_file(path, "f")
 
 
 def test_the_leading_imports_of_a_file_in_order(tmp_path):
@@ -47,9 +47,17 @@ def test_the_leading_imports_of_a_file_in_order(tmp_path):
 
 def test_imports_behind_other_statements_still_count_as_use(tmp_path):
     """Not preloaded, but torch is known to be used."""
-    needs = of_file(tmp_path, "x = print()\ndef f():\n    import torch.distributed\n")
+    needs = of_file(tmp_path, "x = print()\nif x is None:\n    import torch.distributed\n")
     assert modules(needs) == []
     assert needs.torch
+
+
+def test_of_the_functions_in_a_file_only_the_named_one_counts(tmp_path):
+    """Another's imports are not its own."""
+    code = "def f():\n    import numpy\n    print()\n    import rich\ndef g():\n    import torch\n"
+    needs = of_file(tmp_path, code)
+    assert modules(needs) == ["numpy"]
+    assert not needs.torch
 
 
 def test_the_users_own_modules_are_read_and_not_preloaded(tmp_path, monkeypatch):
@@ -111,6 +119,7 @@ def test_imports_behind_a_change_of_the_environment_are_left_alone():
     """)
     )
     assert modules(needs) == ["numpy", "rich"]
+    assert needs.torch
 
 
 def test_modules_used_as_globals_as_in_a_notebook():

@@ -81,7 +81,9 @@ class _Target:
         path = Path(self.place) if self.is_file else imports.find_source(self.place)
         if self.is_file and not path.is_file():  # type: ignore[union-attr]
             raise ConfigError(f"there is no file {self.place}.")
-        return imports.Needs((), torch=False) if path is None else imports.of_file(path)
+        if path is None:
+            return imports.Needs((), torch=False)
+        return imports.of_file(path, self.function)
 
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
@@ -124,7 +126,8 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
         try:
             function = target.load()
             args, kwargs = _parse_own(function, own, target)
-            call.set_result(payload.pack(function, args, kwargs))
+            needs = imports.of_function(function)
+            call.set_result(payload.pack(function, args, kwargs, uses_torch=needs.torch))
         except BaseException:
             app.cancel(0.0)
             app.wait()

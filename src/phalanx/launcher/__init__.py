@@ -131,9 +131,10 @@ class Launcher:
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         check_call(func, args, kwargs)
-        plan = self._plan(imports.of_function(func), _title(func))
+        needs = imports.of_function(func)
+        plan = self._plan(needs, _title(func))
         call: Future[payload.Function] = Future()
-        call.set_result(payload.pack(func, args, kwargs or {}))
+        call.set_result(payload.pack(func, args, kwargs or {}, uses_torch=needs.torch))
         return App(plan, call)
 
     def begin(self, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
@@ -154,8 +155,9 @@ class Launcher:
         from phalanx.launcher.inline import run_inline
 
         check_call(func, args, kwargs)
-        plan = self._plan(imports.of_function(func), _title(func))
-        return run_inline(plan, func, args, kwargs)
+        needs = imports.of_function(func)
+        plan = self._plan(needs, _title(func))
+        return run_inline(plan, func, args, kwargs, uses_torch=needs.torch)
 
 
 def launch(

@@ -202,7 +202,7 @@ class Drive:
                 agent=index,
                 function=function.digest,
                 backend=settings.backend,
-                uses_torch=self.plan.uses_torch,
+                uses_torch=function.uses_torch or settings.backend not in (None, "auto"),
                 process_group_timeout=settings.process_group_timeout,
             )
             self._do(self._send(agent, frame))

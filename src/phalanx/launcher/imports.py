@@ -57,18 +57,16 @@ class _Search:
         if str(path) in self.files or len(self.files) > _FILE_LIMIT:
             return
         self.files.add(str(path))
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            return
+        self.block(_parse(path), package)
+
+    def block(self, statements: list[ast.stmt], package: str) -> None:
+        """Take the imports of a file or a body; only its leading ones are worth preloading."""
         leading = True
-        for statement in tree.body:
+        for statement in statements:
             found = list(_imports(statement, package))
-            leading = leading and (bool(found) or _is_harmless(statement))
+            leading = leading and (_is_import(statement) or _is_harmless(statement))
             for item in found:
                 self.statement(item, leading=leading)
-        for node in ast.walk(tree):
-            self.names.update(i.module.partition(".")[0] for i in _imports_of(node, package))
 
     def statement(self, item: Import, *, leading: bool) -> None:
         """Take one import statement: an installed package, or a file to read."""
@@ -149,8 +147,8 @@ class _Search:
 
     def code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         """Take the imports in a function's body, and what it uses of its module."""
-        for item in _imports_in(code):
-            self.statement(item, leading=True)
+        for item, leading in _imports_in(code):
+            self.statement(item, leading=leading)
         for nested in _codes(code):
             for name in nested.co_names:
                 if name in names and not name.startswith("__"):
@@ -164,18 +162,29 @@ def of_function(function: Callable[..., Any]) -> Needs:
     return search.needs()
 
 
-def of_file(path: Path) -> Needs:
-    """What a file of functions needs, without importing it."""
+def of_file(path: Path, function: str) -> Needs:
+    """What a function of a file needs, without importing the file."""
     search = _Search()
     search.file(path, "")
+    for statement in _parse(path):
+        if isinstance(statement, ast.FunctionDef) and statement.name == function.partition(".")[0]:
+            search.block(statement.body, "")
     return search.needs()
 
 
 # ── statements ────────────────────────────────────────────────────────────────
 
 
+def _parse(path: Path) -> list[ast.stmt]:
+    try:
+        return ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []  # the worker will say what is wrong with it
+
+
 def _imports(statement: ast.stmt, package: str) -> Iterator[Import]:
-    if isinstance(statement, ast.Try):
+    """The imports that run with this statement; not those in functions that it defines."""
+    if isinstance(statement, ast.Try | ast.If | ast.With) and not _is_harmless(statement):
         for inner in statement.body:
             yield from _imports(inner, package)
     else:
@@ -197,12 +206,17 @@ def _imports_of(node: ast.AST, package: str) -> Iterator[Import]:
             yield Import(module, names)
 
 
+def _is_import(statement: ast.stmt) -> bool:
+    """An import statement, or a `try` of some that may not be there."""
+    if isinstance(statement, ast.Try):
+        return all(map(_is_import, statement.body))
+    return isinstance(statement, ast.Import | ast.ImportFrom)
+
+
 def _is_harmless(statement: ast.stmt) -> bool:
     """A docstring, or a block that only type checkers enter: it changes no import."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
-    if isinstance(statement, ast.ImportFrom):
-        return True
     if isinstance(statement, ast.If):
         test = statement.test
         return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
@@ -219,24 +233,24 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _imports_in(code: types.CodeType) -> Iterator[Import]:
-    """Imports in a function's body, up to the first place where it changes the environment."""
-    environment = False
+def _imports_in(code: types.CodeType) -> Iterator[tuple[Import, bool]]:
+    """The imports in a function's body, and whether each comes before it changes the environment."""
+    environment, leading = False, True
     names: Any = ()
     for step in dis.get_instructions(code):
         if step.opname == "LOAD_CONST":
             names = step.argval
         elif step.opname == "IMPORT_NAME" and step.argval:
-            yield Import(step.argval, names if isinstance(names, tuple) else ())
+            yield Import(step.argval, names if isinstance(names, tuple) else ()), leading
         elif step.argval in ("environ", "putenv"):
             environment = True
         elif environment and (
             step.opname == "STORE_SUBSCR" or step.argval in ("setdefault", "update")
         ):
-            return
+            leading = False
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _imports_in(constant)
+            yield from ((item, leading and first) for item, first in _imports_in(constant))
 
 
 # ── places ────────────────────────────────────────────────────────────────────

@@ -17,7 +17,12 @@ from phalanx.rounds import Endpoint, Round
 
 
 def run_inline(
-    plan: Plan, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    plan: Plan,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    uses_torch: bool,
 ) -> LaunchResult[Any]:
     """Call the function here, as rank 0 of 1. Nothing is pickled, its exception is its own."""
     if len(plan.members) != 1 or plan.members[0].workers != 1:
@@ -33,7 +38,10 @@ def run_inline(
     variables = worker_environment(
         round_, plan.members[0], 0, app=plan.app, error_file=os.devnull, agent_store=False
     )
-    with _environment({**plan.settings.extra_env_vars, **variables}), _group(plan):
+    with (
+        _environment({**plan.settings.extra_env_vars, **variables}),
+        _group(plan, wanted=uses_torch),
+    ):
         return LaunchResult((function(*args, **kwargs),), plan.members)
 
 
@@ -49,12 +57,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _group(plan: Plan) -> Iterator[None]:
-    if plan.settings.backend is None or not plan.uses_torch:
+def _group(plan: Plan, *, wanted: bool) -> Iterator[None]:
+    backend = plan.settings.backend
+    if backend is None or not (wanted or backend != "auto"):
         yield
         return
     group: Any = importlib.import_module("phalanx.torch.group")
-    joined = group.join_alone(plan.settings.backend, plan.settings.process_group_timeout)
+    joined = group.join_alone(backend, plan.settings.process_group_timeout)
     try:
         yield
     finally:

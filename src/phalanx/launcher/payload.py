@@ -26,6 +26,7 @@ class Function:
 
     data: bytes
     digest: str
+    uses_torch: bool
 
     def pieces(self) -> Iterator[wire.Piece]:
         """The frames that carry it."""
@@ -35,7 +36,13 @@ class Function:
             yield wire.Piece(key=self.digest, offset=offset, total=total, data=data)
 
 
-def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Function:
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    uses_torch: bool,
+) -> Function:
     """Pickle a call. Raises `ConfigError` that names what cannot be pickled."""
     import cloudpickle
 
@@ -56,7 +63,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
-    return Function(data, hashlib.sha256(data).hexdigest())
+    return Function(data, hashlib.sha256(data).hexdigest(), uses_torch)
 
 
 def _is_importable(module: Any) -> bool:

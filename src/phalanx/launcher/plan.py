@@ -37,7 +37,6 @@ class Plan:
     members: tuple[Member, ...]
     prepare: tuple[wire.Prepare, ...]
     """The first frame for each member."""
-    uses_torch: bool
     command: list[str]
     settings: Launcher
 
@@ -52,7 +51,6 @@ def make_plan(launcher: Launcher, needs: Needs, title: str) -> Plan:
         app=app,
         members=members,
         prepare=tuple(_prepare(launcher, needs, title, app, member) for member in members),
-        uses_torch=needs.torch or launcher.backend not in (None, "auto"),
         command=hosts.agent_command(env_file),
         settings=launcher,
     )

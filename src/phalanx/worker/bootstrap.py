@@ -89,8 +89,12 @@ def _call(assignment: Assignment) -> Outcome:
     rank, directory = assignment.rank, assignment.directory
     group = _Group(assignment)
     try:
-        group.join()
+        # Where torch was not loaded before the fork, the user's own files load it: what they set
+        # in the environment before they do must count.
+        if "torch" in sys.modules:
+            group.join()
         function, args, kwargs = _load_function(assignment.fork.function)
+        group.join()
         value = function(*args, **kwargs)
         del function, args, kwargs
         group.leave()
@@ -173,8 +177,8 @@ class _Group:
         self._module: Any = None
 
     def join(self) -> None:
-        """Join; blocks until all ranks are there. Nothing without torch."""
-        if self.fork.backend is None or not self.fork.uses_torch:
+        """Join, once; blocks until all ranks are there. Nothing without torch."""
+        if self.fork.backend is None or not self.fork.uses_torch or self._module is not None:
             return
         self._module = importlib.import_module("phalanx.torch.group")
         self._module.join(self.fork.backend, self.fork.process_group_timeout)
