@@ -32,20 +32,24 @@ def is_alive(pid):
         return False
 
 
+os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
+
+
 def phalanx_processes():
-    """Processes of ours anywhere on the machine, by their command lines."""
+    """Processes of ours anywhere on the machine, by their titles, that these tests have started."""
     found = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                line = file.read()
+            line = Path(f"/proc/{entry}/cmdline").read_bytes()
+            environ = Path(f"/proc/{entry}/environ").read_bytes()
         except OSError:
             continue
-        if b"phalanx.agent" in line or b"phalanx.worker" in line or line.startswith(b"phalanx: "):
+        ours = (
+            b"phalanx.agent" in line or b"phalanx.worker" in line or line.startswith(b"phalanx: ")
+        )
+        if ours and MARK.encode() in environ and is_alive(int(entry)):
             found.add(int(entry))
-    return {pid for pid in found if is_alive(pid)}
+    return found - {os.getpid()}
 
 
 def _descriptors():

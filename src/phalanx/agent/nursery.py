@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from phalanx.environment import acts_at_start
 from phalanx.hosts import interpreter_flags
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import signal_name
-from phalanx.worker import processes
 from phalanx.worker.zygote import TITLE_ROOM
 
 _ZYGOTE = "import sys; sys.path[:] = {path!r}; from phalanx.worker.zygote import main; main()"
@@ -67,10 +65,14 @@ class Nursery:
         except OSError:
             pass
 
+    def dismiss(self) -> None:
+        """Have the zygote, which has no workers any more, end; does not wait."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End the zygote now; what was below it becomes the agent's. Idempotent."""
         self.control.close()
-        processes.send(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
     def describe_end(self) -> str:

@@ -48,6 +48,8 @@ def main() -> None:
         await agent.run()
 
     asyncio.run(serve())
+    sys.stderr.flush()
+    os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
 
 
 def _take_streams() -> tuple[int, int]:

@@ -85,6 +85,9 @@ class Agent:
     async def _leave(self) -> None:
         if self._turn is not None:
             await self._turn.cleared.wait()
+        asyncio.get_running_loop().remove_reader(self._nursery.control)
+        self._nursery.dismiss()
+        if self._turn is not None:
             await self._turn.close(drain=True)
         self._ending.set()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from phalanx.errors import ConfigError, WorkerFailed
 from phalanx.launcher import Launcher, imports, payload
+from phalanx.launcher.interrupts import interruptible
 
 _USAGE = """\
 usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS]
@@ -111,8 +112,6 @@ class _Target:
 
 
 def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
-    from phalanx.launcher.interrupts import interruptible
-
     began = time.monotonic()
     if launcher.start_method == "inline":
         function = target.load()

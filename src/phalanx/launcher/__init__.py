@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from phalanx.environment import COPIED_BY_DEFAULT
 from phalanx.errors import ConfigError
+from phalanx.launcher.interrupts import interruptible
 from phalanx.logs import LogSpec
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ class Launcher:
         nothing of the launch is left running. A mistake found before anything starts is a
         `ConfigError`.
         """
-        from phalanx.launcher.interrupts import interruptible
-
         if self.start_method == "inline":
             return self._run_inline(func, args, kwargs or {})
         with interruptible() as interrupts:

@@ -234,7 +234,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _imports_in(code: types.CodeType) -> Iterator[tuple[Import, bool]]:
-    """The imports in a function's body, and whether each comes before it changes the environment."""
+    """The imports in a function's body, and whether each comes before a change of `os.environ`."""
     environment, leading = False, True
     names: Any = ()
     for step in dis.get_instructions(code):

@@ -20,6 +20,7 @@ carry an earlier time than the death that caused them.
 class Failure:
     """A worker that ended badly, on a host, at a time by the launcher's clock."""
 
+    agent: int
     hostname: str
     outcome: Outcome
     when: Interval
@@ -30,8 +31,8 @@ class Failure:
 def first_cause(failures: Iterable[Failure]) -> Failure:
     """The failure that the others follow from.
 
-    What is certainly earlier wins. Where intervals overlap, the kind decides: killed or lost, then
-    exits and the user's exceptions, then communication errors.
+    What is certainly earlier wins. Where that cannot be said, the kind decides: killed or lost,
+    then exits and the user's exceptions, then communication errors.
     """
     known = list(failures)
     candidates = [f for f in known if not f.consequence] or known
@@ -42,9 +43,15 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
         )
         if min(f.when.earliest for f in sources) <= earliest_echo + ECHO_DELAY:
             candidates = sources
-    horizon = min(f.when.latest for f in candidates)
-    overlapping = [f for f in candidates if f.when.earliest <= horizon]
-    return min(overlapping, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+    earliest = [f for f in candidates if not any(_is_before(other, f) for other in candidates)]
+    return min(earliest, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+
+
+def _is_before(one: Failure, other: Failure) -> bool:
+    """Certainly earlier: by its own clock on one host, by intervals that do not overlap on two."""
+    if one.agent == other.agent and Ended.LOST not in (one.outcome.kind, other.outcome.kind):
+        return one.outcome.clock < other.outcome.clock
+    return one.when.latest < other.when.earliest
 
 
 def _is_echo(failure: Failure) -> bool:

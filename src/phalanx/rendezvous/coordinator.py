@@ -7,6 +7,7 @@ than `deadline`. Events of another round are dropped. After `Finish` every event
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -219,8 +220,7 @@ class Coordinator:
         self._outcomes[outcome.rank] = outcome
         if outcome.succeeded:
             return self._conclude()
-        consequence = self._halted_at is not None and when.earliest > self._halted_at
-        self._failures.append(Failure(member.hostname, outcome, when, consequence))
+        self._add_failure(agent, outcome, when)
         return self._fail(now) + self._conclude()
 
     def _lose(self, agent: int, reason: str, when: Interval, now: float) -> list[Action]:
@@ -232,9 +232,17 @@ class Coordinator:
         for rank in unfinished:
             outcome = Outcome(rank, Ended.LOST, when.latest, detail=reason)
             self._outcomes[rank] = outcome
-            consequence = self._halted_at is not None and when.earliest > self._halted_at
-            self._failures.append(Failure(member.hostname, outcome, when, consequence))
+            self._add_failure(agent, outcome, when)
         return (self._fail(now) if unfinished else []) + self._conclude()
+
+    def _add_failure(self, agent: int, outcome: Outcome, when: Interval) -> None:
+        halted = self._halted_at
+        # A death by the signals that we stop workers with may be ours as soon as it can be.
+        ours = outcome.signal in (signal.SIGTERM, signal.SIGKILL)
+        moment = when.latest if ours else when.earliest
+        consequence = halted is not None and moment > halted
+        hostname = self.policy.members[agent].hostname
+        self._failures.append(Failure(agent, hostname, outcome, when, consequence))
 
     def _fail(self, now: float) -> list[Action]:
         match self.phase:

@@ -35,13 +35,13 @@ def join_alone(backend: str, timeout: float) -> bool:
     """Form a group of one without a server; false if this process is in a group already."""
     if dist.is_initialized():
         return False
+    let_users_replace_it()
     _form(backend, HashStore(), timedelta(seconds=timeout))
     return True
 
 
 def _form(backend: str, store: Any, limit: timedelta) -> None:
     global _ours  # noqa: PLW0603 torch's default group is one per process as well
-    let_users_replace_it()
     if backend == "auto":
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     _init_process_group(
@@ -63,15 +63,17 @@ def leave() -> None:
         traceback.print_exc()
 
 
-def let_users_replace_it() -> None:
-    """Have `init_process_group`, under every name it was imported by, take our group down first."""
-    if dist.init_process_group is not _init_process_group:
-        return
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        if module is not sys.modules[__name__] and (
-            names.get("init_process_group") is _init_process_group
-        ):
+def let_users_replace_it(*namespaces: dict[str, Any]) -> None:
+    """Have `init_process_group`, under every name it was imported by, take our group down first.
+
+    Looks in all loaded modules, and in the namespaces given. Idempotent.
+    """
+    here = sys.modules[__name__]
+    modules = [
+        vars(m) for m in list(sys.modules.values()) if m is not here and hasattr(m, "__dict__")
+    ]
+    for names in (*modules, *namespaces):
+        if names.get("init_process_group") is _init_process_group:
             names["init_process_group"] = _replacing
 
 

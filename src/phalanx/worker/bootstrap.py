@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import socket
@@ -94,7 +95,7 @@ def _call(assignment: Assignment) -> Outcome:
         if "torch" in sys.modules:
             group.join()
         function, args, kwargs = _load_function(assignment.fork.function)
-        group.join()
+        group.join(_namespace(function))
         value = function(*args, **kwargs)
         del function, args, kwargs
         group.leave()
@@ -111,13 +112,22 @@ def _call(assignment: Assignment) -> Outcome:
 def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     with open(path, "rb") as file:
         function, args, kwargs = outcome.load(file)
-    names = getattr(function, "__globals__", None)
-    if names is not None and getattr(function, "__module__", None) == "__main__":
+    names = _namespace(function)
+    if names.get("__name__") == "__main__":
         # Functions and classes of the launcher's __main__ are found there by pickle as well.
         vars(sys.modules["__main__"]).update(
             (name, value) for name, value in names.items() if not name.startswith("__")
         )
     return function, args, kwargs
+
+
+def _namespace(function: Any) -> dict[str, Any]:
+    """The globals of the code behind something that can be called; empty for a built-in."""
+    while isinstance(function, functools.partial | types.MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if not isinstance(function, types.FunctionType):
+        function = vars(type(function)).get("__call__")
+    return getattr(function, "__globals__", {})
 
 
 def report(assignment: Assignment, ended: Outcome) -> None:
@@ -176,11 +186,15 @@ class _Group:
         self.fork = assignment.fork
         self._module: Any = None
 
-    def join(self) -> None:
-        """Join, once; blocks until all ranks are there. Nothing without torch."""
+    def join(self, *namespaces: dict[str, Any]) -> None:
+        """Join, once; blocks until all ranks are there. Nothing without torch.
+
+        `namespaces` are those of functions that were unpickled, and belong to no module.
+        """
         if self.fork.backend is None or not self.fork.uses_torch or self._module is not None:
             return
         self._module = importlib.import_module("phalanx.torch.group")
+        self._module.let_users_replace_it(*namespaces)
         self._module.join(self.fork.backend, self.fork.process_group_timeout)
 
     def leave(self) -> None:
