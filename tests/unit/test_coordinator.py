@@ -218,6 +218,7 @@ def test_any_order_of_events_ends_once_and_truthfully(data):
 def failure(rank, kind, earliest, latest=None, *, echo=False, consequence=False):
     fault = Fault("E", "", "", communication=echo) if kind is Ended.RAISED else None
     return Failure(
+        rank,
         "h",
         Outcome(rank, kind, earliest, fault=fault),
         Interval(earliest, earliest if latest is None else latest),
@@ -231,6 +232,26 @@ def test_what_is_certainly_earlier_is_the_cause():
         first_cause([failure(0, Ended.KILLED, 1.05), failure(1, Ended.RAISED, 1.0)]).outcome.rank
         == 1
     )
+
+
+def test_on_one_host_its_own_clock_decides():
+    """However uncertain its offset to the launcher's is."""
+    from dataclasses import replace
+
+    raised = replace(failure(0, Ended.RAISED, 1.0), when=Interval(0.5, 1.5))
+    killed = replace(failure(1, Ended.KILLED, 1.1), when=Interval(0.6, 1.6), agent=0)
+    assert first_cause([killed, raised]) is raised
+
+
+def test_a_death_that_may_be_our_own_doing_is_a_consequence():
+    """SIGTERM in the moment of the halt, with an uncertain clock."""
+    c = begun(2)
+    assert c.handle(ended(0, 1, Ended.RAISED, t=1.0), 1.0)
+    late = WorkerEnded(0, 1, Outcome(0, Ended.KILLED, 1.001, signal=15), Interval(0.9, 1.1))
+    c.handle(late, 1.1)
+    (finish,) = c.handle(Cleared(0, 1), 1.3)
+    assert finish.verdict.cause.outcome.rank == 1
+    assert finish.verdict.others[0].consequence
 
 
 def test_where_intervals_overlap_the_kind_decides():
