@@ -25,6 +25,10 @@ class Channel(Protocol):
 
     heard: int
 
+    @property
+    def congested(self) -> bool:
+        """The peer does not read as fast as we write."""
+
     async def send(self, frame: Frame) -> None:
         """Send one frame; waits while the peer does not read. `ConnectionError` when closed."""
 
@@ -33,6 +37,9 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Close both directions; idempotent."""
+
+    def abort(self) -> None:
+        """Close without waiting for what was sent."""
 
 
 class PipeChannel:
@@ -168,12 +175,11 @@ def _close_in_fork() -> None:
 
     Otherwise a child of the user's, born during a launch, would hold the agents' end of file back.
     """
+    null = os.open(os.devnull, os.O_RDWR)
     for numbers in list(_OPEN.values()):
         for number in numbers:
-            try:
-                os.close(number)
-            except OSError:
-                pass
+            os.dup2(null, number, inheritable=False)  # its owner will close it
+    os.close(null)
     _OPEN.clear()
 
 

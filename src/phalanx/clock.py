@@ -17,9 +17,9 @@ class Interval:
     earliest: float
     latest: float
 
-    def overlaps(self, other: Interval) -> bool:
-        """Neither moment is certainly before the other."""
-        return self.earliest <= other.latest and other.earliest <= self.latest
+    def shifted(self, seconds: float) -> Interval:
+        """The same moment, so much earlier."""
+        return Interval(self.earliest - seconds, self.latest - seconds)
 
 
 class ClockOffset:
@@ -41,7 +41,7 @@ class ClockOffset:
             self.offset = (sent + received) / 2 - peer
             self.error = error
 
-    def interval(self, peer: float, *, back: float = 0.0) -> Interval:
-        """The peer's moment in our time; `back` stretches it into the past."""
+    def interval(self, peer: float) -> Interval:
+        """The peer's moment in our time."""
         middle = peer + self.offset
-        return Interval(middle - self.error - back, middle + self.error)
+        return Interval(middle - self.error, middle + self.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -91,3 +92,7 @@ def check(name: object, value: object) -> None:
         raise ConfigError(f"extra_env_vars: {name!r} is not a name that a variable can have.")
     if "\0" in value:
         raise ConfigError(f"extra_env_vars: the value of {name} contains a NUL byte.")
+    try:
+        os.fsencode(name + value)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"extra_env_vars: {name} cannot be encoded: {error.reason}.") from None

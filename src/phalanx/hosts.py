@@ -13,20 +13,38 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-_AGENT = "import sys; sys.path[:0] = {roots!r}; from phalanx.agent.process import main; main()"
+# The directory that we are started in must not shadow the standard library, and it must be this
+# very phalanx that is found, wherever another may be installed.
+_BOOT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p] + {roots!r}; import importlib.util as u; "
+    "s = u.spec_from_file_location('phalanx', {init!r}, submodule_search_locations=[{package!r}]); "
+    "m = sys.modules['phalanx'] = u.module_from_spec(s); s.loader.exec_module(m); "
+    "from {module} import main; main()"
+)
 
 SOURCE_FAILED = 97
 """The exit code of the shell that sources `env_file`, when that fails."""
 
-# The file's own output must not get into the channel, nor may it eat what is meant for the agent.
-_SOURCE = (
-    'file=$1; shift; { source "$file"; } >&2 </dev/null; status=$?; '
-    'if [ "$status" -ne 0 ]; then '
-    'echo "env_file $file: its last command ended with status $status" >&2; '
-    f'exit {SOURCE_FAILED}; fi; exec "$@"'
-)
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+# Within a function, so that the file may change its arguments. The traps see an `exit` in the file,
+# and tell a command that failed from a last line such as `[ -n "$X" ] && export Y=1`.
+_SOURCE = f"""
+phalanx_source() {{ source "$1"; }}
+trap 'echo "env_file $1: it ended with exit $?" >&2; exit {SOURCE_FAILED}' EXIT
+set -E; trap '[ "${{FUNCNAME[0]-phalanx_source}}" = phalanx_source ] || phalanx_failed=yes' ERR
+phalanx_source "$1" >&2 </dev/null
+phalanx_status=$?
+trap - EXIT ERR; set +eE
+if [ "$phalanx_status" -gt 1 ] || [ "$phalanx_status${{phalanx_failed-}}" = 1yes ]; then
+    echo "env_file $1: its last command ended with status $phalanx_status" >&2
+    exit {SOURCE_FAILED}
+fi
+unset -f phalanx_source; unset phalanx_status phalanx_failed
+shift; exec "$@"
+"""
 
 
 def is_this_machine(name: str) -> bool:
@@ -88,20 +106,31 @@ def _gpu_devices(directory: str) -> int:
     return sum(line.startswith(b"GPU ") for line in listing.stdout.splitlines())
 
 
-def agent_command(env_file: str | None = None) -> list[str]:
+def agent_command(*arguments: str, env_file: str | None = None) -> list[str]:
     """The command that runs an agent on this machine with this interpreter."""
-    roots = [_root(name) for name in ("phalanx", "msgpack")]
-    code = _AGENT.format(roots=list(dict.fromkeys(roots)))
-    command = [sys.executable, *interpreter_flags(), "-c", code]
+    command = python_command("phalanx.agent.process", *arguments)
     if env_file is not None:
         command = ["bash", "-c", _SOURCE, "bash", env_file, *command]
     return command
 
 
-def interpreter_flags() -> Sequence[str]:
-    """The options that this interpreter was started with, for one that should behave alike."""
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs `main()` of one of our modules in an interpreter like this one."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    roots = [_root("msgpack"), _root("cloudpickle")]
+    code = _BOOT.format(
+        roots=list(dict.fromkeys(roots)),
+        init=os.path.join(package, "__init__.py"),
+        package=package,
+        module=module,
+    )
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return flags
+    return [sys.executable, *flags, "-c", code, *arguments]
+
+
+def is_installed(path: str) -> bool:
+    """A file of the standard library or of an installed package, not of the user's own code."""
+    return path.startswith(_STDLIB) or "/site-packages/" in path or "/dist-packages/" in path
 
 
 def _root(package: str) -> str:

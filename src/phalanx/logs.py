@@ -6,10 +6,14 @@ neither the launch nor the workers, only itself.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import logging
+import os
 import queue
+import select
+import stat
 import sys
 import threading
 import time
@@ -81,7 +85,7 @@ class RankHandlers:
 
     def emit(self, data: bytes) -> None:
         """Hand every line on. A handler that raises disturbs neither the others nor the launch."""
-        for line in data.decode("utf-8", "replace").splitlines():
+        for line in data.decode("utf-8", "replace").removesuffix("\n").split("\n"):
             record = logging.LogRecord(self.name, logging.INFO, "", 0, line, None, None)
             for handler in self.handlers:
                 if record.levelno < handler.level:
@@ -89,7 +93,8 @@ class RankHandlers:
                 try:
                     handler.handle(record)
                 except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
-                    handler.handleError(record)
+                    with contextlib.suppress(Exception):
+                        handler.handleError(record)
 
 
 class LogFiles:
@@ -173,7 +178,8 @@ class LogWriter:
         self._terminal: TextIO | None = sys.stdout
         self._queue: queue.SimpleQueue[tuple[int, bytes, Callable[[], None]] | None]
         self._queue = queue.SimpleQueue()
-        self._discarding = False
+        self._discard_at = float("inf")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
 
@@ -181,45 +187,71 @@ class LogWriter:
         """Queue some bytes; `done` is called, on the thread, when they are written."""
         self._queue.put((rank, data, done))
 
-    def close(self, timeout: float | None = None) -> None:
-        """Wait until everything queued is written; past `timeout`, give the rest up."""
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for a terminal that nobody reads, from now on."""
+        self._discard_at = time.monotonic() + after
+
+    def close(self) -> None:
+        """Wait until everything queued is written, or given up."""
         self._queue.put(None)
-        self._thread.join(timeout)
-        self._discarding = True
+        self._thread.join()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             rank, data, done = item
-            if not self._discarding:
+            try:
                 self._files.write(rank, data)
                 if rank in self._shown:
                     self._show(data)
                 if rank in self._handlers:
                     self._handlers[rank].emit(data)
-            done()
+            except Exception as error:  # noqa: BLE001 a program's own stream raises anything
+                logger.warning("cannot show the workers' output any more: %r", error)
+                self._terminal = None
+            finally:
+                done()
         self._files.close()
 
     def _show(self, data: bytes) -> None:
         terminal = self._terminal
         if terminal is None:
             return
-        try:
-            if type(terminal) is io.TextIOWrapper:
-                terminal.flush()
-                terminal.buffer.write(data)
-            else:
-                # A notebook's or a test's stream: it takes text only.
-                terminal.write(data.decode("utf-8", "replace"))
+        if type(terminal) is not io.TextIOWrapper:
+            # A notebook's or a test's stream: it takes text only.
+            terminal.write(self._decoder.decode(data))
             terminal.flush()
-        except (OSError, ValueError):
+            return
+        terminal.flush()
+        try:
+            self._write_out(terminal.fileno(), memoryview(data))
+        except OSError:
             self._terminal = None  # nobody reads it any more
+
+    def _write_out(self, number: int, data: memoryview) -> None:
+        """Write without ever blocking for good, so that an app can be cancelled all the same."""
+        poll = select.poll()
+        poll.register(number, select.POLLOUT)
+        # As much as a pipe that can be written takes without blocking; a file takes all.
+        step = len(data) if stat.S_ISREG(os.fstat(number).st_mode) else select.PIPE_BUF
+        while data:
+            if time.monotonic() > self._discard_at:
+                self._terminal = None
+                logger.warning("the last of rank 0's output was given up: nobody reads it")
+                return
+            if not poll.poll(100):
+                continue
+            with contextlib.suppress(BlockingIOError):
+                data = data[os.write(number, data[:step]) :]
 
 
 def read_lines(path: Path, start: int, *, final: bool) -> tuple[list[str], int]:
     """The lines of a file from an offset on (an unfinished one if `final`), and the end."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        data = file.read()
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return [], start  # someone has tidied up
     if not final:
         data = data[: data.rfind(b"\n") + 1]
     lines = data.decode("utf-8", "replace").split("\n")

@@ -124,7 +124,7 @@ class Hello(Frame):
     hostname: str
     pid: int
     port: int
-    clock: float
+    spool: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +141,7 @@ class Ready(Frame):
     torch: bool
     spawn: bool
     left_out: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -252,11 +253,6 @@ class Decoder:
     def __init__(self) -> None:
         """Start at a frame's beginning."""
         self._buffer = bytearray()
-
-    @property
-    def pending(self) -> int:
-        """How many bytes of an unfinished frame are held."""
-        return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Take some bytes; give the frames that they complete."""

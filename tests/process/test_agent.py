@@ -78,7 +78,7 @@ def test_frames_out_of_place_are_ignored():
         wire.Taken(size=1),
         wire.Signal(number=10),
         wire.Piece(key="abc", offset=0, total=1, data=b"x"),
-        wire.Hello(version="", python="", hostname="", pid=1, port=1, clock=0.0),
+        wire.Hello(version="", python="", hostname="", pid=1, port=1, spool=""),
     ]
     frames, code, errors = talk(
         wire.encode(first_frame()), *map(wire.encode, strange), wire.encode(wire.Leave())

@@ -214,8 +214,24 @@ def test_env_file_is_sourced_by_bash_whatever_sh_is(tmp_path):
     assert result.rank(0) == ["b", "x y", "dict"]
 
 
+@pytest.mark.parametrize("text", ['[ -n "$NOTHING" ] && export X=1', "set -- a b c", "set -eu"])
+def test_an_env_file_may_end_as_such_files_do(tmp_path, text):
+    """E4: nothing of this is a failure."""
+    (tmp_path / "env.sh").write_text(f"export HERE=yes\n{text}\n")
+    result = phalanx.launch(lambda: os.environ["HERE"], workers_per_host=1, env_file="env.sh")
+    assert result.rank(0) == "yes"
+
+
 @pytest.mark.parametrize(
-    "text", ["echo oh no >&2; exit 3", "echo oh no >&2; false", "echo oh no >&2; if then"]
+    "text",
+    [
+        "echo oh no >&2; exit 3",
+        "echo oh no >&2; exit 0",
+        "echo oh no >&2; false",
+        "echo oh no >&2; if then",
+        "echo oh no >&2; set -e; false; true",
+        "f() { echo oh no >&2; ls /nowhere; }; f",
+    ],
 )
 def test_an_env_file_that_fails_says_so_with_its_stderr(tmp_path, text, caplog):
     """E4: within seconds."""

@@ -43,7 +43,13 @@ NOTHING = Needs((), torch=False)
         ({"extra_env_vars": {"RANK": "1"}}, "RANK is set by phalanx"),
         ({"extra_env_vars": ["A"]}, "is a dict"),
         ({"env_file": "/no/such/file"}, "No such file"),
-        ({"preload": "torch"}, r"Write preload=\['torch'\]"),
+        ({"preload": "torch"}, "list of modules"),
+        ({"preload": None}, "list of modules"),
+        ({"preload": [1]}, "list of modules"),
+        ({"name": 5}, "not a string"),
+        ({"log_spec": "x"}, "no get_map"),
+        ({"stop_grace": float("inf")}, "number of seconds"),
+        ({"extra_env_vars": {"A": "\ud800"}}, "cannot be encoded"),
     ],
 )
 def test_mistakes_are_named(fields, message):

@@ -1,7 +1,8 @@
 """Follow the files that workers print into, and hand on what is new, in whole lines.
 
-A worker writes into its files and is never held up. The reader decides the pace. Past `CAP` bytes a
-stream is no longer handed on: the rest is counted, freed on disk, and announced when it ends.
+A worker writes into its files and is never held up. The reader decides the pace; what was handed on
+is freed on disk, but for the end. Past `CAP` bytes a stream is no longer handed on: the rest is
+counted, freed as well, and announced when it ends.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import time
 from collections.abc import Iterator
 
 CHUNK = 256 << 10
 CAP = 4 << 30
+KEPT = 64 << 10
+OLD = 0.5
+"""Seconds after which a line that was begun and not ended is handed on all the same."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -29,9 +34,11 @@ class Stream:
         self._file: int | None = None
         self._at = 0
         self._dropped = 0
+        self._freed = 0
+        self._partial = (0, 0.0)
 
     def read(self, *, final: bool) -> bytes:
-        """New whole lines, at most a chunk; with `final`, also a last line without an end.
+        """New whole lines, at most a chunk; a line without an end once it is old, or `final`.
 
         Progress bars end their lines with a carriage return: that counts as an end too.
         """
@@ -39,17 +46,32 @@ class Stream:
             return b""
         assert self._file is not None
         size = os.fstat(self._file).st_size
+        if size < self._at:
+            self._at = self._freed = 0  # someone has opened /dev/stdout anew, and emptied it
         if self._at >= self._cap:
             self._drop(size)
             return self._marker() if final else b""
         data = os.pread(self._file, min(CHUNK, self._cap - self._at), self._at)
-        if len(data) < CHUNK and not final:
-            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
-        elif len(data) == CHUNK:
+        if len(data) == CHUNK or not (final or self._at + len(data) >= self._cap):
             cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-            data = data[:cut] if cut else data
+            if cut or (len(data) < CHUNK and not self._is_old(self._at + len(data))):
+                data = data[:cut]
         self._at += len(data)
         return data
+
+    def free(self) -> None:
+        """Give back the disk that what was handed on takes, but for the end of it."""
+        start, end = self._freed, (self._at - KEPT) & ~0xFFF
+        if self._file is not None and end - start >= CHUNK:
+            self._punch(start, end - start)
+            self._freed = end
+
+    def _is_old(self, size: int) -> bool:
+        """The file has not grown beyond this for a while."""
+        now = time.monotonic()
+        if size != self._partial[0]:
+            self._partial = (size, now)
+        return now - self._partial[1] > OLD
 
     def close(self) -> None:
         """Let go of the file."""
@@ -68,10 +90,13 @@ class Stream:
         new = size - self._cap - self._dropped
         if new <= 0 or self._file is None:
             return
-        libc = ctypes.CDLL(None, use_errno=True)
-        start = ctypes.c_int64(self._cap + self._dropped)
-        libc.fallocate(self._file, _KEEP_SIZE | _PUNCH_HOLE, start, ctypes.c_int64(new))
+        self._punch(self._cap + self._dropped, new)
         self._dropped += new
+
+    def _punch(self, start: int, size: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        mode = _KEEP_SIZE | _PUNCH_HOLE
+        libc.fallocate(self._file, mode, ctypes.c_int64(start), ctypes.c_int64(size))
 
     def _marker(self) -> bytes:
         if not self._dropped:

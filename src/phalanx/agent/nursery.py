@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from phalanx import wire
+from phalanx.agent.following import tail
 from phalanx.environment import acts_at_start
-from phalanx.hosts import interpreter_flags
+from phalanx.hosts import python_command
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import signal_name
-from phalanx.worker.zygote import TITLE_ROOM
-
-_ZYGOTE = "import sys; sys.path[:] = {path!r}; from phalanx.worker.zygote import main; main()"
+from phalanx.worker.zygote import PRELOADING, TITLE_ROOM
 
 
 class Nursery:
@@ -25,13 +24,13 @@ class Nursery:
     def __init__(self, prepare: wire.Prepare, spool: str) -> None:
         """Start the zygote at once."""
         self.prepare = prepare
+        self._spool = spool
         self.control, theirs = socket.socketpair()
         first = os.memfd_create("phalanx-prepare")
         os.write(first, wire.encode(prepare))
         os.lseek(first, 0, os.SEEK_SET)
-        code = _ZYGOTE.format(path=sys.path)
         numbers = [str(theirs.fileno()), str(first)]
-        command = [sys.executable, *interpreter_flags(), "-c", code, *numbers, spool, TITLE_ROOM]
+        command = python_command("phalanx.worker.zygote", *numbers, spool, TITLE_ROOM)
         self._process = subprocess.Popen(
             command,
             env=_environment(prepare),
@@ -42,11 +41,11 @@ class Nursery:
         os.close(first)
         self._decoder = wire.Decoder()
 
-    def without(self, modules: Sequence[str], spool: str) -> Nursery:
+    def without(self, modules: Sequence[str]) -> Nursery:
         """End this zygote and start another that does not preload these modules."""
         self.kill()
         kept = tuple(item for item in self.prepare.preload if item.module not in modules)
-        return Nursery(dataclasses.replace(self.prepare, preload=kept), spool)
+        return Nursery(dataclasses.replace(self.prepare, preload=kept), self._spool)
 
     def receive(self) -> list[wire.Frame] | None:
         """What the zygote said; None when it is gone. Blocks unless the socket is readable."""
@@ -65,6 +64,10 @@ class Nursery:
         except OSError:
             pass
 
+    def is_alive(self) -> bool:
+        """The zygote runs."""
+        return self._process.poll() is None
+
     def dismiss(self) -> None:
         """Have the zygote, which has no workers any more, end; does not wait."""
         self._process.kill()
@@ -78,7 +81,12 @@ class Nursery:
     def describe_end(self) -> str:
         """How the zygote ended, once its end of file was seen."""
         code = self._process.wait()
-        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        with contextlib.suppress(OSError), open(os.path.join(self._spool, PRELOADING)) as file:
+            if module := file.read():
+                how += f", while importing {module}"
+        last = tail(os.path.join(self._spool, "stderr"))
+        return f"({how})" + (f":\n{last}\n" if last else "")
 
 
 def _environment(prepare: wire.Prepare) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An agent as a process of its own, speaking over its standard streams.
+"""An agent as a process of its own, speaking over two descriptors.
 
 The zygote is started before anything else is imported: packages load while the agent gets ready.
 """
@@ -6,6 +6,8 @@ The zygote is started before anything else is imported: packages load while the 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import tempfile
 
@@ -18,6 +20,8 @@ from phalanx.worker import processes
 def main() -> None:
     """Run an agent until it is told to leave or its channel ends."""
     processes.reset_signals()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # until there are workers to pass them on to
     processes.become_subreaper()
     read, write = _take_streams()
     decoder = wire.Decoder()
@@ -29,7 +33,7 @@ def main() -> None:
         if not isinstance(prepare, wire.Prepare):
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
         spool = tempfile.mkdtemp(prefix="phalanx-")
-        nursery = Nursery(prepare, spool)
+        nursery = _start_zygote(prepare, spool)
     except (WireError, OSError) as error:
         os.write(write, wire.encode(wire.Broken(message=f"the agent cannot start: {error}")))
         sys.exit(1)
@@ -52,8 +56,24 @@ def main() -> None:
     os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
 
 
+def _start_zygote(prepare: wire.Prepare, spool: str) -> Nursery:
+    try:
+        return Nursery(prepare, spool)
+    except OSError:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+
+
 def _take_streams() -> tuple[int, int]:
-    """Move the channel to private descriptors, so that nobody below can read or write it."""
+    """The channel's descriptors: those named in the arguments, or our own standard streams.
+
+    The latter are moved away, so that nobody below can read or write them.
+    """
+    if len(sys.argv) == 3:
+        read, write = int(sys.argv[1]), int(sys.argv[2])
+        for number in (read, write):
+            os.set_inheritable(number, False)
+        return read, write
     read, write = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -38,6 +38,7 @@ class Agent:
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._functions: dict[str, asyncio.Future[str]] = {}
         self._turn: Turn | None = None
+        self._stopped: set[int] = set()
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -51,7 +52,7 @@ class Agent:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             port=self._listening.getsockname()[1],
-            clock=time.monotonic(),
+            spool=self._spool,
         )
         hearing = self._spawn(self._hear_launcher())
         watching = self._spawn(self._watch())
@@ -66,8 +67,9 @@ class Agent:
         self._spawn(self._break("the agent was told to end by a signal"))
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the workers that catch it."""
-        self._nursery.send(wire.Signal(number=number))
+        """Pass a signal on to the workers that catch it; before there are any, nothing is done."""
+        if self._turn is not None and self._turn.started:
+            self._nursery.send(wire.Signal(number=number))
 
     # ── the launcher ──────────────────────────────────────────────────────────
 
@@ -97,18 +99,21 @@ class Agent:
                 # Not awaited: what the launcher does not read must not keep us from hearing it.
                 clock = time.monotonic()
                 self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
-            case wire.Begin() if self._turn is None:
+            case wire.Begin() if self._turn is None and frame.round not in self._stopped:
                 spool = os.path.join(self._spool, f"round-{frame.round}")
-                self._turn = Turn(frame, spool, self._channel.send)
+                environment = {**os.environ, **self._prepare.environment}
+                self._turn = Turn(frame, spool, environment, self._tell, self._spawn)
                 self._spawn(self._start(self._turn))
             case wire.Piece():
                 self._receive_function(frame)
             case wire.Taken() if self._turn is not None and self._is_current(frame):
                 self._turn.taken(frame.size)
-            case wire.Stop() if self._turn is not None and self._is_current(frame):
+            case wire.Stop() if self._is_current(frame):
                 await self._stop(frame)
-            case wire.Signal():
-                self.forward(frame.number)
+            case wire.Stop() if self._turn is None:
+                # The round was given up before we heard of it, and must not begin any more.
+                self._stopped.add(frame.round)
+                await self._tell(wire.Stopped(app=frame.app, round=frame.round))
 
     def _is_current(self, frame: wire.Frame) -> bool:
         turn = self._turn
@@ -127,17 +132,18 @@ class Agent:
             function = self._functions[begin.function] = asyncio.get_running_loop().create_future()
             await self._tell(wire.Want(app=begin.app, digest=begin.function))
         path = await function
-        ready = await asyncio.shield(self._ready)
+        await asyncio.shield(self._ready)
         if turn.cleared.is_set():
             return
-        uses_torch = begin.uses_torch or ready.torch
         descriptors = [turn.theirs.fileno()]
         if turn.member.first_rank == 0:
-            if uses_torch:
+            if begin.uses_torch:
                 self._listening.listen(1024)
             descriptors.append(self._listening.fileno())
         turn.started = True
-        self._nursery.send(turn.fork(path, uses_torch=uses_torch), descriptors)
+        self._nursery.send(turn.fork(path, uses_torch=begin.uses_torch), descriptors)
+        # The store's process has it now: when that dies, its clients must not wait for us.
+        self._listening.close()
 
     def _receive_function(self, piece: wire.Piece) -> None:
         path = os.path.join(self._spool, piece.key)
@@ -169,23 +175,30 @@ class Agent:
             self._spawn(self._zygote_died())
             return
         for frame in frames:
-            match frame:
-                case wire.Ready():
-                    self._zygote_ready(frame)
-                case wire.Started() if self._turn is not None:
-                    self._spawn(self._turn.workers_started(frame.pids))
-                case wire.Exit() if self._turn is not None and frame.rank is not None:
-                    self._turn.worker_exited(frame.rank, frame.status, frame.clock)
-                case wire.Stopped() if self._turn is not None:
-                    self._spawn(self._turn.processes_gone())
-                case wire.Broken():
-                    self._spawn(self._break(frame.message))
+            try:
+                self._heed(frame)
+            except (OSError, WireError) as error:
+                self._spawn(self._break(f"{type(error).__name__}: {error}"))
+
+    def _heed(self, frame: wire.Frame) -> None:
+        turn = self._turn
+        match frame:
+            case wire.Ready():
+                self._zygote_ready(frame)
+            case wire.Started() if turn is not None:
+                turn.workers_started(frame.pids)
+            case wire.Exit() if turn is not None and frame.rank is not None:
+                turn.worker_exited(frame.rank, frame.status, frame.clock)
+            case wire.Stopped() if turn is not None:
+                self._spawn(turn.processes_gone())
+            case wire.Broken():
+                self._spawn(self._break(frame.message))
 
     def _zygote_ready(self, ready: wire.Ready) -> None:
         if ready.left_out:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._nursery.control)
-            self._nursery = self._nursery.without(ready.left_out, self._spool)
+            self._nursery = self._nursery.without(ready.left_out)
             loop.add_reader(self._nursery.control, self._hear_zygote)
             return
         self._ready.set_result(ready)
@@ -194,7 +207,9 @@ class Agent:
     async def _zygote_died(self) -> None:
         how = self._nursery.describe_end()
         processes.kill_descendants(_reap)
-        await self._break(f"the zygote died ({how}), and its workers with it")
+        await self._break(f"the zygote died {how}, and its workers with it")
+        if self._turn is not None:
+            self._turn.cleared.set()
 
     async def _break(self, message: str) -> None:
         with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
@@ -217,7 +232,7 @@ class Agent:
             task.cancel()
         turn = self._turn
         if turn is not None:
-            if turn.started and not turn.cleared.is_set():
+            if turn.started and not turn.cleared.is_set() and self._nursery.is_alive():
                 grace = self._prepare.stop_grace
                 begin = turn.begin
                 await self._stop(wire.Stop(app=begin.app, round=begin.round, grace=grace))

@@ -9,15 +9,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping
 
 from phalanx import wire
 from phalanx.agent import following
+from phalanx.errors import WireError
 from phalanx.ranks import worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
-from phalanx.worker.outcome import PAYLOAD
+from phalanx.worker.outcome import PAYLOAD, REPORT
 
-Send = Callable[[wire.Frame], Awaitable[None]]
+Send = Callable[[wire.Frame], Coroutine[None, None, None]]
+Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 LOG_WINDOW = 8 << 20
 """How many bytes of log may be on their way before the launcher has taken some."""
@@ -29,8 +31,18 @@ _FAST, _SLOW = 0.01, 0.05
 class Turn:
     """The workers of one round: who runs, how they ended, what they printed."""
 
-    def __init__(self, begin: wire.Begin, directory: str, send: Send) -> None:
-        """Make the directory that the workers' own are put in."""
+    def __init__(
+        self,
+        begin: wire.Begin,
+        directory: str,
+        environment: Mapping[str, str],
+        send: Send,
+        spawn: Spawn,
+    ) -> None:
+        """Make the directory that the workers' own are put in.
+
+        `environment` is the workers'; `spawn` runs something whose failure is not overlooked.
+        """
         self.begin = begin
         self.member: Member = begin.membership.members[begin.agent]
         self.directory = directory
@@ -38,7 +50,9 @@ class Turn:
         self.reports.setblocking(False)
         self.started = False
         self.cleared = asyncio.Event()
+        self._environment = environment
         self._send = send
+        self._spawn = spawn
         self._pids: dict[int, int] = {}
         self._ended: set[int] = set()
         self._window = LOG_WINDOW
@@ -46,7 +60,7 @@ class Turn:
         self._sending: set[asyncio.Task[None]] = set()
         os.mkdir(directory, 0o700)
         asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
-        self._following = asyncio.create_task(self._follow())
+        self._following = spawn(self._follow())
 
     # ── start ─────────────────────────────────────────────────────────────────
 
@@ -74,20 +88,16 @@ class Turn:
             error_file=os.path.join(self.directory, str(rank), "error.json"),
             agent_store=uses_torch,
         )
-        if len({m.hostname for m in self.begin.membership.members}) == 1:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                variables[name] = os.environ.get(name, "lo")
-        variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get(
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
-        )
-        return variables
+        defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        if self.begin.membership.store.address == "127.0.0.1":
+            defaults |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        return variables | {k: v for k, v in defaults.items() if k not in self._environment}
 
-    async def workers_started(self, pids: dict[int, int]) -> None:
+    def workers_started(self, pids: dict[int, int]) -> None:
         """The zygote has forked them."""
-        self.started = True
         self._pids = pids
         self.theirs.close()
-        await self._send(self._stamp(wire.Started(pids=pids)))
+        self._spawn(self._send(self._stamp(wire.Started(pids=pids))))
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
@@ -99,6 +109,7 @@ class Turn:
     def worker_exited(self, rank: int, status: int, clock: float) -> None:
         """A process is gone; unless it said how its function ended, this is how."""
         self._hear_workers()
+        self._read_report(rank)
         if rank in self._ended:
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (9, signal.SIGTERM):
                 name = signal_name(os.WTERMSIG(status))
@@ -147,13 +158,26 @@ class Turn:
             if not message:
                 asyncio.get_running_loop().remove_reader(self.reports)
                 return
-            for frame in wire.Decoder().feed(message):
-                if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
-                    self._end(frame.outcome)
+            self._take_report(message)
+
+    def _read_report(self, rank: int) -> None:
+        """Look for the report of a worker that could not send it."""
+        path = os.path.join(self.directory, str(rank), REPORT)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            self._take_report(file.read())
+
+    def _take_report(self, message: bytes) -> None:
+        try:
+            frames = wire.Decoder().feed(message)
+        except WireError:
+            return  # whatever has the socket: its end will be seen
+        for frame in frames:
+            if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
+                self._end(frame.outcome)
 
     def _end(self, outcome: Outcome) -> None:
         self._ended.add(outcome.rank)
-        task = asyncio.create_task(self._bring_home(outcome))
+        task = self._spawn(self._bring_home(outcome))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -174,8 +198,7 @@ class Turn:
         with file:
             total = os.fstat(file.fileno()).st_size
             offset = 0
-            while offset < total:
-                data = file.read(wire.PIECE)
+            while offset < total and (data := file.read(wire.PIECE)):
                 piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
                 await self._send(self._stamp(piece))
                 offset += len(data)
@@ -199,6 +222,7 @@ class Turn:
                 if data:
                     found = True
                     await self._send_log(stream, data)
+                    stream.free()
             if final and not found:
                 break
             pause = _FAST if found else min(pause * 1.5, _SLOW)

@@ -1,7 +1,7 @@
 """The command line: one module per verb, loaded only when it is asked for.
 
-A verb has `HELP`, its line in the overview, and `main(arguments) -> exit code`. It prints and never
-decides. A user's mistake is one clear sentence and exit code 2, never a traceback.
+A verb's module has `main(arguments) -> exit code`. It prints and never decides. A user's mistake is
+one clear sentence and exit code 2, never a traceback.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ source first.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError, WorkerFailed
-from phalanx.launcher import Launcher, imports, payload
+from phalanx.launcher import Launcher, begin, imports, payload
 from phalanx.launcher.interrupts import interruptible
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 _USAGE = """\
 usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS]
@@ -48,7 +52,7 @@ def main(arguments: list[str]) -> int:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("phalanx launch: interrupted; all workers were stopped", file=sys.stderr)
+        print("phalanx launch: interrupted; nothing is left running", file=sys.stderr)
         return 130
 
 
@@ -75,32 +79,60 @@ class _Target:
                 f"{text!r} is not FILE.py:FUNCTION or MODULE:FUNCTION. Example: train.py:main"
             )
         self.is_file = self.place.endswith(".py") or os.sep in self.place
-        sys.path.insert(0, str(Path(self.place).parent.absolute()) if self.is_file else os.getcwd())
+        if self.is_file and not Path(self.place).is_file():
+            raise ConfigError(f"there is no file {self.place}.")
+        self._root, self._name = self._locate()
+        sys.path.insert(0, str(self._root))
+
+    def _locate(self) -> tuple[Path, str]:
+        """The directory to import from, and the module's full name, packages included."""
+        if not self.is_file:
+            return Path.cwd(), self.place
+        path = Path(self.place).absolute()
+        parts = [path.stem]
+        root = path.parent
+        while (root / "__init__.py").is_file() and root != root.parent:
+            parts.insert(0, root.name)
+            root = root.parent
+        return root, ".".join(parts)
 
     def needs(self) -> imports.Needs:
         """What the file imports, without importing it."""
         path = Path(self.place) if self.is_file else imports.find_source(self.place)
-        if self.is_file and not path.is_file():  # type: ignore[union-attr]
-            raise ConfigError(f"there is no file {self.place}.")
         if path is None:
             return imports.Needs((), torch=False)
-        return imports.of_file(path, self.function)
+        return imports.of_file(path, self.function, self._name.rpartition(".")[0])
 
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
-        if self.is_file:
-            name = Path(self.place).stem
-        else:
-            name = self.place
-            if importlib.util.find_spec(name.partition(".")[0]) is None:
-                raise ConfigError(f"there is no module {name!r} here or installed.")
-        module = importlib.import_module(name)
+        module = self._load_file() if self.is_file else self._load_module()
         found: Any = module
         for part in self.function.split("."):
             found = getattr(found, part, None)
         if not callable(found):
             raise ConfigError(self._not_found(module))
         return found  # type: ignore[no-any-return]
+
+    def _load_module(self) -> Any:
+        if importlib.util.find_spec(self._name.partition(".")[0]) is None:
+            raise ConfigError(f"there is no module {self._name!r} here or installed.")
+        return importlib.import_module(self._name)
+
+    def _load_file(self) -> Any:
+        """By its name where that leads to this very file, else as it is: names may be taken."""
+        path = str(Path(self.place).absolute())
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(self._name)
+        if spec is not None and spec.origin == path and self._name not in sys.modules:
+            return importlib.import_module(self._name)
+        loader = importlib.machinery.SourceFileLoader(f"phalanx_launched_{Path(path).stem}", path)
+        spec = importlib.util.spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[loader.name] = module
+        loader.exec_module(module)
+        return module
 
     def _not_found(self, module: Any) -> str:
         import difflib
@@ -119,18 +151,18 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
         _print_values(launcher.run(function, kwargs, args=args))
         return 0
     call: Future[payload.Function] = Future()
-    with interruptible() as interrupts:
-        app = launcher.begin(target.needs(), target.function, call)
-        interrupts.attach(app.cancel)
-        try:
-            function = target.load()
-            args, kwargs = _parse_own(function, own, target)
-            needs = imports.of_function(function)
-            call.set_result(payload.pack(function, args, kwargs, uses_torch=needs.torch))
-        except BaseException:
-            app.cancel(0.0)
-            app.wait()
+    app = begin(launcher, target.needs(), target.function, call)
+    try:
+        call.set_result(_load_call(target, own))
+    except BaseException as error:
+        app.cancel(0.0)
+        app.wait()
+        if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
+        _print_users_part(error)
+        return 1
+    with interruptible() as interrupts:
+        interrupts.attach(app.cancel)
         app.wait()
     try:
         result = app.result()
@@ -140,6 +172,27 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
     _print_values(result)
     print(f"{len(result)} workers returned after {time.monotonic() - began:.1f} s", file=sys.stderr)
     return 0
+
+
+def _load_call(target: _Target, own: list[str]) -> payload.Function:
+    function = target.load()
+    args, kwargs = _parse_own(function, own, target)
+    needs = imports.of_function(function)
+    return payload.pack(function, args, kwargs, uses_torch=needs.torch)
+
+
+def _print_users_part(error: Exception) -> None:
+    """What the user's file raised when it was loaded, from its own first frame on."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_machinery(path: str) -> bool:
+    return path.startswith(("<frozen", os.path.dirname(importlib.__file__), _PACKAGE))
 
 
 def _parse_own(

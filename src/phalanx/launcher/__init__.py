@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from phalanx.environment import COPIED_BY_DEFAULT
 from phalanx.errors import ConfigError
-from phalanx.launcher.interrupts import interruptible
+from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs import LogSpec
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from phalanx.launcher.app import App
     from phalanx.launcher.imports import Needs
     from phalanx.launcher.payload import Function
+    from phalanx.launcher.plan import Plan
     from phalanx.launcher.result import LaunchResult
 
 P = ParamSpec("P")
@@ -98,8 +99,13 @@ class Launcher:
         """
         if self.start_method == "inline":
             return self._run_inline(func, args, kwargs or {})
+        try:
+            plan, call = self._prepare(func, args, kwargs)
+        except KeyboardInterrupt as interrupt:
+            hush(interrupt)
+            raise
         with interruptible() as interrupts:
-            app = self.start(func, kwargs, args=args)
+            app: App[R] = _start(plan, call)
             interrupts.attach(app.cancel)
             try:
                 app.wait()
@@ -122,27 +128,26 @@ class Launcher:
         args: Sequence[Any] = (),
     ) -> App[R]:
         """Start `func(*args, **kwargs)` on every rank and return a handle without waiting."""
+        if self.start_method == "inline":
+            raise ConfigError('start_method="inline" cannot run in the background. Use run().')
+        return _start(*self._prepare(func, args, kwargs))
+
+    def _prepare(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> tuple[Plan, Future[Function]]:
+        """All that can go wrong before anything starts, and may run code of the user's."""
         from concurrent.futures import Future
 
         from phalanx.launcher import imports, payload
-        from phalanx.launcher.app import App
 
-        if self.start_method == "inline":
-            raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         check_call(func, args, kwargs)
         needs = imports.of_function(func)
         plan = self._plan(needs, _title(func))
-        call: Future[payload.Function] = Future()
+        call: Future[Function] = Future()
         call.set_result(payload.pack(func, args, kwargs or {}, uses_torch=needs.torch))
-        return App(plan, call)
+        return plan, call
 
-    def begin(self, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
-        """Start the agents for a function that is not there yet; its pickled call follows."""
-        from phalanx.launcher.app import App
-
-        return App(self._plan(needs, title), call)
-
-    def _plan(self, needs: Needs, title: str) -> Any:
+    def _plan(self, needs: Needs, title: str) -> Plan:
         from phalanx.launcher.plan import make_plan
 
         return make_plan(dataclasses.replace(self), needs, title)
@@ -177,6 +182,17 @@ def launch(
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"launch has no option {name!r}.{hint}")
     return Launcher(**options).run(func, kwargs, args=args)
+
+
+def begin(launcher: Launcher, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
+    """Start the agents for a function that is not there yet; its pickled call follows."""
+    return _start(launcher._plan(needs, title), call)
+
+
+def _start(plan: Plan, call: Future[Function]) -> App[Any]:
+    from phalanx.launcher.app import App
+
+    return App(plan, call)
 
 
 def check_call(func: Any, args: Any, kwargs: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
+import os
 import threading
 import time
 import weakref
@@ -14,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from phalanx.errors import LaunchError, ResultError
-from phalanx.launcher.payload import Function
+from phalanx.errors import ConfigError, LaunchError, ResultError
+from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import LocalPlacement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.report import make_exception
@@ -27,6 +29,8 @@ from phalanx.rounds import Outcome
 R = TypeVar("R")
 
 _LOG_DIRECTORY = "logs"
+_LAST_LOGS = 3.0
+"""Seconds that a reader who does not read may hold up the end of a cancelled app."""
 
 
 class AppState(Enum):
@@ -81,7 +85,10 @@ class App(Generic[R]):
         self._handlers = {} if spec is None else worker_handlers(spec, plan.members)
         self._shown = frozenset({0} if spec is None else ())
         self._files = LogFiles(Path(_LOG_DIRECTORY), plan.members if spec is None else ())
-        self._placement = LocalPlacement(plan.command)
+        self._writer: LogWriter | None = None
+        self._inboxes: dict[int, Inbox] = {}
+        self._started = False
+        self._placement = LocalPlacement(plan.env_file)
         self._placement.start(plan.prepare)
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
@@ -107,23 +114,24 @@ class App(Generic[R]):
             raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
         with self._lock:
             if self._error is None and self._result is None:
-                try:
-                    self._result = self._collect()
-                except BaseException as error:  # noqa: BLE001 it is raised below, every time
-                    self._error = error
+                self._collect()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         assert self._result is not None
         return self._result
 
     def cancel(self, grace: float | None = None) -> None:
         """Stop the workers (SIGTERM, after the grace SIGKILL). Returns at once; idempotent."""
+        if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
+            raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
         with self._lock:
             if self._done.is_set():
                 return
             self._cancelled.append(grace)
             if self._cancel is not None:
                 self._cancel(grace)
+        if self._writer is not None:
+            self._writer.give_up(after=_LAST_LOGS)
 
     def status(self) -> AppStatus:
         """How it stands now."""
@@ -157,19 +165,21 @@ class App(Generic[R]):
     def _run(self) -> None:
         import asyncio
 
-        writer = LogWriter(self._files, self._shown, self._handlers)
         try:
-            self._verdict = asyncio.run(self._drive(writer))
+            self._writer = LogWriter(self._files, self._shown, self._handlers)
+            self._verdict = asyncio.run(self._drive(self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
             self._placement.kill()
         finally:
-            writer.close(timeout=5.0 if self._cancelled else None)
+            if self._writer is not None:
+                self._writer.close()
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._state = self._final_state()
                 self._cancel = None
-                self._done.set()
+            # Not under the lock: a signal handler that waits for it may hold the event's own.
+            self._done.set()
             _RUNNING.discard(self)
 
     async def _drive(self, writer: LogWriter) -> Verdict:
@@ -197,7 +207,7 @@ class App(Generic[R]):
 
     def _observe(self, coordinator: Coordinator) -> None:
         with self._lock:
-            if coordinator.phase is not Phase.GATHERING:
+            if coordinator.phase is Phase.RUNNING:
                 self._state = AppState.RUNNING
             if len(coordinator.outcomes) != len(self._outcomes):
                 self._outcomes = tuple(
@@ -225,17 +235,19 @@ class App(Generic[R]):
             return str(self._verdict.reason.value)
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
 
-    def _collect(self) -> LaunchResult[R]:
-        """Unpickle on the caller's thread: the values, or the exception, which is raised."""
+    def _collect(self) -> None:
+        """Unpickle on the caller's thread: the values, or the exception to raise."""
         verdict = self._verdict
         if verdict is None:
-            raise LaunchError("the app ended without a verdict")
-        try:
-            if verdict.reason is Reason.SUCCEEDED:
-                ranks = range(len(self._inboxes))
-                values = tuple(self._load_value(rank) for rank in ranks)
-                return LaunchResult(values, self._plan.members)
-            raise make_exception(
+            self._error = LaunchError("the app ended without a verdict")
+        elif verdict.reason is Reason.SUCCEEDED:
+            try:
+                values = tuple(self._load_value(rank) for rank in sorted(self._inboxes))
+                self._result = LaunchResult(values, self._plan.members)
+            except ResultError as error:
+                self._error = error
+        else:
+            self._error = make_exception(
                 verdict,
                 self._plan.members,
                 self._files.paths,
@@ -243,9 +255,8 @@ class App(Generic[R]):
                 started=self._started,
                 start_timeout=self._plan.settings.start_timeout,
             )
-        finally:
-            for inbox in self._inboxes.values():
-                inbox.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
 
     def _load_value(self, rank: int) -> R:
         try:
@@ -270,6 +281,10 @@ class App(Generic[R]):
 
 
 _RUNNING: weakref.WeakSet[App[Any]] = weakref.WeakSet()
+
+
+# A child that the program forks has the handles, and none of the threads behind them.
+os.register_at_fork(after_in_child=_RUNNING.clear)
 
 
 @atexit.register

@@ -15,19 +15,21 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
-from phalanx.channel import PipeChannel
+from phalanx.channel import Channel
 from phalanx.clock import ClockOffset, Interval
-from phalanx.errors import WireError
+from phalanx.errors import LaunchError, WireError
 from phalanx.launcher.payload import Function, Inbox
-from phalanx.launcher.placement import LocalPlacement, Placed
+from phalanx.launcher.placement import Placed, Placement
 from phalanx.launcher.plan import Plan
-from phalanx.logs import LogWriter
+from phalanx.logs import LogWriter, logger
 from phalanx.rendezvous import coordinator as c
 from phalanx.rounds import Endpoint, Round
 
 _TICK = 0.1
 _SETTLE = 0.1
-_LAST_LOGS = 5.0
+_ASLEEP = 1.0
+"""A tick that comes so much too late was not waited for: we were stopped."""
+_LAST_LOGS = 3.0
 """How long a cancelled app's logs may take to be written before they are given up."""
 
 
@@ -36,12 +38,14 @@ class _Agent:
 
     def __init__(self, placed: Placed) -> None:
         self.placed = placed
-        self.channel: PipeChannel = placed.channel
+        self.channel: Channel = placed.channel
         self.clock = ClockOffset()
         self.heard = 0
         self.silent = 0.0
         self.last_heard = time.monotonic()
         self.gone = False
+        self.hello: wire.Hello | None = None
+        self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.listening: asyncio.Task[None] | None = None
 
 
@@ -51,12 +55,12 @@ class Drive:
     def __init__(
         self,
         plan: Plan,
-        placement: LocalPlacement,
+        placement: Placement,
         function: Future[Function],
         logs: LogWriter,
-        on_phase: Callable[[c.Coordinator], None],
+        on_event: Callable[[c.Coordinator], None],
     ) -> None:
-        """`on_phase` is called, on the loop, after every event."""
+        """`on_event` is called, on the loop, after every event."""
         settings = plan.settings
         self.plan = plan
         self.inboxes: dict[int, Inbox] = {}
@@ -64,18 +68,19 @@ class Drive:
         self._placement = placement
         self._function = function
         self._logs = logs
-        self._on_phase = on_phase
+        self._on_event = on_event
         self._agents: dict[int, _Agent] = {}
         self._verdict: asyncio.Future[c.Verdict] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gave_up = False
+        self._gave_up = asyncio.Event()
+        self._asleep = 0.0
         policy = c.Policy(
             members=plan.members,
             start_timeout=settings.start_timeout,
             stop_grace=settings.stop_grace,
             settle=_SETTLE if len(plan.members) > 1 else 0.0,
         )
-        self.coordinator = c.Coordinator(policy, time.monotonic())
+        self.coordinator = c.Coordinator(policy, self._now())
 
     async def run(self) -> c.Verdict:
         """Run the app to its end; when this returns, nothing of it is left."""
@@ -85,9 +90,14 @@ class Drive:
             async for placed in self._placement.place():
                 agent = self._agents[placed.index] = _Agent(placed)
                 agent.listening = self._do(self._listen(placed.index, agent))
-            verdict = await self._verdict
+            verdict = await asyncio.shield(self._verdict)
             await self._dismiss(verdict)
             return verdict
+        except BaseException:
+            await asyncio.gather(
+                *(self._dismiss_one(a, orderly=False) for a in self._agents.values())
+            )
+            raise
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -96,13 +106,17 @@ class Drive:
 
     def cancel(self, grace: float | None) -> None:
         """Ask for the end."""
-        self._gave_up = True
+        self._gave_up.set()
         self._feed(c.Cancel(grace))
+
+    def _now(self) -> float:
+        """Our time, without that in which this process was stopped or the machine asleep."""
+        return time.monotonic() - self._asleep
 
     # ── events ────────────────────────────────────────────────────────────────
 
     def _feed(self, event: c.Event) -> None:
-        for action in self.coordinator.handle(event, time.monotonic()):
+        for action in self.coordinator.handle(event, self._now()):
             match action:
                 case c.BeginRound(round_):
                     self._do(self._begin(round_))
@@ -111,7 +125,7 @@ class Drive:
                         self._do(self._send(agent, wire.Stop(round=number, grace=grace)))
                 case c.Finish(verdict):
                     self._verdict.set_result(verdict)
-        self._on_phase(self.coordinator)
+        self._on_event(self.coordinator)
 
     async def _listen(self, index: int, agent: _Agent) -> None:
         try:
@@ -132,15 +146,16 @@ class Drive:
             case wire.Want():
                 self._do(self._send_function(agent))
             case wire.Ready():
-                self.notes += [n for n in frame.notes if n not in self.notes]
+                self._note(frame)
+                agent.ready.set_result(frame)
             case wire.Started():
                 self._feed(c.Running(index, frame.round))
+            case wire.Piece() | wire.Log() if self._is_stale(frame):
+                pass
             case wire.Piece() if frame.rank is not None:
-                if frame.rank not in self.inboxes:
-                    self.inboxes[frame.rank] = Inbox(frame.total)
-                self.inboxes[frame.rank].add(frame)
+                self._collect(frame, frame.rank)
             case wire.Report():
-                when = agent.clock.interval(frame.outcome.clock)
+                when = agent.clock.interval(frame.outcome.clock).shifted(self._asleep)
                 self._feed(c.WorkerEnded(index, frame.round, frame.outcome, when))
             case wire.Log() if frame.rank is not None:
                 self._log(agent, frame, frame.rank)
@@ -149,6 +164,26 @@ class Drive:
             case wire.Broken():
                 self._lose(index, agent, frame.message)
 
+    def _is_stale(self, frame: wire.Frame) -> bool:
+        round_ = self.coordinator.round
+        return round_ is None or frame.round != round_.number
+
+    def _note(self, ready: wire.Ready) -> None:
+        notes = list(ready.notes)
+        if self.plan.settings.preload != "auto":
+            notes += [f"could not preload {failed}" for failed in ready.failed]
+        self.notes += [note for note in notes if note not in self.notes]
+
+    def _collect(self, piece: wire.Piece, rank: int) -> None:
+        try:
+            if rank not in self.inboxes:
+                self.inboxes[rank] = Inbox(piece.total)
+            self.inboxes[rank].add(piece)
+        except OSError as error:
+            raise LaunchError(
+                f"the value of rank {rank} ({piece.total} bytes) cannot be kept here: {error}"
+            ) from error
+
     def _greet(self, index: int, agent: _Agent, hello: wire.Hello) -> None:
         ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
         if hello.version != __version__:
@@ -156,13 +191,15 @@ class Drive:
         elif ours != theirs:
             self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
         else:
+            agent.hello = hello
             self._do(self._send(agent, wire.Ping(sent=time.monotonic())))
             self._feed(c.Joined(index, Endpoint("127.0.0.1", hello.port)))
 
     def _lose(self, index: int, agent: _Agent, reason: str) -> None:
         if not agent.gone:
             agent.gone = True
-            self._feed(c.Gone(index, reason, Interval(agent.last_heard, time.monotonic())))
+            when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
+            self._feed(c.Gone(index, reason, when))
 
     def _log(self, agent: _Agent, frame: wire.Log, rank: int) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +231,13 @@ class Drive:
 
     async def _begin(self, round_: Round) -> None:
         settings = self.plan.settings
-        function = await asyncio.wrap_future(self._function)
+        function = await self._get_function()
+        ready = [await agent.ready for agent in self._agents.values()]
+        if self.coordinator.phase is not c.Phase.RUNNING:
+            return
+        # One decision for all hosts, or they would wait for each other in a group.
+        uses_torch = function.uses_torch or settings.backend not in (None, "auto")
+        uses_torch = uses_torch or any(r.torch for r in ready)
         for index, agent in self._agents.items():
             frame = wire.Begin(
                 round=round_.number,
@@ -202,37 +245,51 @@ class Drive:
                 agent=index,
                 function=function.digest,
                 backend=settings.backend,
-                uses_torch=function.uses_torch or settings.backend not in (None, "auto"),
+                uses_torch=uses_torch,
                 process_group_timeout=settings.process_group_timeout,
             )
             self._do(self._send(agent, frame))
 
     async def _send_function(self, agent: _Agent) -> None:
-        function = await asyncio.wrap_future(self._function)
+        function = await self._get_function()
         for piece in function.pieces():
             await self._send(agent, piece)
 
+    async def _get_function(self) -> Function:
+        # Shielded: whoever provides it must not find it cancelled.
+        return await asyncio.shield(asyncio.wrap_future(self._function))
+
     async def _dismiss(self, verdict: c.Verdict) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
-        grace = self.plan.settings.stop_grace
-
-        async def dismiss(agent: _Agent, *, orderly: bool) -> None:
-            if orderly:
-                await self._send(agent, wire.Leave())
-                limit = _LAST_LOGS if self._gave_up else None
-                if agent.listening is not None:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(agent.listening, limit)
-            else:
-                agent.channel.close()
-            await agent.placed.end(2.0 if orderly else grace + 3.0)
-
         await asyncio.gather(
             *(
-                dismiss(agent, orderly=not agent.gone and index not in verdict.unconfirmed)
-                for index, agent in self._agents.items()
+                self._dismiss_one(agent, orderly=not agent.gone and i not in verdict.unconfirmed)
+                for i, agent in self._agents.items()
             )
         )
+
+    async def _dismiss_one(self, agent: _Agent, *, orderly: bool) -> None:
+        if orderly:
+            await self._send(agent, wire.Leave())
+            await self._await_logs(agent)
+            await agent.placed.end(2.0)
+            return
+        agent.channel.close()
+        await agent.placed.end(self.plan.settings.stop_grace + 3.0)
+        if agent.hello is not None:
+            agent.placed.sweep(self.plan.app, agent.hello.spool)
+
+    async def _await_logs(self, agent: _Agent) -> None:
+        """Until the agent has nothing left to say; not much longer once the app was given up."""
+        if agent.listening is None:
+            return
+        gave_up = asyncio.create_task(self._gave_up.wait())
+        await asyncio.wait({agent.listening, gave_up}, return_when=asyncio.FIRST_COMPLETED)
+        gave_up.cancel()
+        if not agent.listening.done():
+            await asyncio.wait({agent.listening}, timeout=_LAST_LOGS)
+            if not agent.listening.done():
+                logger.warning("the last of the workers' output was given up")
 
     # ── time ──────────────────────────────────────────────────────────────────
 
@@ -241,11 +298,16 @@ class Drive:
         limit = self.plan.settings.host_timeout
         while True:
             due = self.coordinator.deadline
-            wait = _TICK if due is None else min(_TICK, max(0.0, due - time.monotonic()))
+            wait = _TICK if due is None else min(_TICK, max(0.0, due - self._now()))
+            began = time.monotonic()
             await asyncio.sleep(wait)
+            overslept = time.monotonic() - began - wait
+            if overslept > _ASLEEP:
+                self._asleep += overslept
             self._feed(c.Tick())
             for index, agent in list(self._agents.items()):
-                agent.silent = agent.silent + wait if agent.channel.heard == agent.heard else 0.0
+                silent = agent.hello is not None and agent.channel.heard == agent.heard
+                agent.silent = agent.silent + wait if silent else 0.0
                 agent.heard = agent.channel.heard
                 if agent.silent >= limit:
                     self._lose(index, agent, f"no heartbeat for {limit:g} s")

@@ -15,13 +15,13 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.hosts import is_installed
 from phalanx.wire import Import
 
 _FILE_LIMIT = 500
@@ -140,14 +140,14 @@ class _Search:
         if name == "__main__":
             path = getattr(module, "__file__", None)
             # An installed program (pytest, a notebook's kernel) is not what the user wrote.
-            if path is not None and not os.path.abspath(path).startswith(_installed_roots()):
+            if path is not None and not is_installed(os.path.abspath(path)):
                 self.file(Path(path), getattr(module, "__package__", None) or "")
         else:
             self.statement(Import(name), leading=True)
 
     def code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         """Take the imports in a function's body, and what it uses of its module."""
-        for item, leading in _imports_in(code):
+        for item, leading in _imports_in(code, names.get("__package__") or ""):
             self.statement(item, leading=leading)
         for nested in _codes(code):
             for name in nested.co_names:
@@ -158,17 +158,20 @@ class _Search:
 def of_function(function: Callable[..., Any]) -> Needs:
     """What a function needs, from its code and from the files of the user's that it comes from."""
     search = _Search()
-    search.value(function)
+    try:
+        search.value(function)
+    except Exception:  # noqa: BLE001 proxies and lazy modules run the user's code when looked at
+        return Needs((), torch="torch" in search.names)
     return search.needs()
 
 
-def of_file(path: Path, function: str) -> Needs:
+def of_file(path: Path, function: str, package: str = "") -> Needs:
     """What a function of a file needs, without importing the file."""
     search = _Search()
-    search.file(path, "")
+    search.file(path, package)
     for statement in _parse(path):
         if isinstance(statement, ast.FunctionDef) and statement.name == function.partition(".")[0]:
-            search.block(statement.body, "")
+            search.block(statement.body, package)
     return search.needs()
 
 
@@ -197,13 +200,18 @@ def _imports_of(node: ast.AST, package: str) -> Iterator[Import]:
             yield Import(alias.name)
     elif isinstance(node, ast.ImportFrom):
         names = tuple(alias.name for alias in node.names if alias.name != "*")
-        module = node.module or ""
-        if node.level:
-            parts = package.split(".")
-            parts = parts[: len(parts) - node.level + 1]
-            module = ".".join([*parts, module] if module else parts)
+        module = _absolute(node.module or "", node.level, package)
         if module != "__future__":
             yield Import(module, names)
+
+
+def _absolute(module: str, level: int, package: str) -> str:
+    """The full name of what a possibly relative import names."""
+    if not level:
+        return module
+    parts = package.split(".")
+    parts = parts[: len(parts) - level + 1]
+    return ".".join([*parts, module] if module else parts)
 
 
 def _is_import(statement: ast.stmt) -> bool:
@@ -233,15 +241,17 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _imports_in(code: types.CodeType) -> Iterator[tuple[Import, bool]]:
+def _imports_in(code: types.CodeType, package: str) -> Iterator[tuple[Import, bool]]:
     """The imports in a function's body, and whether each comes before a change of `os.environ`."""
     environment, leading = False, True
-    names: Any = ()
+    constants: list[Any] = [0, None]
     for step in dis.get_instructions(code):
-        if step.opname == "LOAD_CONST":
-            names = step.argval
-        elif step.opname == "IMPORT_NAME" and step.argval:
-            yield Import(step.argval, names if isinstance(names, tuple) else ()), leading
+        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants = [constants[-1], step.argval]
+        elif step.opname == "IMPORT_NAME":
+            level, names = constants
+            module = _absolute(step.argval, level if isinstance(level, int) else 0, package)
+            yield Import(module, names if isinstance(names, tuple) else ()), leading
         elif step.argval in ("environ", "putenv"):
             environment = True
         elif environment and (
@@ -250,20 +260,10 @@ def _imports_in(code: types.CodeType) -> Iterator[tuple[Import, bool]]:
             leading = False
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from ((item, leading and first) for item, first in _imports_in(constant))
+            yield from ((item, leading and first) for item, first in _imports_in(constant, package))
 
 
 # ── places ────────────────────────────────────────────────────────────────────
-
-
-@functools.cache
-def _installed_roots() -> tuple[str, ...]:
-    import site
-
-    roots = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots.update(site.getsitepackages())
-    roots.add(site.getusersitepackages())
-    return tuple(roots)
 
 
 @functools.cache
@@ -275,7 +275,7 @@ def _is_installed(top: str) -> bool:
     if spec is None:
         return False
     places = [spec.origin, *(spec.submodule_search_locations or ())]
-    return any(p is not None and p.startswith(_installed_roots()) for p in places)
+    return any(p is not None and is_installed(p + os.sep) for p in places)
 
 
 def _is_installed_class(kind: type) -> bool:

@@ -47,13 +47,16 @@ def run_inline(
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

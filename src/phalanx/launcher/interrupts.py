@@ -50,7 +50,7 @@ def interruptible() -> Iterator[Interruptible]:
             signal.SIGTERM: signal.SIG_DFL,
         }
         for number, default in defaults.items():
-            if signal.getsignal(number) == default:
+            if signal.getsignal(number) == default or _is_asyncios(signal.getsignal(number)):
                 previous[number] = signal.signal(number, state.handle)
     try:
         yield state
@@ -60,20 +60,29 @@ def interruptible() -> Iterator[Interruptible]:
     if state.received == signal.SIGINT:
         # A subclass would not do: only for this very type does Python end by the signal itself.
         interrupt = KeyboardInterrupt()
-        _hush(interrupt)
+        hush(interrupt)
         raise interrupt
     if state.received == signal.SIGTERM:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _hush(interrupt: KeyboardInterrupt) -> None:
+def _is_asyncios(handler: Any) -> bool:
+    """`asyncio.run`'s own: it would cancel a task that cannot run while we block its thread."""
+    return getattr(getattr(handler, "func", None), "__qualname__", "") == "Runner._on_sigint"
+
+
+def hush(interrupt: KeyboardInterrupt) -> None:
     """Have this interrupt, if nobody catches it, end the program without a traceback of ours."""
+    interrupt.hushed = True  # type: ignore[attr-defined]
     previous = sys.excepthook
+    if getattr(previous, "hushes", False):
+        return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is interrupt:
-            print("phalanx: interrupted; all workers were stopped", file=sys.stderr)
+        if getattr(error, "hushed", False):
+            print("phalanx: interrupted; nothing is left running", file=sys.stderr)
         else:
             previous(kind, error, trace)
 
+    hook.hushes = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -8,8 +8,11 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import IO, Any
 
 from phalanx import wire
@@ -47,23 +50,38 @@ def pack(
     import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    by_value = module is not None and not _is_importable(module)
-    if by_value:
-        cloudpickle.register_pickle_by_value(module)
     try:
-        data = cloudpickle.dumps(
-            (function, tuple(args), dict(kwargs)), protocol=pickle.HIGHEST_PROTOCOL
-        )
+        with _by_value(module):
+            data = cloudpickle.dumps(
+                (function, tuple(args), dict(kwargs)), protocol=pickle.HIGHEST_PROTOCOL
+            )
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise ConfigError(
             f"{name} or its arguments cannot be pickled: {type(error).__name__}: {error}. "
             "Create what cannot be pickled inside the function."
         ) from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
     return Function(data, hashlib.sha256(data).hexdigest(), uses_torch)
+
+
+@contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Have a module that workers could not import pickled by value; the list is global."""
+    import cloudpickle
+
+    with _REGISTERING:
+        known = cloudpickle.list_registry_pickle_by_value()
+        mine = module is not None and module.__name__ not in known and not _is_importable(module)
+        if mine:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if mine:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_REGISTERING = threading.Lock()
 
 
 def _is_importable(module: Any) -> bool:

@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from typing import IO, Protocol, cast
+from typing import Protocol
 
-from phalanx import wire
-from phalanx.channel import PipeChannel
+from phalanx import hosts, wire
+from phalanx.channel import Channel, PipeChannel
+from phalanx.errors import StartFailed
 from phalanx.hosts import SOURCE_FAILED
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
@@ -27,14 +29,22 @@ _TAIL = 64 << 10
 class Placed(Protocol):
     """An agent that was started, and the channel to it."""
 
-    index: int
-    channel: PipeChannel
+    @property
+    def index(self) -> int:
+        """Which of the first frames it was started with."""
+
+    @property
+    def channel(self) -> Channel:
+        """The stream of frames to and from it."""
 
     async def describe_end(self) -> str:
         """How it ended, for an error; called when its channel has ended."""
 
     async def end(self, patience: float) -> None:
         """Wait so long for it to end by itself, then kill it."""
+
+    def sweep(self, app: str, spool: str) -> None:
+        """After it was lost: end and remove what it can have left behind, as far as that goes."""
 
 
 class Placement(Protocol):
@@ -50,48 +60,88 @@ class Placement(Protocol):
 class LocalPlacement:
     """Agents as children of this process."""
 
-    def __init__(self, command: list[str]) -> None:
-        """`command` runs one agent."""
-        self._command = command
-        self._started: list[tuple[subprocess.Popen[bytes], bytes]] = []
+    def __init__(self, env_file: str | None) -> None:
+        """`env_file` is sourced before each agent."""
+        self._env_file = env_file
+        self._started: list[_Child] = []
 
     def start(self, first: Sequence[wire.Frame]) -> None:
         """Start the children, and give each its first frame if that cannot block."""
         for frame in first:
-            # In a session of its own: the terminal's Ctrl-C is ours to deal with, not the agent's.
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-            )
-            self._started.append((process, self._write_first(process, wire.encode(frame))))
-
-    @staticmethod
-    def _write_first(process: subprocess.Popen[bytes], data: bytes) -> bytes:
-        """Write what an empty pipe takes; give the rest."""
-        number = cast(IO[bytes], process.stdin).fileno()
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(cast(IO[bytes], stream), fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        os.set_blocking(number, False)
-        try:
-            return data[os.write(number, data) :]
-        except (BlockingIOError, BrokenPipeError):
-            return data
+            try:
+                self._started.append(_Child(self._env_file, wire.encode(frame)))
+            except OSError as error:
+                self.kill()
+                raise StartFailed(
+                    f"the agent on this machine could not be started: {error}", hostname="localhost"
+                ) from error
 
     async def place(self) -> AsyncIterator[LocalAgent]:
         """Channels to the children, in order."""
-        for index, (process, rest) in enumerate(self._started):
-            yield await LocalAgent.open(index, process, rest)
+        for index, child in enumerate(self._started):
+            yield await LocalAgent.open(index, child)
 
     def kill(self) -> None:
-        """End the children that were started, if no channel was ever opened to them."""
-        for process, _ in self._started:
-            process.kill()
-            process.wait()
+        """End the children that were started, without waiting for anything in order."""
+        for child in self._started:
+            child.process.kill()
+            child.process.wait()
+
+
+class _Child:
+    """A process and our ends of the pipes to it.
+
+    The channel has descriptors of its own: anything may print to the standard streams before our
+    code is reached.
+    """
+
+    def __init__(self, env_file: str | None, first: bytes) -> None:
+        theirs_in, ours_in = _pipe()
+        ours_out, theirs_out = _pipe()
+        ours_errors, theirs_errors = _pipe()
+        self.read, self.write, self.errors = (
+            open(ours_out, "rb", 0),  # noqa: SIM115 the channel closes them
+            open(ours_in, "wb", 0),  # noqa: SIM115
+            open(ours_errors, "rb", 0),  # noqa: SIM115
+        )
+        try:
+            # In a session of its own: the terminal's Ctrl-C is ours to deal with, not the agent's.
+            self.process = subprocess.Popen(
+                hosts.agent_command(str(theirs_in), str(theirs_out), env_file=env_file),
+                stdin=subprocess.DEVNULL,
+                stdout=theirs_errors,
+                stderr=theirs_errors,
+                pass_fds=(theirs_in, theirs_out),
+                start_new_session=True,
+            )
+        except OSError:
+            for file in (self.read, self.write, self.errors):
+                file.close()
+            raise
+        finally:
+            for number in (theirs_in, theirs_out, theirs_errors):
+                os.close(number)
+        self.rest = self._write_first(first)
+
+    def _write_first(self, data: bytes) -> bytes:
+        """Write what an empty pipe takes; give the rest."""
+        for pipe in (self.read, self.write):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        os.set_blocking(self.write.fileno(), False)
+        try:
+            return data[os.write(self.write.fileno(), data) :]
+        except (BlockingIOError, BrokenPipeError):
+            return data
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe beside the standard streams, even where those are closed."""
+    ends = os.pipe()
+    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    return read, write
 
 
 class LocalAgent:
@@ -106,16 +156,13 @@ class LocalAgent:
         self._described = False
 
     @classmethod
-    async def open(
-        cls, index: int, process: subprocess.Popen[bytes], rest: bytes = b""
-    ) -> LocalAgent:
+    async def open(cls, index: int, child: _Child) -> LocalAgent:
         """Take the child's pipes over."""
         loop = asyncio.get_running_loop()
-        streams = cast(tuple[IO[bytes], IO[bytes]], (process.stdout, process.stdin))
-        channel = await PipeChannel.open(*streams)
-        channel.send_raw(rest)
-        agent = cls(index, process, channel)
-        await loop.connect_read_pipe(lambda: agent._errors, process.stderr)
+        channel = await PipeChannel.open(child.read, child.write)
+        channel.send_raw(child.rest)
+        agent = cls(index, child.process, channel)
+        await loop.connect_read_pipe(lambda: agent._errors, child.errors)
         return agent
 
     async def describe_end(self) -> str:
@@ -143,6 +190,20 @@ class LocalAgent:
             await self._wait(None)
         self.channel.abort()
         self._errors.close()
+
+    def sweep(self, app: str, spool: str) -> None:
+        """End what carries the app's id in its environment, and remove the spool.
+
+        Agent and zygote may have been killed both; what workers had started is then nobody's.
+        """
+        mark = f"TORCHELASTIC_RUN_ID={app}\0".encode()
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    environ = file.read()
+                if mark in environ and pid != os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(spool, ignore_errors=True)
 
     async def _wait(self, patience: float | None) -> int:
         """Poll: a child watcher would want this process's SIGCHLD or a thread."""

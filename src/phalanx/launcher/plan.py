@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import os
 import re
 import secrets
@@ -37,7 +38,7 @@ class Plan:
     members: tuple[Member, ...]
     prepare: tuple[wire.Prepare, ...]
     """The first frame for each member."""
-    command: list[str]
+    env_file: str | None
     settings: Launcher
 
 
@@ -51,7 +52,7 @@ def make_plan(launcher: Launcher, needs: Needs, title: str) -> Plan:
         app=app,
         members=members,
         prepare=tuple(_prepare(launcher, needs, title, app, member) for member in members),
-        command=hosts.agent_command(env_file),
+        env_file=env_file,
         settings=launcher,
     )
 
@@ -66,7 +67,7 @@ def _prepare(
         preload=_preload(launcher, needs),
         python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
         environment=dict(launcher.extra_env_vars),
-        argv=tuple(sys.argv),
+        argv=tuple(map(str, sys.argv)),
         cwd=_working_directory(),
         main_file=os.path.abspath(main_file) if main_file else None,
         title=title,
@@ -140,8 +141,8 @@ def _worker_counts(workers: object, names: Sequence[str]) -> list[int]:
 
 
 def _worker_count(count: object) -> int:
-    if isinstance(count, int) and not isinstance(count, bool):
-        return count
+    if not isinstance(count, bool) and hasattr(count, "__index__"):
+        return operator.index(count)
     match count:
         case "auto":
             return hosts.gpus() or 1
@@ -174,13 +175,22 @@ def check(launcher: Launcher) -> None:
         _seconds(name, getattr(launcher, name), minimum_excluded=True)
     _seconds("stop_grace", launcher.stop_grace, minimum_excluded=False)
     _check_environment(launcher)
-    if isinstance(launcher.preload, str) and launcher.preload != "auto":
+    if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
-            f'preload={launcher.preload!r} is neither "auto" nor a list. '
-            f"Write preload=[{launcher.preload!r}]."
+            f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
+            "Write preload=['torch'], or preload=[] for none."
         )
+    if launcher.name is not None and not isinstance(launcher.name, str):
+        raise ConfigError(f"name={launcher.name!r} is not a string.")
+    if launcher.log_spec is not None and not hasattr(launcher.log_spec, "get_map"):
+        raise ConfigError(f"log_spec={launcher.log_spec!r} is not a LogSpec: it has no get_map().")
     if launcher.backend not in (None, "auto"):
         _need_torch(str(launcher.backend))
+
+
+def _is_list_of_names(value: object) -> bool:
+    names = isinstance(value, Sequence) and not isinstance(value, str)
+    return names and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
 
 
 def _check_environment(launcher: Launcher) -> None:
@@ -228,7 +238,7 @@ def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
 
 def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:
     least = "more than 0" if minimum_excluded else "0 or more"
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         if value > 0 or (value == 0 and not minimum_excluded):
             return
     raise ConfigError(f"{field}={value!r}: give a number of seconds, {least}.")

@@ -51,13 +51,13 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        error.add_note(_where(cause, log_files))
+        BaseException.add_note(error, _where(cause, log_files))
     else:
         error = _ended(cause, log_files)
     if started:
         others = _others(verdict.others)
         if others:
-            error.add_note(others)
+            BaseException.add_note(error, others)
     return error
 
 
@@ -93,7 +93,7 @@ def _no_result(cause: Failure) -> ResultError:
     assert fault is not None
     return ResultError(
         f"rank {cause.outcome.rank} on {cause.hostname} returned a {fault.type_name}, which cannot "
-        f"be carried: {fault.message}. Return something that can be pickled.",
+        f"be carried: {fault.message}",
         rank=cause.outcome.rank,
         hostname=cause.hostname,
         type_name=fault.type_name,

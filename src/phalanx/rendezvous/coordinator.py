@@ -190,8 +190,7 @@ class Coordinator:
             case WorkerEnded(agent, _, outcome, when):
                 return self._end(agent, outcome, when, now)
             case Cleared(agent):
-                self._cleared.add(agent)
-                return self._conclude()
+                return self._clear(agent, now)
             case Gone(agent, reason, when):
                 return self._lose(agent, reason, when, now)
             case Cancel(grace):
@@ -223,17 +222,31 @@ class Coordinator:
         self._add_failure(agent, outcome, when)
         return self._fail(now) + self._conclude()
 
+    def _clear(self, agent: int, now: float) -> list[Action]:
+        self._cleared.add(agent)
+        if self.phase is Phase.STOPPING:
+            return self._conclude()
+        # Nothing of it runs any more: what it has not told us by now will never come.
+        reason = "its host has nothing left of it, and did not say how it ended"
+        lost = self._lose_ranks(agent, reason, Interval(now, now))
+        return (self._fail(now) if lost else []) + self._conclude()
+
     def _lose(self, agent: int, reason: str, when: Interval, now: float) -> list[Action]:
         if agent in self._gone:
             return []
         self._gone.add(agent)
-        member = self.policy.members[agent]
-        unfinished = [rank for rank in member.ranks if rank not in self._outcomes]
+        lost = self._lose_ranks(agent, reason, when)
+        return (self._fail(now) if lost else []) + self._conclude()
+
+    def _lose_ranks(self, agent: int, reason: str, when: Interval) -> bool:
+        """Take the ranks of which nothing was heard for lost; whether there were any."""
+        ranks = self.policy.members[agent].ranks
+        unfinished = [rank for rank in ranks if rank not in self._outcomes]
         for rank in unfinished:
             outcome = Outcome(rank, Ended.LOST, when.latest, detail=reason)
             self._outcomes[rank] = outcome
             self._add_failure(agent, outcome, when)
-        return (self._fail(now) if unfinished else []) + self._conclude()
+        return bool(unfinished)
 
     def _add_failure(self, agent: int, outcome: Outcome, when: Interval) -> None:
         halted = self._halted_at

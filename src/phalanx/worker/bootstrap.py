@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import io
 import os
 import socket
 import sys
@@ -54,6 +55,7 @@ def adopt(prepare: wire.Prepare) -> None:
         os.environ.pop(name, None)
     os.environ.update(prepare.environment)
     sys.path[:] = prepare.python_path
+    sys.argv = list(prepare.argv)
     if prepare.cwd is not None:
         os.chdir(prepare.cwd)
     time.tzset()
@@ -77,9 +79,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     _open_streams()
     _make_main(assignment.prepare)
     ended = _call(assignment)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    _flush()
     report(assignment, dataclasses.replace(ended, seconds=ended.clock - began))
     if preloaded:
         leave(ended.code or 0, preloaded=preloaded)
@@ -87,7 +87,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
 
 
 def _call(assignment: Assignment) -> Outcome:
-    rank, directory = assignment.rank, assignment.directory
+    rank, directory, own = assignment.rank, assignment.directory, os.getpid()
     group = _Group(assignment)
     try:
         # Where torch was not loaded before the fork, the user's own files load it: what they set
@@ -97,16 +97,41 @@ def _call(assignment: Assignment) -> Outcome:
         function, args, kwargs = _load_function(assignment.fork.function)
         group.join(_namespace(function))
         value = function(*args, **kwargs)
+        _end_if_forked(own, 0)
         del function, args, kwargs
         group.leave()
     except SystemExit as stop:
         code = _exit_code(stop)
+        _end_if_forked(own, code)
         return outcome.exited(rank, code) if code else outcome.returned(rank, None, directory)
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
         trace = outcome.users_part(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return outcome.raised(rank, error, directory)
+        ended = outcome.raised(rank, error, directory) if os.getpid() == own else None
+        _show(error.with_traceback(trace))
+        _end_if_forked(own, 1)
+        return ended  # type: ignore[return-value]  # only a fork has none, and has ended
     return outcome.returned(rank, value, directory)
+
+
+def _end_if_forked(own: int, code: int) -> None:
+    """End here if the function has forked and this is its child: the rank is the parent."""
+    if os.getpid() != own:
+        _flush()
+        os._exit(code)
+
+
+def _show(error: BaseException) -> None:
+    """Print an exception as the interpreter would; a hook of the user's may itself be broken."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 then by Python's own
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -131,20 +156,32 @@ def _namespace(function: Any) -> dict[str, Any]:
 
 
 def report(assignment: Assignment, ended: Outcome) -> None:
-    """Tell the agent how the worker ended."""
+    """Tell the agent how the worker ended: over the socket, or, if the function has closed it, in
+    a file that the agent looks for when the process is gone.
+    """
     fork = assignment.fork
     frame = wire.Report(app=fork.app, round=fork.round, rank=ended.rank, outcome=ended)
-    with contextlib.suppress(OSError):  # the agent is gone, and with it everyone who would listen
-        assignment.report.sendall(wire.encode(frame))
+    data = wire.encode(frame)
+    try:
+        assignment.report.sendall(data)
+    except OSError:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(assignment.directory, outcome.REPORT), "wb") as file,
+        ):
+            file.write(data)
 
 
 def _redirect(directory: str) -> None:
+    """Into the rank's files, behind what was printed while packages were loaded for all ranks."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     for number, name in ((1, "stdout"), (2, "stderr")):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)
+        with contextlib.suppress(OSError):  # not a file: then nothing was kept
+            os.write(file, os.pread(number, os.fstat(number).st_size, 0))
         os.dup2(file, number)
         os.close(file)
 
@@ -157,7 +194,8 @@ def _open_streams() -> None:
         if stream is None:
             stream = open(number, "w", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-        stream.reconfigure(line_buffering=True)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def _make_main(prepare: wire.Prepare) -> None:
@@ -167,7 +205,6 @@ def _make_main(prepare: wire.Prepare) -> None:
     if prepare.main_file is not None:
         main.__file__ = prepare.main_file
     sys.modules["__main__"] = main
-    sys.argv = list(prepare.argv)
 
 
 def _exit_code(stop: SystemExit) -> int:

@@ -13,10 +13,11 @@ import contextlib
 import gc
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Container
 from typing import Any, NoReturn
+
+from phalanx.hosts import is_installed
 
 
 def leave(code: int, *, preloaded: Container[str]) -> NoReturn:
@@ -39,10 +40,11 @@ def leave(code: int, *, preloaded: Container[str]) -> NoReturn:
 
 def _drop_modules(preloaded: Container[str]) -> None:
     """Empty the user's own modules; installed ones and the standard library stay usable."""
-    installed = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+    if threading.active_count() > 1:
+        return  # a daemon thread may still use them
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        own = name == "__main__" or (file is not None and not file.startswith(installed))
+        own = name == "__main__" or (file is not None and not is_installed(file))
         if own and name not in preloaded and name.partition(".")[0] != "phalanx":
             names = vars(module)
             for key in [n for n in names if not n.startswith("__")]:

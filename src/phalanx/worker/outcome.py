@@ -8,6 +8,7 @@ may have changed the message. Attributes that cannot be pickled are replaced by 
 from __future__ import annotations
 
 import builtins
+import copyreg
 import io
 import os
 import pickle
@@ -22,7 +23,10 @@ from phalanx.rounds import Ended, Fault, Outcome
 PAYLOAD = "payload"
 """The file in a rank's directory that holds the pickled value or exception."""
 
-_TEXT_LIMIT = 64 << 10
+REPORT = "report"
+"""The file in a rank's directory that holds the report, where it could not be sent."""
+
+_TEXT_LIMIT = 32 << 10
 _WRITE = 1 << 20
 _NOT_RAISED_AGAIN = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _COMMUNICATION = re.compile(
@@ -111,10 +115,13 @@ def _is_communication(error: BaseException) -> bool:
 
 
 def _clip(text: str) -> str:
-    if len(text) <= _TEXT_LIMIT:
-        return text
-    half = _TEXT_LIMIT // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    """Text that fits into a report, whatever characters it is made of."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > _TEXT_LIMIT:
+        half = _TEXT_LIMIT // 2
+        mark = f"\n… {len(data) - 2 * half} bytes left out …\n".encode()
+        data = data[:half] + mark + data[-half:]
+    return data.decode("utf-8", "replace")
 
 
 def _dump(value: object, path: str) -> None:
@@ -128,6 +135,8 @@ def _dump(value: object, path: str) -> None:
                 return _reduce_exception(obj.error, self.probe)
             if isinstance(obj, BaseException) and _reduces_by_default(obj):
                 return _reduce_exception(obj, self.probe)
+            if _has_lost_its_slots(obj):
+                return copyreg.__newobj__, (type(obj),), vars(obj), None, None, set_attributes  # type: ignore[attr-defined]
             return super().reducer_override(obj)
 
         @classmethod
@@ -181,10 +190,39 @@ def _reduce_exception(error: BaseException, probe: Any) -> tuple[Any, ...]:
         except Exception:  # noqa: BLE001 then by ours
             pass
     reduced = error.__reduce__() if by_default else BaseException.__reduce__(error)
-    args = reduced[1] if isinstance(reduced, tuple) else error.args
+    _, args, *rest = reduced if isinstance(reduced, tuple) else (None, error.args)
+    state = dict(rest[0]) if rest and isinstance(rest[0], dict) else {}
+    state |= {name: getattr(error, name) for name in _slots(error) if hasattr(error, name)}
     args = tuple(arg if probe(arg) else repr(arg) for arg in args)
-    state = {k: v if probe(v) else repr(v) for k, v in error.__dict__.items()}
+    state = {k: v if probe(v) else repr(v) for k, v in state.items()}
     return rebuild_exception, (type(error), args, state)
+
+
+def _slots(value: object) -> list[str]:
+    slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    return [n for names in slots for n in ([names] if isinstance(names, str) else names)]
+
+
+def _has_lost_its_slots(value: object) -> bool:
+    """An instance of a class with slots that cloudpickle has rebuilt here, where it has none.
+
+    Its attributes are in a `__dict__` that the class does not have where the instance is going.
+    """
+    kind: Any = type(value)
+    return (
+        "__slots__" in vars(kind)
+        and "__dict__" not in kind.__slots__
+        and hasattr(value, "__dict__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and not {"__reduce__", "__getstate__", "__setstate__"} & vars(kind).keys()
+        and not any("__dict__" in vars(base) for base in kind.__mro__[1:])
+    )
+
+
+def set_attributes(value: object, state: dict[str, Any]) -> None:
+    """Give an object its attributes, wherever its class keeps them."""
+    for name, item in state.items():
+        object.__setattr__(value, name, item)
 
 
 def rebuild_exception(
@@ -198,5 +236,9 @@ def rebuild_exception(
     except Exception:  # noqa: BLE001 arguments that the built-in does not take stay as they are
         error = BaseException.__new__(kind, *args)
     error.args = error.args or args
-    error.__dict__.update(state)
+    for name, item in state.items():
+        try:
+            BaseException.__setattr__(error, name, item)
+        except (AttributeError, TypeError):
+            error.__dict__[name] = item  # a property of the class's own
     return error

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.ranks import RANK_VARIABLES
@@ -30,28 +31,38 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
         value: str = super().__getitem__(key)
         return value
 
+    def __iter__(self) -> Iterator[str]:
+        # Whoever takes a copy may look anything up in it.
+        self.asked.add("*")
+        return super().__iter__()  # type: ignore[no-any-return]
 
-def preload(imports: Iterable[Import]) -> tuple[str, ...]:
-    """Import in order; give the modules whose import read a per-rank variable."""
+
+@dataclass
+class Preloaded:
+    """What came of it: the modules whose import read a per-rank variable, or failed."""
+
+    tainted: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+def preload(imports: Iterable[Import], announce: Callable[[str], None]) -> Preloaded:
+    """Import in order. Each is announced before: one that ends the process can then be named."""
     plain = type(os.environ)
-    tainted: list[str] = []
+    done = Preloaded()
     os.environ.__class__ = _Watched
     try:
         for item in imports:
             _Watched.asked.clear()
-            _import(item)
+            announce(item.module)
+            try:
+                __import__(item.module, fromlist=item.names)
+            except BaseException as error:  # noqa: BLE001 the worker meets it too, and reports it
+                done.failed.append(f"{item.module} ({type(error).__name__}: {error})")
             if _Watched.asked:
-                tainted.append(item.module)
+                done.tainted.append(item.module)
     finally:
         os.environ.__class__ = plain
-    return tuple(tainted)
-
-
-def _import(item: Import) -> None:
-    try:
-        __import__(item.module, fromlist=item.names)
-    except BaseException as error:  # noqa: BLE001 the worker meets the same error, and reports it
-        print(f"phalanx: could not preload {item.module}: {error!r}", file=sys.stderr)
+    return done
 
 
 def unsafe_to_fork() -> str | None:

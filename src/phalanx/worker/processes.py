@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,10 +35,12 @@ def die_with_parent(parent: int) -> None:
 def reset_signals() -> None:
     """Give every signal its default action and unblock it, whatever was inherited.
 
-    What Python itself sets up (SIGPIPE ignored, SIGINT raising) is kept as in a fresh interpreter.
+    What Python itself sets up (SIGPIPE ignored, SIGINT raising, the fault handler's signals) is as
+    in a fresh interpreter.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    faults = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+    for number in signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -94,8 +96,8 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def kill_descendants(reap: Callable[[], object], spare: Container[int] = ()) -> None:
-    """Kill everything below this process until nothing is left but `spare`.
+def kill_descendants(reap: Callable[[], object]) -> None:
+    """Kill everything below this process until nothing is left.
 
     Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
     subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.
@@ -103,7 +105,7 @@ def kill_descendants(reap: Callable[[], object], spare: Container[int] = ()) -> 
     pause = 0.001
     while True:
         reap()
-        left = [pid for pid in descendants(os.getpid()) if pid not in spare]
+        left = descendants(os.getpid())
         if not left:
             return
         for pid in left:

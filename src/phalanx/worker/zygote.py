@@ -19,18 +19,23 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
 
 from phalanx import wire
+from phalanx.hosts import python_command
 from phalanx.worker import bootstrap, outcome, preload, processes
+
+PRELOADING = "preloading"
+"""The file in the spool that names the package being imported."""
 
 TITLE_ROOM = " " * 120
 """An argument that pads the command line, so that workers can show a title of this length."""
 
-_SPAWNED = "import sys; sys.path[:] = {path!r}; from phalanx.worker.spawned import main; main()"
+_POLL_LIMIT = 3600_000.0
+"""Milliseconds; what `poll` takes is an int."""
 
 
 @dataclass
@@ -46,10 +51,12 @@ class _Brood:
 class Zygote:
     """The state of the zygote's loop."""
 
-    def __init__(self, control: socket.socket, prepare: wire.Prepare) -> None:
+    def __init__(self, control: socket.socket, prepare: wire.Prepare, spool: str) -> None:
         """Take the socket to the agent; nothing is started."""
         self._control = control
         self._prepare = prepare
+        self._spool = spool
+        self._initial = dict(os.environ)
         self._decoder = wire.Decoder()
         self._descriptors: list[int] = []
         self._brood: _Brood | None = None
@@ -61,11 +68,12 @@ class Zygote:
 
     def warm(self) -> None:
         """Load the packages, and say what came of it."""
-        tainted: tuple[str, ...] = ()
+        done = preload.Preloaded()
         notes: tuple[str, ...] = ()
         if not self._spawn:
             with _killed_by_end_of(self._control):
-                tainted = preload.preload(self._prepare.preload)
+                done = preload.preload(self._prepare.preload, self._announce)
+            self._announce("")
             reason = preload.unsafe_to_fork()
             if reason is not None:
                 self._spawn = True
@@ -79,7 +87,19 @@ class Zygote:
                 stream.flush()
         gc.collect()
         gc.freeze()
-        self._send(wire.Ready(torch=torch, spawn=self._spawn, left_out=tainted, notes=notes))
+        self._send(
+            wire.Ready(
+                torch=torch,
+                spawn=self._spawn,
+                left_out=tuple(done.tainted),
+                failed=tuple(done.failed),
+                notes=notes,
+            )
+        )
+
+    def _announce(self, module: str) -> None:
+        with open(os.path.join(self._spool, PRELOADING), "w") as file:
+            file.write(module)
 
     def serve(self) -> bootstrap.Assignment | None:
         """Obey the agent until it is gone (None), or return in a worker with its assignment."""
@@ -175,7 +195,7 @@ class Zygote:
         try:
             bootstrap.begin(assignment)
             if self._spawn:
-                _exec_worker(assignment)
+                _exec_worker(assignment, self._initial)
         except OSError as error:
             bootstrap.report(assignment, outcome.raised(assignment.rank, error, os.devnull))
             os._exit(1)
@@ -194,6 +214,8 @@ class Zygote:
             processes.set_title(f"phalanx: {self._prepare.title} store")
             importlib.import_module("phalanx.torch.store").serve(listening.detach())
             code = 0
+        except BaseException:  # noqa: BLE001 this process is all there is to tell
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -214,6 +236,9 @@ class Zygote:
         brood = self._brood
         if brood is None:
             return
+        if pid == brood.store:
+            how = os.waitstatus_to_exitcode(status)
+            self._send(wire.Broken(message=f"the process that carries the store ended ({how})"))
         rank = next((rank for rank, p in brood.pids.items() if p == pid), None)
         if rank is None:
             return
@@ -256,7 +281,8 @@ class Zygote:
     def _poll_timeout(self) -> float | None:
         if self._brood is None or self._brood.kill_at is None:
             return None
-        return max(0.0, (self._brood.kill_at - time.monotonic()) * 1000 + 1)
+        left = (self._brood.kill_at - time.monotonic()) * 1000 + 1
+        return min(max(0.0, left), _POLL_LIMIT)
 
 
 class _killed_by_end_of:  # noqa: N801 reads as a phrase where it is used
@@ -284,17 +310,28 @@ class _killed_by_end_of:  # noqa: N801 reads as a phrase where it is used
         fcntl.fcntl(self._control.fileno(), fcntl.F_SETFL, self._flags)
 
 
-def _exec_worker(assignment: bootstrap.Assignment) -> None:
-    """Replace this forked process by a new interpreter that reads its part from a descriptor."""
+def _exec_worker(assignment: bootstrap.Assignment, environ: dict[str, str]) -> None:
+    """Replace this forked process by a new interpreter that reads its part from a descriptor.
+
+    Its initial environment is the zygote's own, and the rest is set inside, as it is in a fork.
+    """
     part = os.memfd_create("phalanx-worker", 0)
     with open(part, "wb", closefd=False) as file:
         file.write(wire.encode(assignment.prepare) + wire.encode(assignment.fork))
     os.lseek(part, 0, os.SEEK_SET)
     assignment.report.set_inheritable(True)
-    code = _SPAWNED.format(path=sys.path)
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     numbers = [str(part), str(assignment.report.fileno()), str(assignment.rank)]
-    os.execv(sys.executable, [sys.executable, *flags, "-c", code, *numbers, TITLE_ROOM])
+    command = python_command("phalanx.worker.spawned", *numbers, TITLE_ROOM)
+    os.execve(sys.executable, command, environ)
+
+
+def _keep_output(spool: str) -> None:
+    """Have what is printed while packages load kept for the workers: it is theirs."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        file = os.open(os.path.join(spool, name), flags, 0o600)
+        os.dup2(file, number)
+        os.close(file)
 
 
 def main() -> None:
@@ -303,18 +340,20 @@ def main() -> None:
     control.set_inheritable(False)
     with open(int(sys.argv[2]), "rb") as file:
         (prepare,) = wire.Decoder().feed(file.read())
+    spool = sys.argv[3]
     if not isinstance(prepare, wire.Prepare):
         raise TypeError(f"the zygote was started with {type(prepare).__name__}, not Prepare")
     processes.reset_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.become_subreaper()
     processes.set_title(f"phalanx: {prepare.title} zygote")
+    _keep_output(spool)
+    zygote = Zygote(control, prepare, spool)
     bootstrap.adopt(prepare)
-    zygote = Zygote(control, prepare)
     zygote.warm()
     assignment = zygote.serve()
     if assignment is None:
         # The agent removes its spool itself, unless it was killed.
-        shutil.rmtree(sys.argv[3], ignore_errors=True)
+        shutil.rmtree(spool, ignore_errors=True)
         os._exit(0)
     bootstrap.run(assignment, preloaded=zygote.preloaded)
