@@ -81,6 +81,8 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     ended = _call(assignment)
     _flush()
     report(assignment, dataclasses.replace(ended, seconds=ended.clock - began))
+    with contextlib.suppress(OSError):
+        assignment.report.close()
     if preloaded:
         leave(ended.code or 0, preloaded=preloaded)
     sys.exit(ended.code or 0)
