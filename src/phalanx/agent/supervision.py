@@ -135,15 +135,16 @@ class Agent:
         await asyncio.shield(self._ready)
         if turn.cleared.is_set():
             return
+        carries_store = begin.uses_torch and turn.member.first_rank == 0
         descriptors = [turn.theirs.fileno()]
-        if turn.member.first_rank == 0:
-            if begin.uses_torch:
-                self._listening.listen(1024)
+        if carries_store:
+            self._listening.listen(1024)
             descriptors.append(self._listening.fileno())
         turn.started = True
-        self._nursery.send(turn.fork(path, uses_torch=begin.uses_torch), descriptors)
-        # The store's process has it now: when that dies, its clients must not wait for us.
-        self._listening.close()
+        self._nursery.send(turn.fork(path), descriptors)
+        if carries_store:
+            # The store's process has it now: when that dies, its clients must not wait for us.
+            self._listening.close()
 
     def _receive_function(self, piece: wire.Piece) -> None:
         path = os.path.join(self._spool, piece.key)

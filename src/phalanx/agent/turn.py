@@ -64,29 +64,27 @@ class Turn:
 
     # ── start ─────────────────────────────────────────────────────────────────
 
-    def fork(self, function: str, *, uses_torch: bool) -> wire.Fork:
+    def fork(self, function: str) -> wire.Fork:
         """The order to the zygote."""
         return wire.Fork(
             app=self.begin.app,
             round=self.begin.round,
             function=function,
             directory=self.directory,
-            workers=tuple(
-                self._variables(rank, uses_torch=uses_torch) for rank in self.member.ranks
-            ),
+            workers=tuple(self._variables(rank) for rank in self.member.ranks),
             backend=self.begin.backend,
-            uses_torch=uses_torch,
+            uses_torch=self.begin.uses_torch,
             process_group_timeout=self.begin.process_group_timeout,
         )
 
-    def _variables(self, rank: int, *, uses_torch: bool) -> dict[str, str]:
+    def _variables(self, rank: int) -> dict[str, str]:
         variables = worker_environment(
             self.begin.membership,
             self.member,
             rank,
             app=self.begin.app,
             error_file=os.path.join(self.directory, str(rank), "error.json"),
-            agent_store=uses_torch,
+            agent_store=self.begin.uses_torch,
         )
         defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         if self.begin.membership.store.address == "127.0.0.1":

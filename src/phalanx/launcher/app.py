@@ -89,7 +89,11 @@ class App(Generic[R]):
         self._inboxes: dict[int, Inbox] = {}
         self._started = False
         self._placement = LocalPlacement(plan.env_file)
-        self._placement.start(plan.prepare)
+        try:
+            self._placement.start(plan.prepare)
+        except BaseException:
+            self._files.close()
+            raise
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()

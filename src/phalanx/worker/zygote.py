@@ -166,7 +166,7 @@ class Zygote:
         self._descriptors = []
         brood = self._brood = _Brood(fork)
         parent = os.getpid()
-        if listening and fork.uses_torch:
+        if listening:
             brood.store = self._fork_store(listening[0], parent)
         pids: dict[int, int] = {}
         for variables in fork.workers:
