@@ -51,14 +51,14 @@ def main() -> None:
     seconds = time.perf_counter() - began
 
     table = Table(title=f"\n{WORKERS} values, {seconds:.1f} s after the call", title_justify="left")
-    for name in ("rank", "pid", "its own estimate", "mean of all, by all_reduce", "log file"):
-        table.add_column(name, justify="left" if name == "log file" else "right")
+    for name in ("rank", "pid", "its own estimate", "mean of all, by all_reduce"):
+        table.add_column(name, justify="right")
     for rank, value in enumerate(result):
-        log = os.path.relpath(app.log_files[rank]) if rank in app.log_files else "–"
-        table.add_row(
-            str(rank), str(value["pid"]), f"{value['mine']:.5f}", f"{value['mean']:.5f}", log
-        )
+        table.add_row(str(rank), str(value["pid"]), f"{value['mine']:.5f}", f"{value['mean']:.5f}")
     console.print(table)
+    console.print("\nthe log files of all ranks:", style="dim")
+    for path in app.log_files.values():
+        console.print(os.path.relpath(path), markup=False, highlight=False)
 
     console.print("\nwhat every rank printed, with app.logs():", style="dim")
     for line in app.logs():

@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from phalanx.errors import ConfigError
 from phalanx.rounds import Member
 
 logger = logging.getLogger("phalanx")
@@ -65,15 +66,28 @@ class LogSpec(ABC):
 
 
 def worker_handlers(spec: LogSpec, members: Iterable[Member]) -> dict[int, RankHandlers]:
-    """A log spec's handlers by global rank."""
+    """A log spec's handlers by global rank. Raises `ConfigError` for what is not a map of them."""
     named = spec.get_map()
+    if not isinstance(named, Mapping) or not all(map(_is_list_of_handlers, named.values())):
+        raise ConfigError(
+            f"log_spec: get_map() gave {named!r}, not lists of handlers by logger name."
+        )
     table: dict[int, RankHandlers] = {}
+    names = set()
     for member in members:
+        names.add(member.hostname)
         for rank in member.ranks:
             name = f"{member.hostname}[{rank - member.first_rank}]"
+            names.add(name)
             if named.get(name):
                 table[rank] = RankHandlers(name, tuple(named[name]))
+    for name in named.keys() - names:
+        logger.warning("phalanx: the log spec's %r is no worker of this launch", name)
     return table
+
+
+def _is_list_of_handlers(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(v, logging.Handler) for v in value)
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class LogFiles:
             self.close()
             self.paths.clear()
             logger.warning(
-                "cannot write log files to %s (%s): the launch goes on without them.",
+                "phalanx: cannot write log files to %s (%s): the launch goes on without them.",
                 directory,
                 error.strerror,
             )
@@ -147,7 +161,7 @@ class LogFiles:
         except OSError as error:
             del self._files[rank]
             logger.warning(
-                "cannot write the log of rank %d to %s any more: %s",
+                "phalanx: cannot write the log of rank %d to %s any more: %s",
                 rank,
                 file.name,
                 error.strerror,
@@ -206,7 +220,7 @@ class LogWriter:
                 if rank in self._handlers:
                     self._handlers[rank].emit(data)
             except Exception as error:  # noqa: BLE001 a program's own stream raises anything
-                logger.warning("cannot show the workers' output any more: %r", error)
+                logger.warning("phalanx: cannot show the workers' output any more: %r", error)
                 self._terminal = None
             finally:
                 done()
@@ -236,7 +250,7 @@ class LogWriter:
         while data:
             if time.monotonic() > self._discard_at:
                 self._terminal = None
-                logger.warning("the last of rank 0's output was given up: nobody reads it")
+                logger.warning("phalanx: the last of rank 0's output was given up: nobody reads it")
                 return
             if not poll.poll(100):
                 continue

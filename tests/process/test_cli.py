@@ -96,6 +96,9 @@ def test_help_of_the_options_and_of_the_function(cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "what to launch comes first"),
+        (["--workers-per-host", "2", "job.py:add"], "what to launch comes first"),
+        (["job.py:add", "--a", "5"], "own arguments go behind a '--'"),
         (["job.py"], "is not FILE.py:FUNCTION"),
         (["nope.py:f"], "there is no file nope.py"),
         (["no_such_module:f"], "there is no module 'no_such_module'"),

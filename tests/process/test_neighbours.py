@@ -151,6 +151,23 @@ def test_values_with_slots_of_main_come_back(script):
 # ── ends ──────────────────────────────────────────────────────────────────────
 
 
+def test_ranks_that_had_returned_explain_a_missed_peer(script):
+    """Rank 0 has gone home while the others still talk to it."""
+    done = script("""
+        import torch, torch.distributed as dist, phalanx
+
+        def f():
+            if dist.get_rank() == 0:
+                return
+            import time
+            time.sleep(1)
+            dist.all_reduce(torch.ones(1))
+
+        phalanx.launch(f, workers_per_host=3)
+    """)
+    assert "had already returned, and answer nobody: 0" in done.stderr
+
+
 def test_a_grace_beyond_all_bounds_is_still_only_a_grace():
     """No overflow anywhere."""
 

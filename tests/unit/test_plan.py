@@ -67,6 +67,10 @@ def test_gpu_without_a_gpu_is_an_error(monkeypatch):
 
 def test_an_unknown_option_suggests_the_right_one():
     """`launch` takes the fields of `Launcher`."""
+    with pytest.raises(ConfigError, match=r"launch\(func, {'x': ...}\)"):
+        launch(lambda x: x, x=2)
+    with pytest.raises(ConfigError, match="as long as it likes"):
+        launch(print, timeout=2)
     with pytest.raises(ConfigError, match="Did you mean 'workers_per_host'"):
         launch(print, worker_per_host=2)
 
@@ -76,6 +80,8 @@ def test_an_unknown_option_suggests_the_right_one():
     [
         (lambda: launch(3), "3 cannot be called"),
         (lambda: launch(print, ["a"]), "not a dict"),
+        (lambda: launch(_coroutine), "is async"),
+        (lambda: launch(_generator), "is a generator"),
         (lambda: launch(print, args="ab"), "not a tuple"),
         (lambda: launch(lambda x: x, {"x": __import__("threading").Lock()}), "cannot be pickled"),
     ],
@@ -84,6 +90,14 @@ def test_calls_that_cannot_be_made_start_nothing(call, message):
     """Named before anything starts."""
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+async def _coroutine():
+    pass
+
+
+def _generator():
+    yield 1
 
 
 def test_cpu_means_the_processors_we_may_use():

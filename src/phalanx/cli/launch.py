@@ -39,13 +39,14 @@ the command; 130 interrupted.
 
 def main(arguments: list[str]) -> int:
     """Launch; gives the exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if arguments and arguments[0] in ("-h", "--help"):
         print(_USAGE)
         _parse_options(["--help"], "TARGET")
-        return 0 if arguments else 2
-    target, *rest = arguments
-    options, own = _split(rest)
     try:
+        if not arguments or arguments[0].startswith("-"):
+            raise ConfigError(f"what to launch comes first.\n{_USAGE}")
+        target, *rest = arguments
+        options, own = _split(rest)
         launcher = _parse_options(options, target)
         return _launch(launcher, _Target(target), own)
     except ConfigError as error:
@@ -66,7 +67,12 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _parse_options(options: list[str], target: str) -> Launcher:
     import tyro
 
-    return tyro.cli(Launcher, args=options, prog=f"phalanx launch {target}")
+    try:
+        return tyro.cli(Launcher, args=options, prog=f"phalanx launch {target}")
+    except SystemExit as stop:
+        if stop.code:
+            print("The function's own arguments go behind a '--'.", file=sys.stderr)
+        raise
 
 
 class _Target:
@@ -149,6 +155,7 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
         function = target.load()
         args, kwargs = _parse_own(function, own, target)
         _print_values(launcher.run(function, kwargs, args=args))
+        _print_summary(1, began)
         return 0
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
@@ -170,7 +177,7 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
         _report(error)
         return (isinstance(error, WorkerFailed) and error.exit_code) or 1
     _print_values(result)
-    print(f"{len(result)} workers returned after {time.monotonic() - began:.1f} s", file=sys.stderr)
+    _print_summary(len(result), began)
     return 0
 
 
@@ -215,6 +222,11 @@ def _print_values(values: Any) -> None:
     for rank, value in enumerate(values):
         if value is not None:
             print(f"rank {rank}: {value!r}")
+
+
+def _print_summary(count: int, began: float) -> None:
+    workers = "worker" if count == 1 else "workers"
+    print(f"{count} {workers} returned after {time.monotonic() - began:.1f} s", file=sys.stderr)
 
 
 def _report(error: BaseException) -> None:

@@ -46,7 +46,7 @@ class Launcher:
     machine workers inherit all of them."""
 
     extra_env_vars: dict[str, str] = field(default_factory=dict)
-    """More environment variables for the workers."""
+    """More environment variables for the workers (on a command line: NAME VALUE NAME VALUE …)."""
 
     env_file: str | None = None
     """A bash file that is sourced on each host before anything else."""
@@ -178,10 +178,26 @@ def launch(
     known = [f.name for f in dataclasses.fields(Launcher)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"launch has no option {name!r}.{hint}")
+            raise ConfigError(f"launch has no option {name!r}.{_option_hint(name, func, known)}")
     return Launcher(**options).run(func, kwargs, args=args)
+
+
+def _option_hint(name: str, func: Any, known: list[str]) -> str:
+    if name in _parameters(func):
+        return f" The function's own arguments go in a dict: launch(func, {{{name!r}: ...}})."
+    if name == "timeout":
+        return (
+            " A function may run as long as it likes; see Launcher.start(...).result(timeout=...)."
+        )
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _parameters(func: Any) -> list[str]:
+    try:
+        return list(inspect.signature(func).parameters)
+    except (ValueError, TypeError):
+        return []
 
 
 def begin(launcher: Launcher, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
@@ -206,6 +222,10 @@ def check_call(func: Any, args: Any, kwargs: Any) -> None:
         )
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
         raise ConfigError(f"args={args!r} is not a tuple of positional arguments.")
+    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
+        raise ConfigError(f"{_title(func)} is async. Launch a function that calls asyncio.run.")
+    if inspect.isgeneratorfunction(func):
+        raise ConfigError(f"{_title(func)} is a generator: it cannot be carried. Return a list.")
     try:
         signature = inspect.signature(func)
     except (ValueError, TypeError):

@@ -24,7 +24,7 @@ from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
 from phalanx.logs import LogFiles, LogLine, LogWriter, logger, read_lines, worker_handlers
 from phalanx.rendezvous.coordinator import Coordinator, Phase, Reason, Verdict
-from phalanx.rounds import Outcome
+from phalanx.rounds import Member, Outcome
 
 R = TypeVar("R")
 
@@ -98,6 +98,10 @@ class App(Generic[R]):
         _RUNNING.add(self)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        """The id, and how it stands."""
+        return f"<App {self.id} {self._state.value}>"
+
     @property
     def log_files(self) -> dict[int, Path]:
         """The log file of each global rank; empty without, or with a `log_spec`."""
@@ -125,7 +129,10 @@ class App(Generic[R]):
         return self._result
 
     def cancel(self, grace: float | None = None) -> None:
-        """Stop the workers (SIGTERM, after the grace SIGKILL). Returns at once; idempotent."""
+        """Have the workers stopped (SIGTERM, after the grace SIGKILL); `wait` says when they are.
+
+        Returns at once; idempotent.
+        """
         if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
             raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
         with self._lock:
@@ -148,9 +155,17 @@ class App(Generic[R]):
     ) -> Iterator[LogLine]:
         """The lines that workers have printed, of all ranks or of these.
 
-        With `follow`, new lines are given as they come, until the app has ended.
+        With `follow`, new lines are given as they come, until the app has ended. They are read
+        from the log files: with a `log_spec` there are none.
         """
         members = {rank: member for member in self._plan.members for rank in member.ranks}
+        if unknown := set(ranks or ()) - members.keys():
+            raise IndexError(f"ranks {sorted(unknown)}: the ranks are 0 to {len(members) - 1}")
+        return self._lines(members, ranks, follow=follow)
+
+    def _lines(
+        self, members: dict[int, Member], ranks: Collection[int] | None, *, follow: bool
+    ) -> Iterator[LogLine]:
         chosen = {r: p for r, p in self._files.paths.items() if ranks is None or r in ranks}
         offsets = dict.fromkeys(chosen, 0)
         while True:
@@ -206,7 +221,7 @@ class App(Generic[R]):
         verdict = await drive.run()
         self._started = drive.coordinator.round is not None
         for note in drive.notes:
-            logger.warning("%s", note)
+            logger.warning("phalanx: %s", note)
         return verdict
 
     def _observe(self, coordinator: Coordinator) -> None:
@@ -256,6 +271,7 @@ class App(Generic[R]):
                 self._plan.members,
                 self._files.paths,
                 self._load_exception,
+                returned=tuple(o.rank for o in self._outcomes if o.succeeded),
                 started=self._started,
                 start_timeout=self._plan.settings.start_timeout,
             )
@@ -298,4 +314,8 @@ def _cancel_all() -> None:
     for app in apps:
         app.cancel()
     for app in apps:
-        app.wait(timeout=app._plan.settings.stop_grace + 5.0)
+        try:
+            app.wait(timeout=app._plan.settings.stop_grace + 5.0)
+        except KeyboardInterrupt:  # asked again: without grace
+            app.cancel(0.0)
+            app.wait(timeout=5.0)

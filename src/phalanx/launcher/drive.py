@@ -289,7 +289,7 @@ class Drive:
         if not agent.listening.done():
             await asyncio.wait({agent.listening}, timeout=_LAST_LOGS)
             if not agent.listening.done():
-                logger.warning("the last of the workers' output was given up")
+                logger.warning("phalanx: the last of the workers' output was given up")
 
     # ── time ──────────────────────────────────────────────────────────────────
 

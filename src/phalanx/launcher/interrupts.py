@@ -31,6 +31,8 @@ class Interruptible:
         """The signal handler: the first time in order, the second without grace."""
         self.received = self.received or number
         self._times += 1
+        if self._times == 1 and os.isatty(2):
+            os.write(2, b"\nphalanx: stopping the workers (again: without grace)\n")
         if self._cancel is not None:
             self._cancel(None if self._times == 1 else 0.0)
 

@@ -184,7 +184,7 @@ class LocalAgent:
         """Wait so long for it to end by itself, then kill it."""
         try:
             if await self._wait(patience) > 0 and not self._described:
-                logger.warning("an agent ended badly: %s", await self.describe_end())
+                logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
         except TimeoutError:
             self._process.send_signal(signal.SIGKILL)
             await self._wait(None)

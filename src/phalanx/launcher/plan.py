@@ -106,9 +106,9 @@ def place_members(launcher: Launcher) -> tuple[Member, ...]:
 
 
 def _host_names(hostnames: object) -> tuple[str, ...]:
-    if hostnames == "auto":
+    if hostnames in ("auto", ["auto"]):
         return ("localhost",)
-    if hostnames == "slurm":
+    if hostnames in ("slurm", ["slurm"]):
         raise ConfigError(
             'hostnames="slurm" is not supported by this version yet. Use "auto" for this machine.'
         )
@@ -223,7 +223,7 @@ def _need_torch(backend: str) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             f"backend={backend!r} needs torch, which is not installed. "
-            "Install it with: pip install 'phalanx[torch]', or use backend=None."
+            "Install it with: pip install torch, or use backend=None."
         )
 
 

@@ -27,6 +27,7 @@ def make_exception(
     log_files: Mapping[int, Path],
     load: Callable[[int], BaseException | None],
     *,
+    returned: tuple[int, ...],
     started: bool,
     start_timeout: float,
 ) -> BaseException:
@@ -55,7 +56,7 @@ def make_exception(
     else:
         error = _ended(cause, log_files)
     if started:
-        others = _others(verdict.others)
+        others = _others(cause, verdict.others, returned)
         if others:
             BaseException.add_note(error, others)
     return error
@@ -123,7 +124,7 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {what}."]
     if outcome.stderr:
         last = outcome.stderr.splitlines()
-        lines.append(f"Last {len(last)} lines of its stderr:")
+        lines.append(f"Last lines of its stderr ({len(last)}):")
         lines += [f"  {line}" for line in last]
     log_file = _log_file(outcome.rank, log_files)
     if log_file is not None:
@@ -153,8 +154,11 @@ def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
     return "\n".join(lines)
 
 
-def _others(others: tuple[Failure, ...]) -> str:
-    """One line for each other rank that failed by itself; those we stopped are only counted."""
+def _others(cause: Failure, others: tuple[Failure, ...], returned: tuple[int, ...]) -> str:
+    """One line for each other rank that failed by itself; those we stopped are only counted.
+
+    Ranks that had returned are named where they explain a peer that was missed.
+    """
     own = [f for f in others if not f.consequence]
     stopped = len(others) - len(own)
     lines = [
@@ -168,6 +172,10 @@ def _others(others: tuple[Failure, ...]) -> str:
     if stopped:
         workers = "worker was" if stopped == 1 else "workers were"
         lines.append(f"\n{stopped} other {workers} stopped.")
+    fault = cause.outcome.fault
+    if returned and fault is not None and fault.communication:
+        ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
+        lines.append(f"\nThese ranks had already returned, and answer nobody: {ranks}.")
     return "\n".join(lines)
 
 
