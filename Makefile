@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# SYSTEM=1 allows the tests to install Debian packages and start servers; none of them needs it yet.
 SYSTEM ?=
 
 .PHONY: demo test lint types unit bench lock clean
