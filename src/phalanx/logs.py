@@ -90,25 +90,38 @@ def _is_list_of_handlers(value: object) -> bool:
     return isinstance(value, Sequence) and all(isinstance(v, logging.Handler) for v in value)
 
 
-@dataclass(frozen=True)
 class RankHandlers:
     """What takes a rank's lines, as records of this logger name."""
 
-    name: str
-    handlers: tuple[logging.Handler, ...]
+    def __init__(self, name: str, handlers: tuple[logging.Handler, ...]) -> None:
+        """Nothing has come yet."""
+        self.name = name
+        self.handlers = handlers
+        self._begun: dict[str, bytes] = {}
 
-    def emit(self, data: bytes) -> None:
-        """Hand every line on. A handler that raises disturbs neither the others nor the launch."""
-        for line in data.decode("utf-8", "replace").removesuffix("\n").split("\n"):
-            record = logging.LogRecord(self.name, logging.INFO, "", 0, line, None, None)
-            for handler in self.handlers:
-                if record.levelno < handler.level:
-                    continue
-                try:
-                    handler.handle(record)
-                except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
-                    with contextlib.suppress(Exception):
-                        handler.handleError(record)
+    def emit(self, stream: str, data: bytes) -> None:
+        """Hand every whole line on, and keep what is begun."""
+        *lines, self._begun[stream] = (self._begun.get(stream, b"") + data).split(b"\n")
+        for line in lines:
+            self._handle(line)
+
+    def close(self) -> None:
+        """Hand on what was begun and not ended."""
+        for line in filter(None, self._begun.values()):
+            self._handle(line)
+
+    def _handle(self, line: bytes) -> None:
+        """A handler that raises disturbs neither the others nor the launch."""
+        text = line.decode("utf-8", "replace")
+        record = logging.LogRecord(self.name, logging.INFO, "", 0, text, None, None)
+        for handler in self.handlers:
+            if record.levelno < handler.level:
+                continue
+            try:
+                handler.handle(record)
+            except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
+                with contextlib.suppress(Exception):
+                    handler.handleError(record)
 
 
 class LogFiles:
@@ -190,16 +203,17 @@ class LogWriter:
         self._handlers = handlers or {}
         self._shown = shown
         self._terminal: TextIO | None = sys.stdout
-        self._queue: queue.SimpleQueue[tuple[int, bytes, Callable[[], None]] | None]
+        self._queue: queue.SimpleQueue[tuple[int, str, bytes, Callable[[], None]] | None]
         self._queue = queue.SimpleQueue()
         self._discard_at = float("inf")
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
 
-    def write(self, rank: int, data: bytes, done: Callable[[], None]) -> None:
+    def write(self, rank: int, stream: str, data: bytes, done: Callable[[], None]) -> None:
         """Queue some bytes; `done` is called, on the thread, when they are written."""
-        self._queue.put((rank, data, done))
+        self._queue.put((rank, stream, data, done))
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads, from now on."""
@@ -212,27 +226,29 @@ class LogWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            rank, data, done = item
+            rank, stream, data, done = item
             try:
                 self._files.write(rank, data)
                 if rank in self._shown:
-                    self._show(data)
+                    self._show(stream, data)
                 if rank in self._handlers:
-                    self._handlers[rank].emit(data)
+                    self._handlers[rank].emit(stream, data)
             except Exception as error:  # noqa: BLE001 a program's own stream raises anything
                 logger.warning("phalanx: cannot show the workers' output any more: %r", error)
                 self._terminal = None
             finally:
                 done()
+        for handlers in self._handlers.values():
+            handlers.close()
         self._files.close()
 
-    def _show(self, data: bytes) -> None:
+    def _show(self, stream: str, data: bytes) -> None:
         terminal = self._terminal
         if terminal is None:
             return
         if type(terminal) is not io.TextIOWrapper:
             # A notebook's or a test's stream: it takes text only.
-            terminal.write(self._decoder.decode(data))
+            terminal.write(self._decoders[stream].decode(data))
             terminal.flush()
             return
         terminal.flush()

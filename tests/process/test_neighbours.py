@@ -148,6 +148,99 @@ def test_values_with_slots_of_main_come_back(script):
     assert done.stdout.strip() == "True True 3 True True True", done.stderr
 
 
+class _Loop(Exception):
+    def __init__(self, shape):
+        super().__init__("looped")
+        if shape == "itself":
+            self.me = self
+        elif shape == "each other":
+            self.other = _Loop("plain")
+            self.other.other = self
+        elif shape == "with a lock":
+            self.me = [self]
+            self.lock = __import__("threading").Lock()
+        elif shape == "deep":
+            inner = self
+            for _ in range(40):
+                inner.inner = inner = _Loop("plain")
+
+
+@pytest.mark.parametrize("shape", ["itself", "each other", "with a lock", "deep"])
+def test_exceptions_that_refer_to_themselves_arrive_at_once(shape):
+    """Cycles are kept, or cut where something cannot be pickled."""
+
+    def fail():
+        raise _Loop(shape)
+
+    with pytest.raises(_Loop) as caught:
+        phalanx.launch(fail, workers_per_host=1)
+    if shape == "itself":
+        assert caught.value.me is caught.value
+
+
+def test_an_exception_that_refuses_attributes_keeps_its_type(script):
+    """A frozen dataclass, with its notes."""
+    done = script("""
+        import dataclasses, phalanx
+
+        @dataclasses.dataclass(frozen=True)
+        class E(Exception):
+            code: int
+
+        def fail():
+            raise E(7)
+
+        try:
+            phalanx.launch(fail, workers_per_host=1)
+        except E as error:
+            print("got", error.code, "in fail" in error.__notes__[0])
+    """)
+    assert "got 7 True" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_that_raises_hides_neither_value_nor_exception(fails):
+    """The function has replaced it."""
+
+    def f():
+        class Gone:
+            def write(self, text):
+                raise RuntimeError("sink is gone")
+
+            flush = write
+
+        sys.stdout = sys.stderr = Gone()
+        if fails:
+            raise KeyError("mine")
+        return 1
+
+    if fails:
+        with pytest.raises(KeyError, match="mine"):
+            phalanx.launch(f, workers_per_host=1)
+    else:
+        assert phalanx.launch(f, workers_per_host=1).rank(0) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_that_gives_up_its_rights_still_returns(fails):
+    """Its payload file is open already."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has rights to give up")
+
+    def f():
+        os.setgid(65534)
+        os.setuid(65534)
+        if fails:
+            raise KeyError("nobody")
+        return os.getuid()
+
+    if fails:
+        with pytest.raises(KeyError, match="nobody"):
+            phalanx.launch(f, workers_per_host=1)
+    else:
+        assert phalanx.launch(f, workers_per_host=1).rank(0) == 65534
+
+
 # ── ends ──────────────────────────────────────────────────────────────────────
 
 
@@ -398,6 +491,44 @@ def test_a_non_blocking_stdout_gets_every_line(script, tmp_path):
     assert done.stdout.splitlines() == [f"line {i}" for i in range(100_000)], done.stderr
 
 
+def test_lines_longer_than_any_buffer_stay_whole(tmp_path):
+    """Two streams of one rank, in one file."""
+
+    def f():
+        for _ in range(20):
+            sys.stdout.write("A" * 700_000 + "\n")
+            sys.stderr.write("B" * 700_000 + "\n")
+
+    phalanx.launch(f, workers_per_host=1)
+    (log,) = (tmp_path / "logs").iterdir()
+    lines = log.read_text().splitlines()
+    assert sorted(set(lines)) == ["A" * 700_000, "B" * 700_000]
+    assert len(lines) == 40
+
+
+def test_a_log_spec_gets_whole_lines():
+    """Of any length, in any characters."""
+    import logging
+
+    got = []
+
+    class Take(logging.Handler):
+        def emit(self, record):
+            got.append(record.getMessage())
+
+    class Spec(phalanx.LogSpec):
+        def get_map(self):
+            return {"localhost[0]": [Take()]}
+
+    def f():
+        print("x" + "é" * 300_000)
+        print("a\x0bb\u2028c")
+        print("no end", end="")
+
+    phalanx.launch(f, workers_per_host=1, log_spec=Spec())
+    assert got == ["x" + "é" * 300_000, "a\x0bb\u2028c", "no end"]
+
+
 def test_a_text_stream_gets_whole_characters(script):
     """However the bytes are cut."""
     done = script("""
@@ -549,6 +680,15 @@ def test_an_env_file_may_take_longer_than_host_timeout(tmp_path):
     )
 
 
+def test_an_env_file_may_close_its_streams(tmp_path):
+    """Nothing of ours lands on their numbers."""
+    (tmp_path / "env.sh").write_text("exec 0<&- 1>&- 2>&-; export A=1\n")
+    result = phalanx.launch(
+        lambda: (print("x"), os.environ["A"])[1], workers_per_host=2, env_file="env.sh"
+    )
+    assert list(result) == ["1", "1"]
+
+
 def test_the_users_own_interface_wins():
     """Over what an agent would choose."""
     extra = {"GLOO_SOCKET_IFNAME": "eth7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
@@ -698,6 +838,19 @@ def test_a_file_that_does_not_load_shows_the_users_frames_only(tmp_path, code):
     assert "bad.py" in done.stderr
     assert "phalanx/" not in done.stderr
     assert "importlib" not in done.stderr
+
+
+def test_values_and_functions_of_odd_kinds_on_the_command_line(tmp_path):
+    """A repr that raises, a coroutine."""
+    (tmp_path / "odd.py").write_text(
+        "class Bad:\n    def __repr__(self):\n        raise ValueError\n"
+        "def bad():\n    return Bad()\nasync def co():\n    pass\n"
+    )
+    done = cli("odd.py:bad", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0: <Bad whose repr raises ValueError>\n")
+    done = cli("odd.py:co", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is async" in done.stderr
 
 
 def test_ctrl_c_while_the_file_loads(tmp_path):

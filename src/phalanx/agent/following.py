@@ -36,6 +36,8 @@ class Stream:
         self._dropped = 0
         self._freed = 0
         self._partial = (0, 0.0)
+        self.unfinished = False
+        """A line too long to be held was handed on in part: its rest should come next."""
 
     def read(self, *, final: bool) -> bytes:
         """New whole lines, at most a chunk; a line without an end once it is old, or `final`.
@@ -52,10 +54,16 @@ class Stream:
             self._drop(size)
             return self._marker() if final else b""
         data = os.pread(self._file, min(CHUNK, self._cap - self._at), self._at)
-        if len(data) == CHUNK or not (final or self._at + len(data) >= self._cap):
-            cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-            if cut or (len(data) < CHUNK and not self._is_old(self._at + len(data))):
-                data = data[:cut]
+        full = len(data) == CHUNK
+        last = final or self._at + len(data) >= self._cap
+        old = not full and self._is_old(self._at + len(data))
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut and (full or not last):
+            data = data[:cut]
+        elif not (full or last or old):
+            data = b""
+        if data or last or old:
+            self.unfinished = full and not cut
         self._at += len(data)
         return data
 

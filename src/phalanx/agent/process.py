@@ -20,6 +20,7 @@ from phalanx.worker import processes
 def main() -> None:
     """Run an agent until it is told to leave or its channel ends."""
     processes.reset_signals()
+    _fill_standard_streams()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until there are workers to pass them on to
     processes.become_subreaper()
@@ -54,6 +55,13 @@ def main() -> None:
     asyncio.run(serve())
     sys.stderr.flush()
     os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
+
+
+def _fill_standard_streams() -> None:
+    """Have something on 0 to 2, so that nothing else lands there: they may have been closed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _start_zygote(prepare: wire.Prepare, spool: str) -> Nursery:

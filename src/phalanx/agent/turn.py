@@ -216,6 +216,9 @@ class Turn:
             final = self.cleared.is_set()
             found = False
             for stream in streams:
+                if any(o.unfinished for o in streams if o.rank == stream.rank and o is not stream):
+                    found = True  # the other stream of this rank is in the middle of a line
+                    continue
                 data = stream.read(final=final)
                 if data:
                     found = True

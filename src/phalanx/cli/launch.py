@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError, WorkerFailed
-from phalanx.launcher import Launcher, begin, imports, payload
+from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import interruptible
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -184,6 +184,7 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
 def _load_call(target: _Target, own: list[str]) -> payload.Function:
     function = target.load()
     args, kwargs = _parse_own(function, own, target)
+    check_call(function, args, kwargs)
     needs = imports.of_function(function)
     return payload.pack(function, args, kwargs, uses_torch=needs.torch)
 
@@ -221,7 +222,11 @@ def _parse_own(
 def _print_values(values: Any) -> None:
     for rank, value in enumerate(values):
         if value is not None:
-            print(f"rank {rank}: {value!r}")
+            try:
+                text = repr(value)
+            except Exception as error:  # noqa: BLE001 the user's code
+                text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+            print(f"rank {rank}: {text}")
 
 
 def _print_summary(count: int, began: float) -> None:

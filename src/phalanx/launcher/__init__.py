@@ -101,20 +101,14 @@ class Launcher:
             return self._run_inline(func, args, kwargs or {})
         try:
             plan, call = self._prepare(func, args, kwargs)
+            with interruptible() as interrupts:
+                app: App[R] = _start(plan, call)
+                interrupts.attach(app.cancel)
+                _wait_or_cancel(app, self.stop_grace)
+            return app.result()
         except KeyboardInterrupt as interrupt:
             hush(interrupt)
             raise
-        with interruptible() as interrupts:
-            app: App[R] = _start(plan, call)
-            interrupts.attach(app.cancel)
-            try:
-                app.wait()
-            except BaseException:
-                # The program's own signal handler raised: nothing may be left behind for that.
-                app.cancel()
-                app.wait(self.stop_grace + 5.0)
-                raise
-        return app.result()
 
     def call(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
         """Call `func(*args, **kwargs)` on every rank, as `run` does, typed by its signature."""
@@ -209,6 +203,16 @@ def _start(plan: Plan, call: Future[Function]) -> App[Any]:
     from phalanx.launcher.app import App
 
     return App(plan, call)
+
+
+def _wait_or_cancel(app: App[Any], grace: float) -> None:
+    try:
+        app.wait()
+    except BaseException:
+        # The program's own signal handler raised: nothing may be left behind for that.
+        app.cancel()
+        app.wait(grace + 5.0)
+        raise
 
 
 def check_call(func: Any, args: Any, kwargs: Any) -> None:

@@ -281,7 +281,9 @@ class App(Generic[R]):
     def _load_value(self, rank: int) -> R:
         try:
             value: R = self._inboxes[rank].load()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             member = next(m for m in self._plan.members if rank in m.ranks)
             raise ResultError(
                 f"the value of rank {rank} on {member.hostname} cannot be unpickled here: "

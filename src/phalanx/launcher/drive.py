@@ -157,7 +157,7 @@ class Drive:
             case wire.Report():
                 when = agent.clock.interval(frame.outcome.clock).shifted(self._asleep)
                 self._feed(c.WorkerEnded(index, frame.round, frame.outcome, when))
-            case wire.Log() if frame.rank is not None:
+            case wire.Log() if frame.rank is not None and frame.stream in ("stdout", "stderr"):
                 self._log(agent, frame, frame.rank)
             case wire.Stopped():
                 self._feed(c.Cleared(index, frame.round))
@@ -209,7 +209,7 @@ class Drive:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
                 loop.call_soon_threadsafe(lambda: self._do(self._send(agent, taken)))
 
-        self._logs.write(rank, frame.data, done)
+        self._logs.write(rank, frame.stream, frame.data, done)
 
     # ── actions ───────────────────────────────────────────────────────────────
 

@@ -61,9 +61,7 @@ def interruptible() -> Iterator[Interruptible]:
             signal.signal(number, handler)
     if state.received == signal.SIGINT:
         # A subclass would not do: only for this very type does Python end by the signal itself.
-        interrupt = KeyboardInterrupt()
-        hush(interrupt)
-        raise interrupt
+        raise KeyboardInterrupt
     if state.received == signal.SIGTERM:
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -115,10 +115,9 @@ class Inbox:
         self._file.write(piece.data)
 
     def load(self) -> Any:
-        """Unpickle it, and free it. Never on the loop's thread: it runs the user's code."""
-        with self._file as file:
-            file.seek(0)
-            return outcome.load(file)
+        """Unpickle it. Never on the loop's thread: it runs the user's code."""
+        self._file.seek(0)
+        return outcome.load(self._file)
 
     def close(self) -> None:
         """Free it."""

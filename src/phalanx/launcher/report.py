@@ -52,14 +52,23 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        BaseException.add_note(error, _where(cause, log_files))
+        _add_note(error, _where(cause, log_files))
     else:
         error = _ended(cause, log_files)
     if started:
         others = _others(cause, verdict.others, returned)
         if others:
-            BaseException.add_note(error, others)
+            _add_note(error, others)
     return error
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Add a note, even to an exception whose class does not want any attribute set."""
+    notes = [*getattr(error, "__notes__", ()), note]
+    try:
+        object.__setattr__(error, "__notes__", notes)
+    except (AttributeError, TypeError):
+        vars(error)["__notes__"] = notes
 
 
 def _start_timeout(verdict: Verdict, members: tuple[Member, ...], timeout: float) -> StartTimeout:

@@ -89,8 +89,12 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
 
 
 def _call(assignment: Assignment) -> Outcome:
-    rank, directory, own = assignment.rank, assignment.directory, os.getpid()
+    rank, own = assignment.rank, os.getpid()
     group = _Group(assignment)
+    try:
+        sink = outcome.Sink(assignment.directory)
+    except OSError as error:
+        return outcome.raised(rank, error, None)
     try:
         # Where torch was not loaded before the fork, the user's own files load it: what they set
         # in the environment before they do must count.
@@ -105,14 +109,14 @@ def _call(assignment: Assignment) -> Outcome:
     except SystemExit as stop:
         code = _exit_code(stop)
         _end_if_forked(own, code)
-        return outcome.exited(rank, code) if code else outcome.returned(rank, None, directory)
+        return outcome.exited(rank, code) if code else outcome.returned(rank, None, sink)
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
         trace = outcome.users_part(error.__traceback__)
-        ended = outcome.raised(rank, error, directory) if os.getpid() == own else None
+        ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
         _show(error.with_traceback(trace))
         _end_if_forked(own, 1)
         return ended  # type: ignore[return-value]  # only a fork has none, and has ended
-    return outcome.returned(rank, value, directory)
+    return outcome.returned(rank, value, sink)
 
 
 def _end_if_forked(own: int, code: int) -> None:
@@ -126,13 +130,14 @@ def _show(error: BaseException) -> None:
     """Print an exception as the interpreter would; a hook of the user's may itself be broken."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:  # noqa: BLE001 then by Python's own
+    except Exception:  # noqa: BLE001 then by Python's own, into the stream it began with
+        sys.stderr = sys.__stderr__
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(Exception):  # a stream of the user's own raises anything
             stream.flush()
 
 

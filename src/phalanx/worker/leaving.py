@@ -33,7 +33,7 @@ def leave(code: int, *, preloaded: Container[str]) -> NoReturn:
         code = code or 1
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(Exception):  # a stream of the user's own raises anything
                 stream.flush()
         os._exit(code & 0xFF)
 

@@ -15,6 +15,7 @@ import pickle
 import re
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
 
@@ -35,10 +36,10 @@ _COMMUNICATION = re.compile(
 )
 
 
-def returned(rank: int, value: object, directory: str) -> Outcome:
+def returned(rank: int, value: object, sink: Sink) -> Outcome:
     """Store the value; if that cannot be done, the outcome says why."""
     try:
-        _dump(value, os.path.join(directory, PAYLOAD))
+        sink.dump(value)
     except Exception as error:  # noqa: BLE001 reducers are the user's code: they raise anything
         reason = f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
@@ -47,7 +48,7 @@ def returned(rank: int, value: object, directory: str) -> Outcome:
     return Outcome(rank, Ended.RETURNED, time.monotonic(), os.getpid())
 
 
-def raised(rank: int, error: BaseException, directory: str) -> Outcome:
+def raised(rank: int, error: BaseException, sink: Sink | None) -> Outcome:
     """Store the exception as well as it can be; describe it in any case."""
     clock = time.monotonic()
     fault = Fault(
@@ -58,10 +59,15 @@ def raised(rank: int, error: BaseException, directory: str) -> Outcome:
         reraise=not isinstance(error, _NOT_RAISED_AGAIN)
         and type(error).__name__ != "CancelledError",
     )
-    try:
-        _dump(_Carried(error), os.path.join(directory, PAYLOAD))
-    except Exception:  # noqa: BLE001 the description above is what is left
-        _remove(os.path.join(directory, PAYLOAD))
+    for careful in (False, True):
+        try:
+            if sink is not None:
+                # As itself where that is by our rules: what refers to it must find it again.
+                carried = error if _reduces_by_default(error) else _Carried(error)
+                sink.dump(carried, careful=careful)
+            break
+        except Exception:  # noqa: BLE001, S112 in the end, the description above is what is left
+            continue
     return Outcome(rank, Ended.RAISED, clock, os.getpid(), code=1, fault=fault)
 
 
@@ -124,46 +130,97 @@ def _clip(text: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _dump(value: object, path: str) -> None:
-    import cloudpickle
+class Sink:
+    """Where a rank's payload goes: a file that is opened before the function runs.
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Pickles by value what lives in `__main__`, exceptions without their constructors."""
+    The function may give up its rights, or close every descriptor; one of the two ways stays open.
+    """
 
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, _Carried):
-                return _reduce_exception(obj.error, self.probe)
-            if isinstance(obj, BaseException) and _reduces_by_default(obj):
-                return _reduce_exception(obj, self.probe)
-            if _has_lost_its_slots(obj):
-                return copyreg.__newobj__, (type(obj),), vars(obj), None, None, set_attributes  # type: ignore[attr-defined]
-            return super().reducer_override(obj)
+    def __init__(self, directory: str) -> None:
+        """Create the file."""
+        self._path = os.path.join(directory, PAYLOAD)
+        self._number = _private(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        self._identity = _identity(self._number)
 
-        @classmethod
-        def probe(cls, obj: object) -> bool:
+    def dump(self, value: object, *, careful: bool = False) -> None:
+        """Pickle into the file; whatever is raised, nothing is left in it."""
+        with self._open() as file:
             try:
-                cls(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
-            except Exception:  # noqa: BLE001 any refusal means no
-                return False
-            return True
+                _make_pickler(file, careful=careful).dump(value)
+            except BaseException:
+                file.seek(0)
+                file.truncate()
+                raise
 
+    def _open(self) -> IO[bytes]:
+        try:
+            kept = _identity(self._number) == self._identity
+        except OSError:
+            kept = False
+        if kept:
+            return open(os.dup(self._number), "wb", buffering=_WRITE)
+        return open(self._path, "wb", buffering=_WRITE, opener=_private)
+
+
+def _repr(value: object) -> str:
     try:
-        with open(path, "wb", buffering=_WRITE, opener=_private) as file:
-            Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    except BaseException:
-        _remove(path)
-        raise
+        return repr(value)
+    except Exception:  # noqa: BLE001 the user's code, or one that contains itself
+        return f"<{type_name(value)}>"
+
+
+def _identity(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
+def _make_pickler(file: IO[bytes], *, careful: bool) -> Any:
+    """A pickler that takes by value what lives in `__main__`, and exceptions by our rules.
+
+    A careful one replaces what cannot be pickled of an exception by its `repr`, and so what refers
+    back to one that is being looked at.
+    """
+    import cloudpickle
+
+    verdicts: dict[int, bool] = {}
+    under_way: set[int] = set()
+
+    def probe(value: object) -> bool:
+        if id(value) not in verdicts:
+            try:
+                Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+                verdicts[id(value)] = True
+            except Exception:  # noqa: BLE001 any refusal means no
+                verdicts[id(value)] = False
+        return verdicts[id(value)]
+
+    def keep(value: object) -> object:
+        return value if probe(value) else _repr(value)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, _Carried):
+                obj = obj.error
+            elif not isinstance(obj, BaseException) or not _reduces_by_default(obj):
+                if _has_lost_its_slots(obj):
+                    new = copyreg.__newobj__  # type: ignore[attr-defined]
+                    return new, (type(obj),), vars(obj), None, None, set_attributes
+                return super().reducer_override(obj)
+            if not careful:
+                return _reduce_exception(obj, lambda value: value, lambda _: True)
+            if id(obj) in under_way:
+                return str, (_repr(obj),)
+            under_way.add(id(obj))
+            try:
+                return _reduce_exception(obj, keep, probe)
+            finally:
+                under_way.discard(id(obj))
+
+    return Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 class _Carried:
@@ -179,7 +236,9 @@ def _reduces_by_default(error: BaseException) -> bool:
     return not any("__reduce__" in vars(k) or "__reduce_ex__" in vars(k) for k in own)
 
 
-def _reduce_exception(error: BaseException, probe: Any) -> tuple[Any, ...]:
+def _reduce_exception(
+    error: BaseException, keep: Callable[[Any], Any], probe: Callable[[Any], bool]
+) -> tuple[Any, ...]:
     by_default = _reduces_by_default(error)
     if not by_default:
         # The class has rules of its own: keep to them where they work.
@@ -193,9 +252,9 @@ def _reduce_exception(error: BaseException, probe: Any) -> tuple[Any, ...]:
     _, args, *rest = reduced if isinstance(reduced, tuple) else (None, error.args)
     state = dict(rest[0]) if rest and isinstance(rest[0], dict) else {}
     state |= {name: getattr(error, name) for name in _slots(error) if hasattr(error, name)}
-    args = tuple(arg if probe(arg) else repr(arg) for arg in args)
-    state = {k: v if probe(v) else repr(v) for k, v in state.items()}
-    return rebuild_exception, (type(error), args, state)
+    args = tuple(map(keep, args))
+    state = {name: keep(value) for name, value in state.items()}
+    return rebuild_exception, (type(error), args), state, None, None, set_attributes
 
 
 def _slots(value: object) -> list[str]:
@@ -220,14 +279,15 @@ def _has_lost_its_slots(value: object) -> bool:
 
 
 def set_attributes(value: object, state: dict[str, Any]) -> None:
-    """Give an object its attributes, wherever its class keeps them."""
+    """Give an object its attributes, wherever its class keeps them, whatever it says to that."""
     for name, item in state.items():
-        object.__setattr__(value, name, item)
+        try:
+            object.__setattr__(value, name, item)
+        except (AttributeError, TypeError):
+            vars(value)[name] = item  # a property of the class's own
 
 
-def rebuild_exception(
-    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
+def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Make an exception of `kind` without running its own constructor, only the built-in one."""
     base = next(k for k in kind.__mro__ if k.__module__ == builtins.__name__)
     try:
@@ -235,10 +295,5 @@ def rebuild_exception(
         base.__init__(error, *args)  # type: ignore[misc]
     except Exception:  # noqa: BLE001 arguments that the built-in does not take stay as they are
         error = BaseException.__new__(kind, *args)
-    error.args = error.args or args
-    for name, item in state.items():
-        try:
-            BaseException.__setattr__(error, name, item)
-        except (AttributeError, TypeError):
-            error.__dict__[name] = item  # a property of the class's own
+    object.__setattr__(error, "args", error.args or args)
     return error

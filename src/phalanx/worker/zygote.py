@@ -197,7 +197,7 @@ class Zygote:
             if self._spawn:
                 _exec_worker(assignment, self._initial)
         except OSError as error:
-            bootstrap.report(assignment, outcome.raised(assignment.rank, error, os.devnull))
+            bootstrap.report(assignment, outcome.raised(assignment.rank, error, None))
             os._exit(1)
         return assignment
 
