@@ -93,6 +93,8 @@ class Outcome:
     seconds: float = 0.0
     stderr: str = ""
     detail: str = ""
+    stopped: bool = False
+    """It died of the very signal that it was stopped with."""
 
     @property
     def succeeded(self) -> bool:

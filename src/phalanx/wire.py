@@ -224,10 +224,11 @@ class Signal(Frame):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit(Frame):
-    """A worker's process was reaped, with this wait status."""
+    """A worker's process was reaped, with this wait status; `signalled` is what we last sent it."""
 
     status: int
     clock: float
+    signalled: int | None
 
 
 _MESSAGES: tuple[type[Frame], ...] = (

@@ -79,7 +79,7 @@ def test_a_failure_halts_and_then_names_the_cause():
     """One halt, however many fail."""
     c = begun(2)
     assert c.handle(ended(0, 1, Ended.KILLED, signal=9), 1.0) == [HaltRound(1, 3)]
-    assert c.handle(ended(0, 0, Ended.KILLED, t=1.1, signal=15), 1.2) == []
+    assert c.handle(ended(0, 0, Ended.KILLED, t=1.1, signal=15, stopped=True), 1.2) == []
     (finish,) = c.handle(Cleared(0, 1), 1.3)
     assert finish.verdict.cause.outcome.rank == 1
     assert [f.outcome.rank for f in finish.verdict.others] == [0]
@@ -243,11 +243,23 @@ def test_on_one_host_its_own_clock_decides():
     assert first_cause([killed, raised]) is raised
 
 
-def test_a_death_that_may_be_our_own_doing_is_a_consequence():
+def test_a_death_that_is_seen_after_its_echo_has_halted_everybody_is_the_cause():
+    """It was not the signal that we send; an exit is seen late as well."""
+    for kind, fields in ((Ended.KILLED, {"signal": 9}), (Ended.EXITED, {"code": 3})):
+        c = begun(2)
+        echo = Fault("E", "", "", communication=True)
+        assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, fault=echo), 1.0) == [HaltRound(1, 3)]
+        c.handle(ended(0, 0, kind, t=1.01, **fields), 1.02)
+        (finish,) = c.handle(Cleared(0, 1), 1.3)
+        assert finish.verdict.cause.outcome.rank == 0
+
+
+def test_a_death_that_is_our_own_doing_is_a_consequence():
     """SIGTERM in the moment of the halt, with an uncertain clock."""
     c = begun(2)
     assert c.handle(ended(0, 1, Ended.RAISED, t=1.0), 1.0)
-    late = WorkerEnded(0, 1, Outcome(0, Ended.KILLED, 1.001, signal=15), Interval(0.9, 1.1))
+    stopped = Outcome(0, Ended.KILLED, 1.001, signal=15, stopped=True)
+    late = WorkerEnded(0, 1, stopped, Interval(0.9, 1.1))
     c.handle(late, 1.1)
     (finish,) = c.handle(Cleared(0, 1), 1.3)
     assert finish.verdict.cause.outcome.rank == 1

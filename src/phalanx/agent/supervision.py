@@ -189,7 +189,7 @@ class Agent:
             case wire.Started() if turn is not None:
                 turn.workers_started(frame.pids)
             case wire.Exit() if turn is not None and frame.rank is not None:
-                turn.worker_exited(frame.rank, frame.status, frame.clock)
+                turn.worker_exited(frame.rank, frame.status, frame.clock, frame.signalled)
             case wire.Stopped() if turn is not None:
                 self._spawn(turn.processes_gone())
             case wire.Broken():

@@ -104,7 +104,7 @@ class Turn:
         """The ranks whose function has ended; they are only leaving."""
         return tuple(sorted(self._ended))
 
-    def worker_exited(self, rank: int, status: int, clock: float) -> None:
+    def worker_exited(self, rank: int, status: int, clock: float, signalled: int | None) -> None:
         """A process is gone; unless it said how its function ended, this is how."""
         self._hear_workers()
         self._read_report(rank)
@@ -121,6 +121,7 @@ class Turn:
             pid=self._pids.get(rank),
             code=None if killed else os.waitstatus_to_exitcode(status),
             signal=os.WTERMSIG(status) if killed else None,
+            stopped=killed and os.WTERMSIG(status) == signalled,
         )
         self._end(outcome)
 

@@ -16,6 +16,9 @@ from phalanx.clock import Interval
 from phalanx.rendezvous.causes import Failure, first_cause
 from phalanx.rounds import Ended, Endpoint, Member, Outcome, Round
 
+_SEEN_LATE = 0.1
+_ENDS_OF_THE_STOPPED = (0, 128 + signal.SIGTERM)
+
 CONFIRM_TIMEOUT = 10.0
 """How long past the grace an agent may take to confirm that nothing of its round is left."""
 
@@ -249,13 +252,21 @@ class Coordinator:
         return bool(unfinished)
 
     def _add_failure(self, agent: int, outcome: Outcome, when: Interval) -> None:
-        halted = self._halted_at
-        # A death by the signals that we stop workers with may be ours as soon as it can be.
-        ours = outcome.signal in (signal.SIGTERM, signal.SIGKILL)
-        moment = when.latest if ours else when.earliest
-        consequence = halted is not None and moment > halted
         hostname = self.policy.members[agent].hostname
+        consequence = self._is_consequence(outcome, when)
         self._failures.append(Failure(agent, hostname, outcome, when, consequence))
+
+    def _is_consequence(self, outcome: Outcome, when: Interval) -> bool:
+        """It ended because everybody was told to stop."""
+        if outcome.kind is Ended.KILLED:
+            return outcome.stopped
+        halted = self._halted_at
+        if halted is None:
+            return False
+        if outcome.kind is Ended.EXITED and outcome.code not in _ENDS_OF_THE_STOPPED:
+            # A process is seen to be gone a moment after its peers have noticed.
+            halted += _SEEN_LATE
+        return when.earliest > halted
 
     def _fail(self, now: float) -> list[Action]:
         match self.phase:

@@ -46,6 +46,8 @@ class _Brood:
     pids: dict[int, int] = field(default_factory=dict)
     store: int | None = None
     kill_at: float | None = None
+    signalled: dict[int, int] = field(default_factory=dict)
+    """What each rank was last sent to stop it."""
 
 
 class Zygote:
@@ -245,7 +247,16 @@ class Zygote:
         clock = time.monotonic()
         del brood.pids[rank]
         fork = brood.fork
-        self._send(wire.Exit(app=fork.app, round=fork.round, rank=rank, status=status, clock=clock))
+        self._send(
+            wire.Exit(
+                app=fork.app,
+                round=fork.round,
+                rank=rank,
+                status=status,
+                clock=clock,
+                signalled=brood.signalled.get(rank),
+            )
+        )
         if brood.pids:
             self._kill_orphans(pid, brood)
             return
@@ -268,6 +279,7 @@ class Zygote:
             if rank not in stop.spared:
                 processes.send(pid, signal.SIGTERM)
                 processes.send(pid, signal.SIGCONT)
+                brood.signalled[rank] = signal.SIGTERM
         due = time.monotonic() + stop.grace
         brood.kill_at = due if brood.kill_at is None else min(brood.kill_at, due)
 
@@ -275,8 +287,9 @@ class Zygote:
         brood = self._brood
         if brood is not None and brood.kill_at is not None and time.monotonic() >= brood.kill_at:
             brood.kill_at = None
-            for pid in brood.pids.values():
+            for rank, pid in brood.pids.items():
                 processes.send(pid, signal.SIGKILL)
+                brood.signalled[rank] = signal.SIGKILL
 
     def _poll_timeout(self) -> float | None:
         if self._brood is None or self._brood.kill_at is None:
