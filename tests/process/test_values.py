@@ -152,6 +152,32 @@ def test_500_mb_arrive_intact_within_two_and_a_half_times_their_size(script):
     assert float(done.stdout) < 2.5
 
 
+def test_tensors_of_every_kind_come_back(script):
+    """Their memory is carried as one buffer: views, gradients, dtypes and sparse ones survive."""
+    done = script("""
+        import torch, phalanx
+
+        def f():
+            base = torch.arange(10.0)
+            layer = torch.nn.Linear(3, 2)
+            return [torch.ones(5), base[2:5], base.view(2, 5).t(), torch.empty(0), torch.tensor(3),
+                    torch.ones(3, dtype=torch.bfloat16), torch.tensor([True, False]),
+                    torch.ones(2, dtype=torch.complex64), torch.ones(2, requires_grad=True),
+                    torch.eye(3).to_sparse(), layer, layer.state_dict()]
+
+        value = phalanx.launch(f, workers_per_host=1).rank(0)
+        base = torch.arange(10.0)
+        assert torch.equal(value[1], base[2:5]) and torch.equal(value[2], base.view(2, 5).t())
+        assert value[3].numel() == 0 and value[4].item() == 3 and value[5].dtype == torch.bfloat16
+        assert value[6].tolist() == [True, False] and value[7].dtype == torch.complex64
+        assert value[8].requires_grad and torch.equal(value[9].to_dense(), torch.eye(3))
+        assert torch.equal(value[10].weight, value[11]["weight"])
+        value[0] += 1
+        print(value[0].sum().item(), value[10](torch.ones(3)).shape[0])
+    """)
+    assert done.stdout.strip() == "10.0 2", done.stderr
+
+
 def test_a_large_argument_arrives_intact():
     """The way out is streamed as well."""
     data = os.urandom(1 << 20) * 40

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import copyreg
+import importlib
 import io
 import os
 import pickle
@@ -209,6 +210,11 @@ def _make_pickler(file: IO[bytes], *, careful: bool) -> Any:
                 if _has_lost_its_slots(obj):
                     new = copyreg.__newobj__  # type: ignore[attr-defined]
                     return new, (type(obj),), vars(obj), None, None, set_attributes
+                if type(obj).__module__ == "torch.storage":
+                    module: Any = importlib.import_module("phalanx.torch.tensors")
+                    reduced = module.reduce_storage(obj) if hasattr(obj, "dtype") else None
+                    if reduced is not None:
+                        return reduced
                 return super().reducer_override(obj)
             if not careful:
                 return _reduce_exception(obj, lambda value: value, lambda _: True)
