@@ -56,13 +56,6 @@ class Round:
         """How many workers there are in all."""
         return sum(member.workers for member in self.members)
 
-    def member_of(self, rank: int) -> Member:
-        """The member whose worker has this global rank."""
-        for member in self.members:
-            if rank in member.ranks:
-                return member
-        raise LookupError(f"round {self.number} has no rank {rank}")
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:

@@ -1,9 +1,10 @@
 """What a function will import, found without running anything.
 
 Two answers: which installed packages are worth loading before the workers are forked, and whether
-torch is used at all. Only what is certain to be imported first is preloaded: the leading imports of
-the user's files, and the imports of the function's own code that come before it changes the
-environment. The user's own modules, editable installs among them, are read but never preloaded.
+torch is used at all. What is preloaded is what nothing of the user's can have prepared for: the
+leading imports of the user's files, and the imports in the bodies of the functions that are
+reached, up to where one changes the environment. The user's own modules, editable installs among
+them, are read but never preloaded.
 """
 
 from __future__ import annotations
@@ -160,9 +161,9 @@ def of_function(function: Callable[..., Any]) -> Needs:
     search = _Search()
     try:
         search.value(function)
+        return search.needs()
     except Exception:  # noqa: BLE001 proxies and lazy modules run the user's code when looked at
         return Needs((), torch="torch" in search.names)
-    return search.needs()
 
 
 def of_file(path: Path, function: str, package: str = "") -> Needs:

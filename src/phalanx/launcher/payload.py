@@ -108,7 +108,7 @@ class Inbox:
         """Expect so many bytes."""
         self._file: IO[bytes] = io.BytesIO()
         if total > _IN_MEMORY:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `load` or `close`
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
 
     def add(self, piece: wire.Piece) -> None:
         """Take the next piece."""

@@ -187,17 +187,17 @@ def _make_pickler(file: IO[bytes], *, careful: bool) -> Any:
     """
     import cloudpickle
 
-    verdicts: dict[int, bool] = {}
+    verdicts: dict[int, tuple[object, bool]] = {}  # with the value: its id must stay its own
     under_way: set[int] = set()
 
     def probe(value: object) -> bool:
         if id(value) not in verdicts:
             try:
                 Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-                verdicts[id(value)] = True
+                verdicts[id(value)] = value, True
             except Exception:  # noqa: BLE001 any refusal means no
-                verdicts[id(value)] = False
-        return verdicts[id(value)]
+                verdicts[id(value)] = value, False
+        return verdicts[id(value)][1]
 
     def keep(value: object) -> object:
         return value if probe(value) else _repr(value)
