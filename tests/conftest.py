@@ -35,6 +35,13 @@ def is_alive(pid):
 os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_state(tmp_path_factory):
+    """What the tests launch is recorded apart from what the user has launched."""
+    place = os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    return Path(place) / "phalanx" / "apps"
+
+
 def phalanx_processes():
     """Processes of ours anywhere on the machine, by their titles, that these tests have started."""
     found = set()

@@ -16,14 +16,15 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "AgentLost": "phalanx.errors",
     "App": "phalanx.launcher.app",
-    "AppStatus": "phalanx.launcher.app",
+    "AppStatus": "phalanx.specs",
     "Cancelled": "phalanx.errors",
     "ConfigError": "phalanx.errors",
+    "DefaultLogSpec": "phalanx.logs.spec",
     "LaunchError": "phalanx.errors",
     "LaunchResult": "phalanx.launcher.result",
     "Launcher": "phalanx.launcher",
-    "LogLine": "phalanx.logs",
-    "LogSpec": "phalanx.logs",
+    "LogLine": "phalanx.logs.lines",
+    "LogSpec": "phalanx.logs.spec",
     "PhalanxError": "phalanx.errors",
     "ResultError": "phalanx.errors",
     "StartFailed": "phalanx.errors",
@@ -31,6 +32,7 @@ _PUBLIC = {
     "WireError": "phalanx.errors",
     "WorkerFailed": "phalanx.errors",
     "launch": "phalanx.launcher",
+    "warm": "phalanx.launcher.warmth",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "AppStatus",
     "Cancelled",
     "ConfigError",
+    "DefaultLogSpec",
     "LaunchError",
     "LaunchResult",
     "Launcher",
@@ -52,6 +55,7 @@ __all__ = [
     "WorkerFailed",
     "__version__",
     "launch",
+    "warm",
 ]
 
 if TYPE_CHECKING:
@@ -68,9 +72,12 @@ if TYPE_CHECKING:
         WorkerFailed,
     )
     from phalanx.launcher import Launcher, launch
-    from phalanx.launcher.app import App, AppStatus
+    from phalanx.launcher.app import App
     from phalanx.launcher.result import LaunchResult
-    from phalanx.logs import LogLine, LogSpec
+    from phalanx.launcher.warmth import warm
+    from phalanx.logs.lines import LogLine
+    from phalanx.logs.spec import DefaultLogSpec, LogSpec
+    from phalanx.specs import AppStatus
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ peer does not read. `heard` counts the bytes that came, whatever they were: each
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from collections import deque
@@ -85,6 +86,11 @@ class PipeChannel:
         """The peer does not read as fast as we write."""
         return not self._writable.is_set()
 
+    @property
+    def is_written(self) -> bool:
+        """The peer has been sent everything, or is gone."""
+        return self._writer is None or self._writer.get_write_buffer_size() == 0
+
     async def send(self, frame: Frame) -> None:
         """Send one frame; waits while the peer does not read. `ConnectionError` when closed."""
         if self._writer is None or self._writer.is_closing():
@@ -96,6 +102,15 @@ class PipeChannel:
         """Send the rest of a frame whose beginning was written before the channel was opened."""
         if self._writer is not None and data:
             self._writer.write(data)
+
+    async def wait_first(self, patience: float) -> bool:
+        """Wait so long until there is a frame to be taken; False if none came, or none will."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not self._frames and not self._ended and self._error is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return bool(self._frames)
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Frames in order until the peer closes. Raises `WireError` for anything else."""

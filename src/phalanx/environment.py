@@ -66,6 +66,36 @@ _ACTS_AT_START = (
 )
 
 
+PASSING = (
+    "COLUMNS",
+    "GPG_TTY",
+    "LINES",
+    "OLDPWD",
+    "PWD",
+    "PYTEST_CURRENT_TEST",
+    "SHLVL",
+    "SSH_AUTH_SOCK",
+    "SSH_CLIENT",
+    "SSH_CONNECTION",
+    "SSH_TTY",
+    "STY",
+    "TERM_SESSION_ID",
+    "TMUX",
+    "TMUX_PANE",
+    "WINDOW",
+    "WINDOWID",
+    "XDG_SESSION_ID",
+    "_",
+)
+"""Variables that say where a command was typed, and change from one to the next: a process that was
+started before can take them on. Any other difference wants another process."""
+
+
+def passing(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change from one command to the next."""
+    return {name: environ[name] for name in PASSING if name in environ}
+
+
 def copied(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """The variables of `environ` whose names match one of the patterns."""
     patterns = tuple(patterns)

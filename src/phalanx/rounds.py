@@ -86,6 +86,8 @@ class Outcome:
     seconds: float = 0.0
     stderr: str = ""
     detail: str = ""
+    joined: float | None = None
+    """When the process group that we make had formed, by the same clock; None without one."""
     stopped: bool = False
     """It died of the very signal that it was stopped with."""
 

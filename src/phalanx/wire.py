@@ -54,7 +54,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Frame):
-    """The first frame: what a worker's process looks like, so that warming can begin."""
+    """The first frame of an app: what a worker's process looks like, so that warming can begin."""
 
     preload: tuple[Import, ...]
     python_path: tuple[str, ...]
@@ -80,6 +80,8 @@ class Begin(Frame):
     backend: str | None
     uses_torch: bool
     process_group_timeout: float
+    records: tuple[int, ...] = ()
+    """The ranks whose `logging` records are wanted as records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,19 @@ class Taken(Frame):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Frame):
     """Nothing more will be asked: send what is left of the logs, and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest(Frame):
+    """Send what is left of the logs, say `Rested`, and wait for another app's `Prepare`.
+
+    It comes over this channel; or, with `keep`, for so many seconds, over a socket that you put
+    into the directory `place` under the name `key`.
+    """
+
+    keep: float = 0.0
+    place: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +155,8 @@ class Ready(Frame):
 
     torch: bool
     spawn: bool
+    stale: bool = False
+    """Files that were loaded have changed since: another zygote is needed."""
     left_out: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -161,7 +178,10 @@ class Report(Frame):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log(Frame):
-    """Bytes that a worker wrote, whole lines wherever possible."""
+    """Bytes that a worker, or without a rank the agent, wrote; whole lines wherever possible.
+
+    The stream `records` carries `logging` records, a line of JSON each.
+    """
 
     stream: str
     data: bytes
@@ -170,6 +190,11 @@ class Log(Frame):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Frame):
     """No process of the round is left on the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rested(Frame):
+    """The agent's last word on an app; it waits for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +238,7 @@ class Fork(Frame):
     backend: str | None
     uses_torch: bool
     process_group_timeout: float
+    records: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +258,8 @@ class Exit(Frame):
 
 
 _MESSAGES: tuple[type[Frame], ...] = (
-    Prepare, Begin, Stop, Taken, Leave, Ping, Hello, Want, Ready, Started, Report, Log, Stopped,
-    Broken, Pong, Piece, Fork, Signal, Exit,
+    Prepare, Begin, Stop, Taken, Leave, Rest, Ping, Hello, Want, Ready, Started, Report, Log,
+    Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in _MESSAGES}
 

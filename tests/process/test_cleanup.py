@@ -62,7 +62,7 @@ def agents():
     for pid in phalanx_processes():
         try:
             with open(f"/proc/{pid}/cmdline") as file:
-                if "phalanx.agent" in file.read():
+                if " agent" in file.read().rstrip("\0"):
                     found.append(pid)
         except OSError:
             pass

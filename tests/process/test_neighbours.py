@@ -468,7 +468,7 @@ def test_a_stream_of_the_programs_own_that_raises_disturbs_nobody(script, tmp_pa
     """)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot show the workers' output any more") == 1
-    (log,) = (tmp_path / "logs").iterdir()
+    (log,) = (tmp_path / "logs").glob("*].log")
     assert log.stat().st_size == 30_000 * 1001
 
 
@@ -500,7 +500,7 @@ def test_lines_longer_than_any_buffer_stay_whole(tmp_path):
             sys.stderr.write("B" * 700_000 + "\n")
 
     phalanx.launch(f, workers_per_host=1)
-    (log,) = (tmp_path / "logs").iterdir()
+    (log,) = (tmp_path / "logs").glob("*].log")
     lines = log.read_text().splitlines()
     assert sorted(set(lines)) == ["A" * 700_000, "B" * 700_000]
     assert len(lines) == 40
@@ -573,7 +573,7 @@ def test_what_is_printed_while_packages_load_is_in_every_rank_s_log(script, tmp_
         "one",
     )
     assert done.returncode == 0, done.stderr
-    for log in (tmp_path / "logs").iterdir():
+    for log in (tmp_path / "logs").glob("*].log"):
         assert sorted(log.read_text().splitlines()) == ["imported ['one']", "ran", "warned"]
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
-from phalanx import logs, ranks
+from phalanx import ranks
 from phalanx.agent import following
 from phalanx.errors import PhalanxError
 from phalanx.launcher.result import LaunchResult
+from phalanx.logs import spec
 from phalanx.rounds import Ended, Fault, Outcome, signal_name
 
 SOURCE = Path(phalanx.__file__).parent
@@ -59,10 +60,13 @@ def test_a_stream_of_a_file_that_never_came(tmp_path):
 def test_log_files_are_named_by_host_and_local_rank():
     """A host that is listed twice is told apart."""
     table = ranks.members(["a", "b", "a"], [2, 1, 1])
-    assert logs.file_names(table, "T") == {
+    assert spec.file_names(table, "T") == {
+        -1: "T-a.log",
         0: "T-a[0].log",
         1: "T-a[1].log",
+        -2: "T-b.log",
         2: "T-b[0].log",
+        -3: "T-a#2.log",
         3: "T-a#2[0].log",
     }
 
@@ -120,12 +124,13 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 
 LAYERS = [
-    {"errors", "rounds", "ranks", "environment", "clock", "wire"},
-    {"logs"},
+    {"errors", "rounds", "ranks", "environment", "clock", "wire", "specs"},
     {"channel", "hosts"},
+    {"logs"},
     {"rendezvous"},
     {"worker"},
     {"agent"},
+    {"registry"},
     {"launcher"},
     {"cli", "__main__"},
 ]

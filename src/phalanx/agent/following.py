@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 CHUNK = 256 << 10
 CAP = 4 << 30
@@ -123,8 +123,9 @@ def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:
     return ""
 
 
-def streams(directory: str, ranks: range) -> Iterator[Stream]:
+def streams(directory: str, ranks: range, records: Container[int] = ()) -> Iterator[Stream]:
     """The streams of these ranks, in the order in which they are looked at."""
     for rank in ranks:
-        for name in ("stdout", "stderr"):
-            yield Stream(os.path.join(directory, str(rank), name), rank, name)
+        for name in ("stdout", "stderr", "records"):
+            if name != "records" or rank in records:
+                yield Stream(os.path.join(directory, str(rank), name), rank, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import subprocess
@@ -23,7 +22,6 @@ class Nursery:
 
     def __init__(self, prepare: wire.Prepare, spool: str) -> None:
         """Start the zygote at once."""
-        self.prepare = prepare
         self._spool = spool
         self.control, theirs = socket.socketpair()
         first = os.memfd_create("phalanx-prepare")
@@ -41,11 +39,10 @@ class Nursery:
         os.close(first)
         self._decoder = wire.Decoder()
 
-    def without(self, modules: Sequence[str]) -> Nursery:
-        """End this zygote and start another that does not preload these modules."""
-        self.kill()
-        kept = tuple(item for item in self.prepare.preload if item.module not in modules)
-        return Nursery(dataclasses.replace(self.prepare, preload=kept), self._spool)
+    @property
+    def pid(self) -> int:
+        """The zygote's process."""
+        return self._process.pid
 
     def receive(self) -> list[wire.Frame] | None:
         """What the zygote said; None when it is gone. Blocks unless the socket is readable."""

@@ -35,6 +35,7 @@ def main() -> None:
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
         spool = tempfile.mkdtemp(prefix="phalanx-")
         nursery = _start_zygote(prepare, spool)
+        processes.set_title(f"phalanx: {prepare.title} agent")
     except (WireError, OSError) as error:
         os.write(write, wire.encode(wire.Broken(message=f"the agent cannot start: {error}")))
         sys.exit(1)
@@ -44,12 +45,16 @@ def main() -> None:
     streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
 
     async def serve() -> None:
-        from phalanx.agent.supervision import Agent, handle_signals
+        from phalanx.agent.supervision import Agent
         from phalanx.channel import PipeChannel
 
         channel = await PipeChannel.open(*streams, decoder, frames)
         agent = Agent(channel, nursery, prepare, spool)
-        handle_signals(agent)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, agent.terminate)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(number, agent.forward, number)
         await agent.run()
 
     asyncio.run(serve())

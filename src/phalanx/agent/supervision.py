@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
 import os
 import platform
 import shutil
-import signal
 import socket
 import time
 import traceback
 from collections.abc import Coroutine
+from typing import Any
 
 from phalanx import __version__, wire
+from phalanx.agent import resting
+from phalanx.agent.functions import Functions
 from phalanx.agent.nursery import Nursery
 from phalanx.agent.turn import Turn
 from phalanx.channel import PipeChannel
 from phalanx.errors import WireError
+from phalanx.logs.records import pack
+from phalanx.rounds import signal_name
 from phalanx.worker import processes
 
+_LINE = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _TICK = 0.5
 
 
 class Agent:
-    """Supervises one host's workers until its channel ends or it is told to leave."""
+    """Supervises one host's workers, one app after another, until nobody wants it any more."""
 
     def __init__(
         self, channel: PipeChannel, nursery: Nursery, prepare: wire.Prepare, spool: str
@@ -32,21 +39,28 @@ class Agent:
         """Take over a zygote that was started already. Owns nothing that is process-wide."""
         self._channel = channel
         self._nursery = nursery
-        self._prepare = prepare
         self._spool = spool
+        self._functions = Functions(spool)
+        self._left_out: set[str] = set()
+        self._warming: str | None = prepare.app
+        """The app for which the zygote is loading; while it is, it must not be spoken to."""
+        self._rest: wire.Rest | None = None
+        self._parted = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._take_up(prepare)
+
+    def _take_up(self, prepare: wire.Prepare) -> None:
+        """Begin with an app."""
+        self._prepare = prepare
+        self._began = time.monotonic()
         self._listening = _reserve_port()
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self._functions: dict[str, asyncio.Future[str]] = {}
         self._turn: Turn | None = None
         self._stopped: set[int] = set()
-        self._ending = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> None:
-        """Serve; returns when nothing of ours is left but this process."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._nursery.control, self._hear_zygote)
+        self._rest = None
         hello = wire.Hello(
+            app=prepare.app,
             version=__version__,
             python=platform.python_version(),
             hostname=socket.gethostname(),
@@ -54,13 +68,54 @@ class Agent:
             port=self._listening.getsockname()[1],
             spool=self._spool,
         )
-        hearing = self._spawn(self._hear_launcher())
-        watching = self._spawn(self._watch())
+        self._spawn(self._tell(hello))
+        packages = ", ".join(self._packages()) or "nothing"
+        self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
+        self._note(f"zygote {self._nursery.pid}, to preload: {packages}")
+
+    async def run(self) -> None:
+        """Serve; returns when nothing of ours is left but this process."""
+        asyncio.get_running_loop().add_reader(self._nursery.control, self._hear_zygote)
         try:
-            await self._tell(hello)
-            await self._ending.wait()
+            await self._serve()
+            while self._rest is not None and not self._ending.is_set():
+                if (channel := await self._wait_to_be_found(self._rest)) is None:
+                    break
+                self._channel = channel
+                await self._serve()
         finally:
-            await self._end(hearing, watching)
+            await self._end()
+
+    async def _serve(self) -> None:
+        """Hear one channel to its end, or until it is done with us."""
+        self._parted.clear()
+        work = [self._hear_launcher(), self._watch(), self._parted.wait(), self._ending.wait()]
+        hearing, watching, *ends = (self._spawn(one) for one in work)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in (hearing, watching, *ends):
+            task.cancel()
+
+    async def _wait_to_be_found(self, rest: wire.Rest) -> PipeChannel | None:
+        """Let go of everything that belongs to the last command, and wait for the next."""
+        resting.let_go()
+        facts = {"zygote": self._nursery.pid, "packages": self._packages()}
+        visiting = asyncio.create_task(resting.wait_for_visitor(rest, facts))
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait({visiting, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        visiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            streams = await visiting
+            if streams is not None:
+                read, write = open(streams[0], "rb", 0), open(streams[1], "wb", 0)  # noqa: ASYNC230, SIM115
+                return await PipeChannel.open(read, write)
+        return None
+
+    def _age(self) -> float:
+        return time.monotonic() - self._began
+
+    def _packages(self) -> list[str]:
+        return list(dict.fromkeys(i.module.partition(".")[0] for i in self._prepare.preload))
 
     def terminate(self) -> None:
         """Stop the workers and end, as if the launcher had gone."""
@@ -69,6 +124,7 @@ class Agent:
     def forward(self, number: int) -> None:
         """Pass a signal on to the workers that catch it; before there are any, nothing is done."""
         if self._turn is not None and self._turn.started:
+            self._note(f"{signal_name(number)} is passed on to the workers")
             self._nursery.send(wire.Signal(number=number))
 
     # ── the launcher ──────────────────────────────────────────────────────────
@@ -76,13 +132,13 @@ class Agent:
     async def _hear_launcher(self) -> None:
         try:
             async for frame in self._channel.frames():
-                if isinstance(frame, wire.Leave):
-                    self._spawn(self._leave())
-                else:
-                    await self._obey(frame)
+                await self._obey(frame)
         except WireError as error:
             await self._tell(wire.Broken(message=f"the launcher sent {error}"))
-        self._ending.set()
+        if self._rest is None:
+            self._ending.set()
+        elif self._turn is None:
+            self._parted.set()  # a visitor that wanted nothing, or one that has gone already
 
     async def _leave(self) -> None:
         if self._turn is not None:
@@ -93,19 +149,44 @@ class Agent:
             await self._turn.close(drain=True)
         self._ending.set()
 
+    async def _lie_down(self, rest: wire.Rest) -> None:
+        """Be done with the app, and ready for another."""
+        turn = self._turn
+        if turn is not None:
+            await turn.cleared.wait()
+            await turn.close(drain=True)
+            shutil.rmtree(turn.directory, ignore_errors=True)
+        self._turn = None
+        self._listening.close()
+        self._functions.forget()
+        await self._tell(wire.Rested(app=rest.app))
+        if rest.keep:
+            self._channel.close()
+            self._parted.set()
+
     async def _obey(self, frame: wire.Frame) -> None:
         match frame:
+            case wire.Leave():
+                self._spawn(self._leave())
+            case wire.Rest():
+                self._rest = frame if frame.keep else None
+                self._spawn(self._lie_down(frame))
+            case wire.Prepare() if self._turn is None:
+                self._listening.close()
+                self._take_up(frame)
+                if self._warming is None:
+                    self._warm()
             case wire.Ping() if not self._channel.congested:
                 # Not awaited: what the launcher does not read must not keep us from hearing it.
                 clock = time.monotonic()
                 self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
             case wire.Begin() if self._turn is None and frame.round not in self._stopped:
-                spool = os.path.join(self._spool, f"round-{frame.round}")
+                directory = os.path.join(self._spool, f"{frame.app}-{frame.round}")
                 environment = {**os.environ, **self._prepare.environment}
-                self._turn = Turn(frame, spool, environment, self._tell, self._spawn)
+                self._turn = Turn(frame, directory, environment, self._tell, self._spawn)
                 self._spawn(self._start(self._turn))
             case wire.Piece():
-                self._receive_function(frame)
+                self._functions.receive(frame)
             case wire.Taken() if self._turn is not None and self._is_current(frame):
                 self._turn.taken(frame.size)
             case wire.Stop() if self._is_current(frame):
@@ -119,6 +200,16 @@ class Agent:
         turn = self._turn
         return turn is not None and (turn.begin.app, turn.begin.round) == (frame.app, frame.round)
 
+    def _note(self, message: str, level: int = logging.INFO) -> None:
+        """Say something for the agent's log."""
+        record = logging.LogRecord("", level, "", 0, message, None, None)
+        printed = _LINE.format(record) + "\n"
+        self._spawn(
+            self._tell(
+                wire.Log(app=self._prepare.app, stream="records", data=pack(record, printed))
+            )
+        )
+
     async def _tell(self, frame: wire.Frame) -> None:
         with contextlib.suppress(ConnectionError):
             await self._channel.send(frame)
@@ -127,11 +218,9 @@ class Agent:
 
     async def _start(self, turn: Turn) -> None:
         begin = turn.begin
-        function = self._functions.get(begin.function)
-        if function is None:
-            function = self._functions[begin.function] = asyncio.get_running_loop().create_future()
+        if not self._functions.has(begin.function):
             await self._tell(wire.Want(app=begin.app, digest=begin.function))
-        path = await function
+        path = await self._functions.path(begin.function)
         await asyncio.shield(self._ready)
         if turn.cleared.is_set():
             return
@@ -146,15 +235,6 @@ class Agent:
             # The store's process has it now: when that dies, its clients must not wait for us.
             self._listening.close()
 
-    def _receive_function(self, piece: wire.Piece) -> None:
-        path = os.path.join(self._spool, piece.key)
-        with open(path, "ab", opener=lambda p, f: os.open(p, f, 0o600)) as file:
-            file.write(piece.data)
-            done = file.tell() >= piece.total
-        waiting = self._functions.get(piece.key)
-        if done and waiting is not None and not waiting.done():
-            waiting.set_result(path)
-
     async def _stop(self, frame: wire.Stop) -> None:
         turn = self._turn
         if turn is None:
@@ -163,6 +243,7 @@ class Agent:
             # Nothing was forked, and nothing will be.
             await turn.processes_gone()
             return
+        self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
         self._nursery.send(
             wire.Stop(app=frame.app, round=frame.round, grace=frame.grace, spared=turn.reported)
         )
@@ -188,22 +269,48 @@ class Agent:
                 self._zygote_ready(frame)
             case wire.Started() if turn is not None:
                 turn.workers_started(frame.pids)
+                pids = ", ".join(f"rank {rank}: {pid}" for rank, pid in frame.pids.items())
+                self._note(f"workers started after {self._age():.2f} s: {pids}")
             case wire.Exit() if turn is not None and frame.rank is not None:
                 turn.worker_exited(frame.rank, frame.status, frame.clock, frame.signalled)
+                self._note(f"rank {frame.rank} is gone: {_describe(frame.status)}")
             case wire.Stopped() if turn is not None:
+                self._note(f"nothing is left of the workers after {self._age():.2f} s")
                 self._spawn(turn.processes_gone())
             case wire.Broken():
                 self._spawn(self._break(frame.message))
 
+    def _warm(self) -> None:
+        """Have the zygote load what this app wants and it has not loaded yet."""
+        self._warming = self._prepare.app
+        self._nursery.send(self._wanted())
+
+    def _wanted(self) -> wire.Prepare:
+        kept = tuple(item for item in self._prepare.preload if item.module not in self._left_out)
+        return dataclasses.replace(self._prepare, preload=kept)
+
     def _zygote_ready(self, ready: wire.Ready) -> None:
-        if ready.left_out:
+        self._warming = None
+        tainted = set(ready.left_out) - self._left_out
+        if tainted or ready.stale:
+            self._left_out |= tainted
+            why = "files have changed" if ready.stale else f"{', '.join(tainted)} read a rank"
+            self._note(f"another zygote is started: {why}")
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._nursery.control)
-            self._nursery = self._nursery.without(ready.left_out)
+            self._nursery.kill()
+            self._nursery = Nursery(self._wanted(), self._spool)
+            self._warming = self._prepare.app
             loop.add_reader(self._nursery.control, self._hear_zygote)
-            return
-        self._ready.set_result(ready)
-        self._spawn(self._tell(ready))
+        elif ready.app != self._prepare.app:
+            self._warm()  # it was still loading for an app that has been given up
+        else:
+            self._ready.set_result(ready)
+            self._spawn(self._tell(ready))
+            how = "spawned" if ready.spawn else "forked"
+            self._note(f"packages loaded after {self._age():.2f} s; workers are {how}")
+            for problem in (*ready.failed, *ready.notes):
+                self._note(problem, logging.WARNING)
 
     async def _zygote_died(self) -> None:
         how = self._nursery.describe_end()
@@ -213,6 +320,7 @@ class Agent:
             self._turn.cleared.set()
 
     async def _break(self, message: str) -> None:
+        self._note(message, logging.ERROR)
         with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
             await asyncio.wait_for(self._tell(wire.Broken(message=message)), 1.0)
         self._ending.set()
@@ -220,17 +328,19 @@ class Agent:
     # ── silence and ends ──────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """End when nothing was heard for `orphan_timeout`; time asleep does not count."""
+        """End when nothing was heard for `orphan_timeout`; time asleep does not count.
+
+        Without an app nobody is expected to say anything.
+        """
         heard, silent = self._channel.heard, 0.0
         while silent < self._prepare.orphan_timeout:
             await asyncio.sleep(_TICK)
-            silent = silent + _TICK if self._channel.heard == heard else 0.0
+            quiet = self._channel.heard == heard and self._turn is not None
+            silent = silent + _TICK if quiet else 0.0
             heard = self._channel.heard
         await self._break(f"it heard nothing from its launcher for {silent:g} s")
 
-    async def _end(self, *tasks: asyncio.Task[None]) -> None:
-        for task in tasks:
-            task.cancel()
+    async def _end(self) -> None:
         turn = self._turn
         if turn is not None:
             if turn.started and not turn.cleared.is_set() and self._nursery.is_alive():
@@ -247,13 +357,13 @@ class Agent:
         shutil.rmtree(self._spool, ignore_errors=True)
         self._channel.close()
 
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Coroutine[None, None, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         """Let nothing that fails in the background go unheard: the agent says so, and ends."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -271,18 +381,14 @@ def _reap() -> None:
             return
 
 
+def _describe(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
 def _reserve_port() -> socket.socket:
     """Bind a free port without listening yet: until then rank 0 may bind it as well."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
-
-
-def handle_signals(agent: Agent) -> None:
-    """In a process of the agent's own: SIGTERM and SIGINT end it, user signals are passed on."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, agent.terminate)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(number, agent.forward, number)

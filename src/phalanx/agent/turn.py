@@ -75,6 +75,7 @@ class Turn:
             backend=self.begin.backend,
             uses_torch=self.begin.uses_torch,
             process_group_timeout=self.begin.process_group_timeout,
+            records=self.begin.records,
         )
 
     def _variables(self, rank: int) -> dict[str, str]:
@@ -211,7 +212,9 @@ class Turn:
         self._room.set()
 
     async def _follow(self) -> None:
-        streams = list(following.streams(self.directory, self.member.ranks))
+        streams = list(
+            following.streams(self.directory, self.member.ranks, records=self.begin.records)
+        )
         pause = _FAST
         while True:
             final = self.cleared.is_set()

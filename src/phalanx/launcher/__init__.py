@@ -7,12 +7,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
 from phalanx.environment import COPIED_BY_DEFAULT
 from phalanx.errors import ConfigError
 from phalanx.launcher.interrupts import hush, interruptible
-from phalanx.logs import LogSpec
+from phalanx.logs.spec import LogSpec
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -83,6 +83,39 @@ class Launcher:
     ssh_config_file: str | None = None
     """The ssh configuration for other hosts; by default the user's own."""
 
+    keep_warm: float = 0.0
+    """Seconds that this machine's agent, with the packages it has loaded, waits for the next
+    command with the same interpreter and environment; 0: it ends with this one."""
+
+    _pool: ClassVar[Any] = None
+    """Where agents stay between runs, within a `with`."""
+
+    _entered: ClassVar[int] = 0
+    """How many `with`s deep."""
+
+    def __enter__(self) -> Self:
+        """Keep agents, and the packages they have loaded, from one run to the next."""
+        if not self._entered:
+            from phalanx.launcher.plan import check
+            from phalanx.launcher.warmth import Kept, Pool
+
+            check(self)
+            kept = Kept(self.keep_warm) if self.keep_warm else None
+            vars(self)["_pool"] = Pool(kept=kept)
+        vars(self)["_entered"] = self._entered + 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the agents that have nothing to do; apps that still run go on."""
+        vars(self)["_entered"] = self._entered - 1
+        if not self._entered and self._pool is not None:
+            self._pool.close()
+            vars(self)["_pool"] = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: agents cannot be carried."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     def run(
         self,
         func: Callable[..., R],
@@ -102,8 +135,9 @@ class Launcher:
         try:
             plan, call = self._prepare(func, args, kwargs)
             with interruptible() as interrupts:
-                app: App[R] = _start(plan, call)
+                app: App[R] = self._start(plan, call)
                 interrupts.attach(app.cancel)
+                app.show_status()
                 _wait_or_cancel(app, self.stop_grace)
             return app.result()
         except KeyboardInterrupt as interrupt:
@@ -124,7 +158,13 @@ class Launcher:
         """Start `func(*args, **kwargs)` on every rank and return a handle without waiting."""
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
-        return _start(*self._prepare(func, args, kwargs))
+        return self._start(*self._prepare(func, args, kwargs))
+
+    def _start(self, plan: Plan, call: Future[Function]) -> App[Any]:
+        from phalanx.launcher.app import App
+        from phalanx.launcher.warmth import shelters
+
+        return App(plan, call, shelters(self._pool, self.keep_warm))
 
     def _prepare(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
@@ -169,11 +209,16 @@ def launch(
 
     `options` are the fields of `Launcher`; see there, and `Launcher.run` for what is raised.
     """
+    return check_options("launch", options, func).run(func, kwargs, args=args)
+
+
+def check_options(verb: str, options: Mapping[str, Any], func: Any = None) -> Launcher:
+    """A launcher with these fields. Raises `ConfigError` for what is not one."""
     known = [f.name for f in dataclasses.fields(Launcher)]
     for name in options:
         if name not in known:
-            raise ConfigError(f"launch has no option {name!r}.{_option_hint(name, func, known)}")
-    return Launcher(**options).run(func, kwargs, args=args)
+            raise ConfigError(f"{verb} has no option {name!r}.{_option_hint(name, func, known)}")
+    return Launcher(**options)
 
 
 def _option_hint(name: str, func: Any, known: list[str]) -> str:
@@ -196,13 +241,7 @@ def _parameters(func: Any) -> list[str]:
 
 def begin(launcher: Launcher, needs: Needs, title: str, call: Future[Function]) -> App[Any]:
     """Start the agents for a function that is not there yet; its pickled call follows."""
-    return _start(launcher._plan(needs, title), call)
-
-
-def _start(plan: Plan, call: Future[Function]) -> App[Any]:
-    from phalanx.launcher.app import App
-
-    return App(plan, call)
+    return launcher._start(launcher._plan(needs, title), call)
 
 
 def _wait_or_cancel(app: App[Any], grace: float) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.errors import ConfigError, LaunchError, ResultError
 from phalanx.launcher.payload import Function, Inbox
@@ -22,51 +21,36 @@ from phalanx.launcher.placement import LocalPlacement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
-from phalanx.logs import LogFiles, LogLine, LogWriter, logger, read_lines, worker_handlers
-from phalanx.rendezvous.coordinator import Coordinator, Phase, Reason, Verdict
+from phalanx.launcher.warmth import Shelter
+from phalanx.logs import logger
+from phalanx.logs.lines import LogLine, read_lines
+from phalanx.logs.spec import DefaultLogSpec, RankFile, routes
+from phalanx.logs.writer import LogWriter
+from phalanx.registry import Entry
+from phalanx.rendezvous.coordinator import Phase, Reason, Verdict
 from phalanx.rounds import Member, Outcome
+from phalanx.specs import AppState, AppStatus
+
+if TYPE_CHECKING:
+    from phalanx.launcher.drive import Drive
 
 R = TypeVar("R")
 
-_LOG_DIRECTORY = "logs"
 _LAST_LOGS = 3.0
 """Seconds that a reader who does not read may hold up the end of a cancelled app."""
-
-
-class AppState(Enum):
-    """Where an app stands."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def is_final(self) -> bool:
-        """It will not change any more."""
-        return self not in (AppState.PENDING, AppState.RUNNING)
-
-
-@dataclass(frozen=True)
-class AppStatus:
-    """An app at one moment."""
-
-    app: str
-    state: AppState
-    message: str
-    """What went wrong, in one line; empty while nothing has."""
-    ended: tuple[Outcome, ...]
-    """How the workers that have ended did, in rank order."""
-    seconds: float
-    """How long it has been going, or went."""
+_ASKED_EVERY = 0.5
+"""Seconds between looks for someone who wants the end."""
+_QUIET = 0.4
+"""Seconds before a status line is shown: what ends sooner needs none."""
 
 
 class App(Generic[R]):
     """A handle on one launch. All methods may be called from any thread."""
 
-    def __init__(self, plan: Plan, function: Future[Function]) -> None:
-        """Start the agents; the function may follow later."""
+    def __init__(
+        self, plan: Plan, function: Future[Function], shelters: Sequence[Shelter] = ()
+    ) -> None:
+        """Start the agents, or take such as wait in the shelters; the function may follow later."""
         self.id = plan.app
         self._plan = plan
         self._function = function
@@ -81,22 +65,34 @@ class App(Generic[R]):
         self._done = threading.Event()
         self._cancel: Callable[[float | None], None] | None = None
         self._cancelled: list[float | None] = []
-        spec = plan.settings.log_spec
-        self._handlers = {} if spec is None else worker_handlers(spec, plan.members)
-        self._shown = frozenset({0} if spec is None else ())
-        self._files = LogFiles(Path(_LOG_DIRECTORY), plan.members if spec is None else ())
+        self._drive: Drive | None = None
+        self._shows_status = False
+        self._looked = 0.0
+        self._watchers: list[Callable[[], None]] = []
+        self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
+        self._paths = {key: r.path for key, r in self._routes.items() if r.path is not None}
         self._writer: LogWriter | None = None
         self._inboxes: dict[int, Inbox] = {}
         self._started = False
-        self._placement = LocalPlacement(plan.env_file)
+        self._placement = LocalPlacement(plan.env_file, shelters)
         try:
             self._placement.start(plan.prepare)
         except BaseException:
-            self._files.close()
+            self._close_files()
             raise
+        self._entry = Entry.create(self.id, plan.prepare[0].title, plan.members, self._paths)
+        for key, route in self._routes.items():
+            for file in route.raw:
+                if key >= 0 and isinstance(file, RankFile) and file.path == self._paths.get(key):
+                    file.mark = functools.partial(self._entry.mark, key)
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
+
+    def _close_files(self) -> None:
+        for route in self._routes.values():
+            for raw in route.raw:
+                raw.finish()
 
     def __repr__(self) -> str:
         """The id, and how it stands."""
@@ -104,8 +100,8 @@ class App(Generic[R]):
 
     @property
     def log_files(self) -> dict[int, Path]:
-        """The log file of each global rank; empty without, or with a `log_spec`."""
-        return dict(self._files.paths)
+        """The log file of each global rank that has one of its own."""
+        return {key: path for key, path in self._paths.items() if key >= 0}
 
     def wait(self, timeout: float | None = None) -> AppStatus:
         """Wait for the end, at most `timeout` seconds; the app's failure is not raised."""
@@ -128,6 +124,37 @@ class App(Generic[R]):
         assert self._result is not None
         return self._result
 
+    def __await__(self) -> Generator[Any, None, LaunchResult[R]]:
+        """Wait in an asyncio program; as `result`. Cancelling the task cancels the app."""
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> LaunchResult[R]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(ended.set)
+
+        with self._lock:
+            if self._done.is_set():
+                ended.set()
+            self._watchers.append(tell)
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            await ended.wait()
+            raise
+        # Unpickling may take a while, and runs the user's code: not on the loop's thread.
+        return await asyncio.to_thread(self.result)
+
+    def show_status(self) -> None:
+        """Say on the terminal, if there is one, how things stand, until the app has ended."""
+        self._shows_status = True
+
     def cancel(self, grace: float | None = None) -> None:
         """Have the workers stopped (SIGTERM, after the grace SIGKILL); `wait` says when they are.
 
@@ -148,7 +175,8 @@ class App(Generic[R]):
         """How it stands now."""
         with self._lock:
             seconds = (self._ended_at or time.monotonic()) - self._began
-            return AppStatus(self.id, self._state, self._message(), self._outcomes, seconds)
+            message, phases = self._message(), dict(self._drive.phases if self._drive else {})
+            return AppStatus(self.id, self._state, message, self._outcomes, seconds, phases)
 
     def logs(
         self, ranks: Collection[int] | None = None, *, follow: bool = False
@@ -156,7 +184,7 @@ class App(Generic[R]):
         """The lines that workers have printed, of all ranks or of these.
 
         With `follow`, new lines are given as they come, until the app has ended. They are read
-        from the log files: with a `log_spec` there are none.
+        from the log files: there are none where the log spec has no file for each rank.
         """
         members = {rank: member for member in self._plan.members for rank in member.ranks}
         if unknown := set(ranks or ()) - members.keys():
@@ -166,15 +194,16 @@ class App(Generic[R]):
     def _lines(
         self, members: dict[int, Member], ranks: Collection[int] | None, *, follow: bool
     ) -> Iterator[LogLine]:
-        chosen = {r: p for r, p in self._files.paths.items() if ranks is None or r in ranks}
+        chosen = {r: p for r, p in self.log_files.items() if ranks is None or r in ranks}
         offsets = dict.fromkeys(chosen, 0)
         while True:
             final = self._done.is_set()
             for rank, path in chosen.items():
-                lines, offsets[rank] = read_lines(path, offsets[rank], final=final)
                 member = members[rank]
-                for text in lines:
-                    yield LogLine(rank, member.hostname, rank - member.first_rank, text)
+                while (found := read_lines(path, offsets[rank], final=final))[0]:
+                    lines, offsets[rank] = found
+                    for _, text in lines:
+                        yield LogLine(rank, member.hostname, rank - member.first_rank, text)
             if final or not follow:
                 return
             self._done.wait(0.05)
@@ -185,8 +214,8 @@ class App(Generic[R]):
         import asyncio
 
         try:
-            self._writer = LogWriter(self._files, self._shown, self._handlers)
-            self._verdict = asyncio.run(self._drive(self._writer))
+            self._writer = LogWriter(self._routes, self._status_text)
+            self._verdict = asyncio.run(self._drive_app(self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
             self._placement.kill()
@@ -197,17 +226,25 @@ class App(Generic[R]):
                 self._ended_at = time.monotonic()
                 self._state = self._final_state()
                 self._cancel = None
+                watchers, self._watchers = self._watchers, []
+            self._entry.update(self.status())
             # Not under the lock: a signal handler that waits for it may hold the event's own.
             self._done.set()
             _RUNNING.discard(self)
+            for watcher in watchers:
+                watcher()
 
-    async def _drive(self, writer: LogWriter) -> Verdict:
+    async def _drive_app(self, writer: LogWriter) -> Verdict:
         import asyncio
 
         from phalanx.launcher.drive import Drive
 
         loop = asyncio.get_running_loop()
-        drive = Drive(self._plan, self._placement, self._function, writer, self._observe)
+        drive = Drive(
+            *(self._plan, self._placement, self._function, writer, self._observe),
+            began=self._began,
+        )
+        self._drive = drive
         self._inboxes = drive.inboxes
 
         def cancel(grace: float | None) -> None:
@@ -224,14 +261,34 @@ class App(Generic[R]):
             logger.warning("phalanx: %s", note)
         return verdict
 
-    def _observe(self, coordinator: Coordinator) -> None:
+    def _observe(self, drive: Drive) -> None:
+        """Something has happened, or a moment has passed."""
+        coordinator = drive.coordinator
         with self._lock:
+            before = self._state
             if coordinator.phase is Phase.RUNNING:
                 self._state = AppState.RUNNING
             if len(coordinator.outcomes) != len(self._outcomes):
                 self._outcomes = tuple(
                     coordinator.outcomes[r] for r in sorted(coordinator.outcomes)
                 )
+        if before is not self._state:
+            self._entry.update(self.status())
+        now = time.monotonic()
+        if now - self._looked > _ASKED_EVERY:
+            self._looked = now
+            asked = self._entry.cancel_asked()
+            if asked is not None and not self._cancelled:
+                grace = asked.get("grace")
+                self.cancel(grace if isinstance(grace, int | float) and grace >= 0 else None)
+
+    def _status_text(self, bar: str) -> str:
+        """One line for the terminal."""
+        seconds = time.monotonic() - self._began
+        drive = self._drive
+        if not self._shows_status or drive is None or seconds < _QUIET:
+            return ""
+        return f"phalanx: {self.id}: {bar or drive.describe()} ({seconds:.0f} s)"
 
     # ── the end ───────────────────────────────────────────────────────────────
 
@@ -269,7 +326,7 @@ class App(Generic[R]):
             self._error = make_exception(
                 verdict,
                 self._plan.members,
-                self._files.paths,
+                self.log_files,
                 self._load_exception,
                 returned=tuple(o.rank for o in self._outcomes if o.succeeded),
                 started=self._started,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import platform
 import time
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,9 @@ from phalanx.errors import LaunchError, WireError
 from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import Placed, Placement
 from phalanx.launcher.plan import Plan
-from phalanx.logs import LogWriter, logger
+from phalanx.logs import logger
+from phalanx.logs.lines import agent_key
+from phalanx.logs.writer import LogWriter
 from phalanx.rendezvous import coordinator as c
 from phalanx.rounds import Endpoint, Round
 
@@ -44,6 +47,7 @@ class _Agent:
         self.silent = 0.0
         self.last_heard = time.monotonic()
         self.gone = False
+        self.rests = False
         self.hello: wire.Hello | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.listening: asyncio.Task[None] | None = None
@@ -58,13 +62,18 @@ class Drive:
         placement: Placement,
         function: Future[Function],
         logs: LogWriter,
-        on_event: Callable[[c.Coordinator], None],
+        on_event: Callable[[Drive], None],
+        *,
+        began: float,
     ) -> None:
-        """`on_event` is called, on the loop, after every event."""
+        """`on_event` is called, on the loop, after every event, and every moment."""
         settings = plan.settings
         self.plan = plan
         self.inboxes: dict[int, Inbox] = {}
         self.notes: list[str] = []
+        self.phases: dict[str, float] = {}
+        """What was reached when, in seconds since it began."""
+        self._began = began
         self._placement = placement
         self._function = function
         self._logs = logs
@@ -89,6 +98,8 @@ class Drive:
         try:
             async for placed in self._placement.place():
                 agent = self._agents[placed.index] = _Agent(placed)
+                key = agent_key(placed.index)
+                placed.on_errors(functools.partial(self._logs.write, key, "stderr"))
                 agent.listening = self._do(self._listen(placed.index, agent))
             verdict = await asyncio.shield(self._verdict)
             await self._dismiss(verdict)
@@ -125,12 +136,40 @@ class Drive:
                         self._do(self._send(agent, wire.Stop(round=number, grace=grace)))
                 case c.Finish(verdict):
                     self._verdict.set_result(verdict)
-        self._on_event(self.coordinator)
+                    self._reach("ended")
+        self._on_event(self)
+
+    def _reach(self, phase: str, ago: float = 0.0) -> None:
+        self.phases[phase] = time.monotonic() - ago - self._began
+
+    def describe(self) -> str:
+        """Where things stand, in a few words."""
+        agents = list(self._agents.values())
+        total = sum(member.workers for member in self.plan.members)
+        workers = "1 worker" if total == 1 else f"{total} workers"
+        if self.coordinator.phase is c.Phase.STOPPING:
+            return f"stopping {workers}"
+        if "workers forked" in self.phases:
+            ended = len(self.coordinator.outcomes)
+            return f"running {workers}" + (f", {ended} returned" if ended else "")
+        if len(agents) < len(self.plan.members) or not all(a.hello for a in agents):
+            return "starting on " + ", ".join(dict.fromkeys(m.hostname for m in self.plan.members))
+        if not all(agent.ready.done() for agent in agents):
+            tops = [item.module.partition(".")[0] for item in self.plan.prepare[0].preload]
+            names = list(dict.fromkeys(tops))
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            return f"loading {', '.join(names[:4]) or 'Python'}{more}"
+        return f"starting {workers}"
 
     async def _listen(self, index: int, agent: _Agent) -> None:
         try:
             async for frame in agent.channel.frames():
                 agent.last_heard = time.monotonic()
+                if frame.app not in ("", self.plan.app):
+                    continue  # of an app that the agent served before
+                if isinstance(frame, wire.Rested):
+                    agent.rests = True
+                    return
                 self._hear(index, agent, frame)
             reason = await agent.placed.describe_end()
         except WireError as error:
@@ -148,17 +187,23 @@ class Drive:
             case wire.Ready():
                 self._note(frame)
                 agent.ready.set_result(frame)
+                self._reach("packages loaded")
             case wire.Started():
+                self._reach("workers forked")
                 self._feed(c.Running(index, frame.round))
-            case wire.Piece() | wire.Log() if self._is_stale(frame):
+            case wire.Piece() | wire.Log() if frame.rank is not None and self._is_stale(frame):
                 pass
             case wire.Piece() if frame.rank is not None:
                 self._collect(frame, frame.rank)
             case wire.Report():
                 when = agent.clock.interval(frame.outcome.clock).shifted(self._asleep)
+                if frame.outcome.joined is not None:
+                    ago = frame.outcome.clock - frame.outcome.joined
+                    self._reach("group formed", ago + self._asleep + time.monotonic() - when.latest)
+                self._reach("functions ended")
                 self._feed(c.WorkerEnded(index, frame.round, frame.outcome, when))
-            case wire.Log() if frame.rank is not None and frame.stream in ("stdout", "stderr"):
-                self._log(agent, frame, frame.rank)
+            case wire.Log() if frame.stream in ("stdout", "stderr", "records"):
+                self._log(agent, frame, agent_key(index) if frame.rank is None else frame.rank)
             case wire.Stopped():
                 self._feed(c.Cleared(index, frame.round))
             case wire.Broken():
@@ -192,6 +237,7 @@ class Drive:
             self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
         else:
             agent.hello = hello
+            self._reach("agents up")
             self._do(self._send(agent, wire.Ping(sent=time.monotonic())))
             self._feed(c.Joined(index, Endpoint("127.0.0.1", hello.port)))
 
@@ -201,7 +247,7 @@ class Drive:
             when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
             self._feed(c.Gone(index, reason, when))
 
-    def _log(self, agent: _Agent, frame: wire.Log, rank: int) -> None:
+    def _log(self, agent: _Agent, frame: wire.Log, key: int) -> None:
         loop = asyncio.get_running_loop()
         taken = wire.Taken(app=frame.app, round=frame.round, size=len(frame.data))
 
@@ -209,7 +255,7 @@ class Drive:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
                 loop.call_soon_threadsafe(lambda: self._do(self._send(agent, taken)))
 
-        self._logs.write(rank, frame.stream, frame.data, done)
+        self._logs.write(key, frame.stream, frame.data, None if key < 0 else done)
 
     # ── actions ───────────────────────────────────────────────────────────────
 
@@ -247,6 +293,7 @@ class Drive:
                 backend=settings.backend,
                 uses_torch=uses_torch,
                 process_group_timeout=settings.process_group_timeout,
+                records=self._logs.wants_records,
             )
             self._do(self._send(agent, frame))
 
@@ -270,9 +317,12 @@ class Drive:
 
     async def _dismiss_one(self, agent: _Agent, *, orderly: bool) -> None:
         if orderly:
-            await self._send(agent, wire.Leave())
+            await self._send(agent, agent.placed.rest or wire.Leave())
             await self._await_logs(agent)
-            await agent.placed.end(2.0)
+            if agent.rests:
+                agent.placed.keep()
+            else:
+                await agent.placed.end(2.0)
             return
         agent.channel.close()
         await agent.placed.end(self.plan.settings.stop_grace + 3.0)
@@ -305,6 +355,7 @@ class Drive:
             if overslept > _ASLEEP:
                 self._asleep += overslept
             self._feed(c.Tick())
+            self._on_event(self)
             for index, agent in list(self._agents.items()):
                 silent = agent.hello is not None and agent.channel.heard == agent.heard
                 agent.silent = agent.silent + wait if silent else 0.0

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from phalanx import hosts, wire
+from phalanx import wire
 from phalanx.channel import Channel, PipeChannel
 from phalanx.errors import StartFailed
 from phalanx.hosts import SOURCE_FAILED
+from phalanx.launcher.children import Child
+from phalanx.launcher.warmth import Shelter, Surroundings, surroundings
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
 
-_PIPE_SIZE = 1 << 20
 _TAIL = 64 << 10
+_FIRST_WORD = 5.0
+"""Seconds in which an agent that was there already must answer, or another is started."""
 
 
 class Placed(Protocol):
@@ -40,8 +41,18 @@ class Placed(Protocol):
     async def describe_end(self) -> str:
         """How it ended, for an error; called when its channel has ended."""
 
+    def on_errors(self, take: Callable[[bytes], None]) -> None:
+        """Have what it says outside of its channel, from the beginning, passed on to this."""
+
     async def end(self, patience: float) -> None:
         """Wait so long for it to end by itself, then kill it."""
+
+    @property
+    def rest(self) -> wire.Rest | None:
+        """What to tell it so that it stays for another app; None if it is to leave."""
+
+    def keep(self) -> None:
+        """It has said that it rests: the next app may have it."""
 
     def sweep(self, app: str, spool: str) -> None:
         """After it was lost: end and remove what it can have left behind, as far as that goes."""
@@ -50,7 +61,7 @@ class Placed(Protocol):
 class Placement(Protocol):
     """Starts agents."""
 
-    def start(self, first: Sequence[wire.Frame]) -> None:
+    def start(self, first: Sequence[wire.Prepare]) -> None:
         """Begin to start one agent for each of these first frames; does not wait."""
 
     def place(self) -> AsyncIterator[Placed]:
@@ -58,112 +69,116 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """Agents as children of this process."""
+    """Agents as children of this process, or such as were left from an app before."""
 
-    def __init__(self, env_file: str | None) -> None:
-        """`env_file` is sourced before each agent."""
+    def __init__(self, env_file: str | None, shelters: Sequence[Shelter] = ()) -> None:
+        """`env_file` is sourced before each agent; new agents stay in the first shelter."""
         self._env_file = env_file
-        self._started: list[_Child] = []
+        self._shelters = shelters
+        self._first: Sequence[wire.Prepare] = ()
+        self._started: list[tuple[Child, Shelter | None]] = []
 
-    def start(self, first: Sequence[wire.Frame]) -> None:
-        """Start the children, and give each its first frame if that cannot block."""
+    def start(self, first: Sequence[wire.Prepare]) -> None:
+        """Start or find the agents, and give each its first frame; does not wait."""
+        self._first = first
         for frame in first:
-            try:
-                self._started.append(_Child(self._env_file, wire.encode(frame)))
-            except OSError as error:
-                self.kill()
-                raise StartFailed(
-                    f"the agent on this machine could not be started: {error}", hostname="localhost"
-                ) from error
+            self._started.append(self._find(frame) or self._start(frame))
+
+    def _find(self, frame: wire.Prepare) -> tuple[Child, Shelter] | None:
+        for shelter in self._shelters:
+            while (child := shelter.take(self._around(frame))) is not None:
+                if child.process.poll() is None and child.say(wire.encode(frame)):
+                    return child, shelter
+                child.end(0.0)
+        return None
+
+    def _start(self, frame: wire.Frame) -> tuple[Child, Shelter | None]:
+        try:
+            child = Child.start(self._env_file, wire.encode(frame))
+        except OSError as error:
+            self.kill()
+            raise StartFailed(
+                f"the agent on this machine could not be started: {error}", hostname="localhost"
+            ) from error
+        return child, self._shelters[0] if self._shelters else None
+
+    def _around(self, frame: wire.Prepare) -> Surroundings:
+        return surroundings(frame, self._env_file)
 
     async def place(self) -> AsyncIterator[LocalAgent]:
-        """Channels to the children, in order."""
-        for index, child in enumerate(self._started):
-            yield await LocalAgent.open(index, child)
+        """Channels to the agents, in order. One that was gone already is replaced."""
+        for index, frame in enumerate(self._first):
+            agent = await self._open(index, frame)
+            if self._started[index][0].used and not await agent.channel.wait_first(_FIRST_WORD):
+                await agent.end(0.0)
+                self._started[index] = self._start(frame)
+                agent = await self._open(index, frame)
+            yield agent
+
+    async def _open(self, index: int, frame: wire.Prepare) -> LocalAgent:
+        child, shelter = self._started[index]
+        around = self._around(frame) if shelter is not None else {}
+        return await LocalAgent.open(index, child, shelter, around)
 
     def kill(self) -> None:
-        """End the children that were started, without waiting for anything in order."""
-        for child in self._started:
+        """End the agents that were started, without waiting for anything in order."""
+        for child, _ in self._started:
             child.process.kill()
-            child.process.wait()
-
-
-class _Child:
-    """A process and our ends of the pipes to it.
-
-    The channel has descriptors of its own: anything may print to the standard streams before our
-    code is reached.
-    """
-
-    def __init__(self, env_file: str | None, first: bytes) -> None:
-        theirs_in, ours_in = _pipe()
-        ours_out, theirs_out = _pipe()
-        ours_errors, theirs_errors = _pipe()
-        self.read, self.write, self.errors = (
-            open(ours_out, "rb", 0),  # noqa: SIM115 the channel closes them
-            open(ours_in, "wb", 0),  # noqa: SIM115
-            open(ours_errors, "rb", 0),  # noqa: SIM115
-        )
-        try:
-            # In a session of its own: the terminal's Ctrl-C is ours to deal with, not the agent's.
-            self.process = subprocess.Popen(
-                hosts.agent_command(str(theirs_in), str(theirs_out), env_file=env_file),
-                stdin=subprocess.DEVNULL,
-                stdout=theirs_errors,
-                stderr=theirs_errors,
-                pass_fds=(theirs_in, theirs_out),
-                start_new_session=True,
-            )
-        except OSError:
-            for file in (self.read, self.write, self.errors):
-                file.close()
-            raise
-        finally:
-            for number in (theirs_in, theirs_out, theirs_errors):
-                os.close(number)
-        self.rest = self._write_first(first)
-
-    def _write_first(self, data: bytes) -> bytes:
-        """Write what an empty pipe takes; give the rest."""
-        for pipe in (self.read, self.write):
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        os.set_blocking(self.write.fileno(), False)
-        try:
-            return data[os.write(self.write.fileno(), data) :]
-        except (BlockingIOError, BrokenPipeError):
-            return data
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe beside the standard streams, even where those are closed."""
-    ends = os.pipe()
-    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
-    for end in ends:
-        os.close(end)
-    return read, write
+            child.end(1.0)
 
 
 class LocalAgent:
-    """An agent that is a child of this process."""
+    """An agent on this machine."""
 
-    def __init__(self, index: int, process: subprocess.Popen[bytes], channel: PipeChannel) -> None:
+    def __init__(
+        self,
+        index: int,
+        child: Child,
+        channel: PipeChannel,
+        shelter: Shelter | None,
+        around: Surroundings,
+    ) -> None:
         """Use `open` instead."""
         self.index = index
         self.channel = channel
-        self._process = process
+        self._child = child
+        self._process = child.process
+        self._shelter = shelter
+        self._around = around
         self._errors = _Tail()
         self._described = False
 
     @classmethod
-    async def open(cls, index: int, child: _Child) -> LocalAgent:
-        """Take the child's pipes over."""
+    async def open(
+        cls, index: int, child: Child, shelter: Shelter | None, around: Surroundings
+    ) -> LocalAgent:
+        """Open a channel over the child's streams."""
+        read, write, errors, unsaid = child.streams()
+        channel = await PipeChannel.open(read, write)
+        channel.send_raw(unsaid)
+        agent = cls(index, child, channel, shelter, around)
         loop = asyncio.get_running_loop()
-        channel = await PipeChannel.open(child.read, child.write)
-        channel.send_raw(child.rest)
-        agent = cls(index, child.process, channel)
-        await loop.connect_read_pipe(lambda: agent._errors, child.errors)
+        await loop.connect_read_pipe(lambda: agent._errors, errors)
         return agent
+
+    @property
+    def rest(self) -> wire.Rest | None:
+        """What to tell it so that it stays for another app."""
+        return None if self._shelter is None else self._shelter.rest(self._around)
+
+    def keep(self) -> None:
+        """It has said that it rests: the next app may have it."""
+        whole = self.channel.is_written
+        self.channel.abort()
+        self._errors.close()
+        if self._shelter is not None and whole:
+            self._shelter.put(self._around, self._child)
+        else:
+            self._child.end(2.0)
+
+    def on_errors(self, take: Callable[[bytes], None]) -> None:
+        """Have what it says outside of its channel, from the beginning, passed on to this."""
+        self._errors.pass_on(take)
 
     async def describe_end(self) -> str:
         """How it ended, for an error; called when its channel has ended."""
@@ -186,10 +201,11 @@ class LocalAgent:
             if await self._wait(patience) > 0 and not self._described:
                 logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
         except TimeoutError:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             await self._wait(None)
         self.channel.abort()
         self._errors.close()
+        self._child.close()
 
     def sweep(self, app: str, spool: str) -> None:
         """End what carries the app's id in its environment, and remove the spool.
@@ -210,6 +226,7 @@ class LocalAgent:
         loop = asyncio.get_running_loop()
         limit = None if patience is None else loop.time() + patience
         pause = 0.0005
+        self._child.close()
         while (code := self._process.poll()) is None:
             if limit is not None and loop.time() > limit:
                 raise TimeoutError
@@ -225,11 +242,19 @@ class _Tail(asyncio.Protocol):
         self.ended = asyncio.Event()
         self._data = bytearray()
         self._transport: asyncio.BaseTransport | None = None
+        self._take: Callable[[bytes], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
+    def pass_on(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        if self._data:
+            take(bytes(self._data))
+
     def data_received(self, data: bytes) -> None:
+        if self._take is not None:
+            self._take(data)
         self._data += data
         del self._data[:-_TAIL]
 

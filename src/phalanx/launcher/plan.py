@@ -66,7 +66,7 @@ def _prepare(
         app=app,
         preload=_preload(launcher, needs),
         python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
-        environment=dict(launcher.extra_env_vars),
+        environment={**environment.passing(os.environ), **launcher.extra_env_vars},
         argv=tuple(map(str, sys.argv)),
         cwd=_working_directory(),
         main_file=os.path.abspath(main_file) if main_file else None,
@@ -173,7 +173,8 @@ def check(launcher: Launcher) -> None:
     _one_of("start_method", launcher.start_method, START_METHODS)
     for name in _TIMES:
         _seconds(name, getattr(launcher, name), minimum_excluded=True)
-    _seconds("stop_grace", launcher.stop_grace, minimum_excluded=False)
+    for name in ("stop_grace", "keep_warm"):
+        _seconds(name, getattr(launcher, name), minimum_excluded=False)
     _check_environment(launcher)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from phalanx import wire
+from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import Outcome
 from phalanx.worker import outcome, preload, processes
@@ -51,7 +52,7 @@ class Assignment:
 
 def adopt(prepare: wire.Prepare) -> None:
     """Take on the part of a worker's surroundings that is the same for all of them."""
-    for name in RANK_VARIABLES:
+    for name in (*RANK_VARIABLES, *PASSING):
         os.environ.pop(name, None)
     os.environ.update(prepare.environment)
     sys.path[:] = prepare.python_path
@@ -77,10 +78,15 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed_numpy()
     _open_streams()
+    if assignment.rank in assignment.fork.records:
+        from phalanx.worker import recording
+
+        recording.begin(assignment.directory)
     _make_main(assignment.prepare)
     ended = _call(assignment)
     _flush()
-    report(assignment, dataclasses.replace(ended, seconds=ended.clock - began))
+    seconds = ended.clock - began
+    report(assignment, dataclasses.replace(ended, seconds=seconds, joined=_Group.joined))
     with contextlib.suppress(OSError):
         assignment.report.close()
     if preloaded:
@@ -226,6 +232,9 @@ def _exit_code(stop: SystemExit) -> int:
 class _Group:
     """The process group that we make, if the app uses torch and wants one."""
 
+    joined: float | None = None
+    """When it had formed; one per process."""
+
     def __init__(self, assignment: Assignment) -> None:
         self.fork = assignment.fork
         self._module: Any = None
@@ -240,6 +249,7 @@ class _Group:
         self._module = importlib.import_module("phalanx.torch.group")
         self._module.let_users_replace_it(*namespaces)
         self._module.join(self.fork.backend, self.fork.process_group_timeout)
+        _Group.joined = time.monotonic()
 
     def leave(self) -> None:
         """Take down what is left of the group."""

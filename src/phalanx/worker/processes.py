@@ -70,6 +70,19 @@ def _children(pid: int) -> list[int]:
     return children
 
 
+def start_time(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None when it is gone or a zombie.
+
+    With the pid, and the boot, it names a process for good.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
 def session_of(pid: int) -> int | None:
     """The session id of a process, or None when it is gone."""
     try:

@@ -63,6 +63,7 @@ class Zygote:
         self._descriptors: list[int] = []
         self._brood: _Brood | None = None
         self._spawn = prepare.spawn
+        self._loaded = preload.Loaded()
         self.preloaded: frozenset[str] = frozenset()
         self._wakeup, self._waker = socket.socketpair()
 
@@ -70,18 +71,32 @@ class Zygote:
 
     def warm(self) -> None:
         """Load the packages, and say what came of it."""
-        done = preload.Preloaded()
-        notes: tuple[str, ...] = ()
+        imports = self._prepare.preload
+        processes.set_title(f"phalanx: {self._prepare.title} zygote")
+        bootstrap.adopt(self._prepare)
         if not self._spawn:
-            with _killed_by_end_of(self._control):
-                done = preload.preload(self._prepare.preload, self._announce)
-            self._announce("")
-            reason = preload.unsafe_to_fork()
-            if reason is not None:
-                self._spawn = True
-                notes = (f"{reason}: the workers are spawned instead of forked",)
-        torch = "torch" in sys.modules
-        if torch and not self._spawn:
+            new = self._loaded.missing(imports)
+            if new or not self.preloaded:
+                with _killed_by_end_of(self._control):
+                    preload.preload(new, self._loaded, self._announce)
+                self._announce("")
+                self._settle()
+            self._loaded.unsafe = self._loaded.unsafe or preload.unsafe_to_fork()
+        unsafe = self._loaded.unsafe
+        self._send(
+            wire.Ready(
+                app=self._prepare.app,
+                torch=self._loaded.bring_torch(imports),
+                spawn=self._spawn or unsafe is not None,
+                left_out=tuple(self._loaded.tainted),
+                failed=self._loaded.failures(imports),
+                notes=(f"{unsafe}: the workers are spawned instead of forked",) if unsafe else (),
+            )
+        )
+
+    def _settle(self) -> None:
+        """Make what was loaded ready to be forked from."""
+        if "torch" in sys.modules:
             importlib.import_module("phalanx.torch.group").let_users_replace_it()
         self.preloaded = frozenset(sys.modules)
         for stream in (sys.stdout, sys.stderr):
@@ -89,15 +104,14 @@ class Zygote:
                 stream.flush()
         gc.collect()
         gc.freeze()
-        self._send(
-            wire.Ready(
-                torch=torch,
-                spawn=self._spawn,
-                left_out=tuple(done.tainted),
-                failed=tuple(done.failed),
-                notes=notes,
-            )
-        )
+
+    def _warm_again(self, prepare: wire.Prepare) -> None:
+        """Prepare for another app, unless what is loaded is not what is on disk any more."""
+        self._prepare = prepare
+        if self._loaded.is_stale(prepare.python_path):
+            self._send(wire.Ready(app=prepare.app, torch=False, spawn=False, stale=True))
+        else:
+            self.warm()
 
     def _announce(self, module: str) -> None:
         with open(os.path.join(self._spool, PRELOADING), "w") as file:
@@ -146,6 +160,8 @@ class Zygote:
         match frame:
             case wire.Fork():
                 return self._fork(frame)
+            case wire.Prepare():
+                self._warm_again(frame)
             case wire.Stop() if self._is_current(frame):
                 self._stop(frame)
             case wire.Signal():
@@ -196,7 +212,7 @@ class Zygote:
             held.close()
         try:
             bootstrap.begin(assignment)
-            if self._spawn:
+            if self._spawn or self._loaded.unsafe is not None:
                 _exec_worker(assignment, self._initial)
         except OSError as error:
             bootstrap.report(assignment, outcome.raised(assignment.rank, error, None))
@@ -359,10 +375,8 @@ def main() -> None:
     processes.reset_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.become_subreaper()
-    processes.set_title(f"phalanx: {prepare.title} zygote")
     _keep_output(spool)
     zygote = Zygote(control, prepare, spool)
-    bootstrap.adopt(prepare)
     zygote.warm()
     assignment = zygote.serve()
     if assignment is None:

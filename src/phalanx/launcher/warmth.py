@@ -1,0 +1,347 @@
+"""Agents that outlast an app, so that the next one starts in the time of a fork.
+
+Three kinds of shelter: the pool of a launcher that is used as a context, the pool that
+`phalanx.warm` fills beforehand, and the directory in which a command leaves agents to the next one.
+An agent is used again only where everything that acts when a process starts or a package is
+imported is the same: see `surroundings`. That the files are still those that were loaded, the
+zygote itself makes sure of.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from phalanx import __version__, wire
+from phalanx.environment import PASSING
+from phalanx.errors import ConfigError
+from phalanx.launcher.children import Child
+from phalanx.logs import logger
+
+Surroundings = dict[str, Any]
+
+_PATIENCE = 3.0
+"""Seconds for an idle agent to end."""
+
+
+def surroundings(prepare: wire.Prepare, env_file: str | None) -> Surroundings:
+    """All that a worker's process takes over from this one, and cannot take on later."""
+    return {
+        "interpreter": [sys.executable, sys.version, _interpreter_flags()],
+        "phalanx": [__version__, *_newest(Path(__file__).parent.parent)],
+        "environment": {k: v for k, v in os.environ.items() if k not in PASSING},
+        "extra_env_vars": {k: v for k, v in prepare.environment.items() if k not in PASSING},
+        "sys.path": list(prepare.python_path),
+        "env_file": [env_file, _content(env_file)],
+        "start_method": prepare.spawn,
+        "several workers": prepare.workers > 1,
+        "limits": {n: resource.getrlimit(getattr(resource, n)) for n in _LIMITS},
+        "process": _process(),
+    }
+
+
+_LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+def _interpreter_flags() -> list[str]:
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+def _newest(package: Path) -> tuple[str, int]:
+    return str(package), max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
+
+
+def _content(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return os.urandom(8).hex()  # whatever it is, it is not the same
+
+
+def _process() -> list[Any]:
+    """User, groups, umask, processors, priority, namespaces and control group."""
+    umask = re.search(r"^Umask:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    spaces = []
+    for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
+        with contextlib.suppress(OSError):
+            spaces.append(os.readlink(f"/proc/self/ns/{name}"))
+    groups = Path("/proc/self/cgroup").read_text()
+    return [
+        *(os.getresuid(), os.getresgid(), sorted(os.getgroups())),
+        umask and umask[1],
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        spaces,
+        # Two logins of a user differ in this alone.
+        re.sub(r"/session-[^/\n]*\.scope", "", groups),
+    ]
+
+
+def digest(around: Surroundings) -> str:
+    """A name for the surroundings."""
+    text = json.dumps(around, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+class Shelter(Protocol):
+    """Where agents stay between apps."""
+
+    def take(self, around: Surroundings) -> Child | None:
+        """An agent for these surroundings that has nothing to do."""
+
+    def rest(self, around: Surroundings) -> wire.Rest | None:
+        """What to tell an agent so that it stays; None where it cannot."""
+
+    def put(self, around: Surroundings, child: Child) -> None:
+        """Take an agent in that was told so."""
+
+
+class Pool:
+    """Idle agents of this process. All methods may be called from any thread."""
+
+    def __init__(self, *, asked: bool = False, kept: Kept | None = None) -> None:
+        """Empty. `asked`: say so when what was warmed cannot be used."""
+        self._idle: list[tuple[Surroundings, Child]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._asked = asked
+        self._kept = kept
+
+    def __enter__(self) -> Self:
+        """Nothing to do: it is open from the beginning."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing can stay here any more."""
+        return self._closed
+
+    def take(self, around: Surroundings) -> Child | None:
+        """An agent for these surroundings; one for others makes room for the new one."""
+        with self._lock:
+            for i, (known, child) in enumerate(self._idle):
+                if known == around:
+                    del self._idle[i]
+                    child.used = True
+                    return child
+            other = self._idle.pop(0) if self._idle else None
+        if other is not None:
+            if self._asked:
+                logger.warning("phalanx: %s", _why_not(other[0], around))
+            other[1].end(_PATIENCE)
+        return None if self._kept is None else self._kept.take(around)
+
+    def rest(self, around: Surroundings) -> wire.Rest | None:
+        """It waits on its channel."""
+        return None if self._closed else wire.Rest()
+
+    def put(self, around: Surroundings, child: Child) -> None:
+        """Take an agent in; if the pool was closed meanwhile, end it."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append((around, child))
+                return
+        self._dismiss(around, child)
+
+    def close(self) -> None:
+        """End the idle agents, or leave them to the next command; those at work end after it.
+
+        Idempotent.
+        """
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for around, child in idle:
+            self._dismiss(around, child)
+
+    def _dismiss(self, around: Surroundings, child: Child) -> None:
+        rest = None if self._kept is None else self._kept.rest(around)
+        if rest is not None and child.say(wire.encode(rest)):
+            child.close()
+        else:
+            child.say(wire.encode(wire.Leave()))
+            child.end(_PATIENCE)
+
+
+def _why_not(known: Surroundings, around: Surroundings) -> str:
+    different = [name for name in around if known.get(name) != around[name]]
+    if "environment" in different:
+        before, now = known["environment"], around["environment"]
+        names = sorted(n for n in {*before, *now} if before.get(n) != now.get(n))
+        different[different.index("environment")] = f"environment ({', '.join(names[:5])})"
+    hint = ""
+    if different == ["several workers"]:
+        count = "1" if known["several workers"] else "N"
+        hint = f" Say for how many workers: phalanx.warm(..., workers_per_host={count})."
+    return (
+        "what phalanx.warm has loaded cannot be used for this launch, which differs from it in: "
+        f"{', '.join(different)}.{hint}"
+    )
+
+
+def warm(*packages: str, **options: Any) -> Pool:
+    """Begin to load packages for the workers of launches to come, and return at once.
+
+    Call it before the program's own slow imports: both then load at the same time. The launches of
+    this program that fit (`options` are the fields of `Launcher`; without `workers_per_host`, those
+    with several workers on a host) start from there until the program ends, or the pool that is
+    given back is closed.
+    """
+    from phalanx.launcher import check_options
+    from phalanx.launcher.imports import Needs
+    from phalanx.launcher.plan import make_plan
+
+    launcher = check_options("warm", options)
+    for name in packages:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"{name!r} is not the name of a package. Write phalanx.warm('torch')."
+            )
+    needs = Needs(tuple(map(wire.Import, packages)), torch=False)
+    plan = make_plan(launcher, needs, "warm")
+    pool = Pool(asked=True)
+    for prepare in plan.prepare:
+        if "workers_per_host" not in options:
+            prepare = dataclasses.replace(prepare, workers=2)  # noqa: PLW2901
+        child = Child.start(plan.env_file, wire.encode(prepare))
+        pool.put(surroundings(prepare, plan.env_file), child)
+    _WARMED.append(pool)
+    return pool
+
+
+_WARMED: list[Pool] = []
+
+
+def shelters(own: Pool | None, keep_warm: float) -> list[Shelter]:
+    """Where a launch looks for agents, in order; its new ones stay in the first."""
+    found: list[Shelter] = [] if own is None else [own]
+    if keep_warm and own is None:
+        found.append(Kept(keep_warm))
+    _WARMED[:] = [pool for pool in _WARMED if not pool.is_closed]
+    return [*found, *_WARMED]
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in _WARMED:
+        pool.close()
+
+
+# ── from one command to the next ──────────────────────────────────────────────
+
+
+def directory() -> Path | None:
+    """The directory, which only its owner may enter, where agents wait; None where it cannot be."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(own) if own else Path(tempfile.gettempdir())
+    path = base / (f"phalanx-{os.geteuid()}" if not own else "phalanx")
+    try:
+        for place in (path, path / "warm"):
+            place.mkdir(mode=0o700, exist_ok=True)
+            found = place.lstat()
+            private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+            if not private or found.st_uid != os.geteuid():
+                logger.warning("phalanx: %s is not a directory of yours alone: not used", place)
+                return None
+    except OSError as error:
+        logger.warning("phalanx: keep_warm: no agent can be kept: %s", error)
+        return None
+    return path / "warm"
+
+
+class Kept:
+    """Agents that are left to the user's next command, for some seconds each."""
+
+    def __init__(self, seconds: float) -> None:
+        """Makes the directory if need be."""
+        self._seconds = seconds
+        self._place = directory()
+
+    def take(self, around: Surroundings) -> Child | None:
+        """Connect to an agent that waits in these surroundings."""
+        if self._place is None:
+            return None
+        for found in kept_agents(self._place, digest(around)):
+            if (child := found.visit()) is not None:
+                return child
+        return None
+
+    def rest(self, around: Surroundings) -> wire.Rest | None:
+        """It waits at a socket of its own."""
+        if self._place is None:
+            return None
+        return wire.Rest(keep=self._seconds, place=str(self._place), key=digest(around))
+
+    def put(self, around: Surroundings, child: Child) -> None:
+        """It stays by itself."""
+        child.close()
+
+
+@dataclass(frozen=True)
+class KeptAgent:
+    """An agent that waits for a command."""
+
+    path: Path
+    pid: int
+    python: str
+    packages: tuple[str, ...]
+    since: float
+    until: float
+    zygote: int
+
+    def visit(self) -> Child | None:
+        """Go to it; it is then nobody else's. None, and its traces removed, if it is gone."""
+        from phalanx.agent.resting import peer
+
+        place = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(f"/proc/self/fd/{place}/{self.path.stem}.sock")
+                if peer(connection) == (self.pid, os.geteuid()):
+                    return Child.found(connection, self.pid)
+        except OSError:
+            for suffix in (".sock", ".json"):
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
+        finally:
+            os.close(place)
+        return None
+
+    def stop(self, patience: float = _PATIENCE) -> None:
+        """Have it end; by force after the patience."""
+        child = self.visit()
+        if child is not None:
+            child.say(wire.encode(wire.Leave()))
+            child.end(patience)
+
+
+def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
+    """The agents that wait in a directory, those of a name or all; some may be gone already."""
+    for path in sorted(place.glob(f"{key}*.json")):
+        try:
+            known = json.loads(path.read_text())
+            yield KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            continue

@@ -1,0 +1,202 @@
+"""The launcher's terminal: what workers print, and one line beneath it that says how things stand.
+
+Everything of ours that writes there in this process goes through here, so that the status line is
+out of the way. Nothing here blocks for good: a reader that does not read can be given up.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import select
+import stat
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from phalanx.logs import logger
+from phalanx.logs.collapse import Collapser
+from phalanx.logs.lines import Assembly, Source, prefix
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_ERASE = "\r\x1b[2K"
+
+
+def is_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Someone looks at it, and it understands more than plain text."""
+    try:
+        return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
+    except (ValueError, AttributeError):
+        return False
+
+
+def shows_colour(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Colours are welcome there: a terminal, or a notebook, unless `NO_COLOR` is set."""
+    notebook = type(stream).__module__.startswith("ipykernel.")
+    return (notebook or is_terminal(stream, environ)) and not environ.get("NO_COLOR")
+
+
+class _StatusLine:
+    """The one line of this process, on stderr. Whoever shows one first has it until it ends."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._owner: object = None
+        self._text = ""
+        self.mid_line = False
+        """Something has begun a line on the terminal: the cursor must stay where it is."""
+
+    def show(self, owner: object, text: str) -> None:
+        with self.lock:
+            if self._owner not in (None, owner) or not is_terminal(sys.stderr):
+                return
+            self._owner = owner if text else None
+            if text != self._text:
+                self.erase()
+                self._text = text
+                self.draw()
+
+    def erase(self) -> None:
+        if self._text and not self.mid_line:
+            self._write(_ERASE)
+
+    def draw(self) -> None:
+        if self._text and not self.mid_line:
+            with contextlib.suppress(OSError, ValueError):
+                width = os.get_terminal_size(sys.stderr.fileno()).columns
+                self._write(self._text[: max(1, width - 1)])
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+STATUS = _StatusLine()
+
+
+def _make_way(_: object) -> bool:
+    """Have our own warnings begin on a line of their own."""
+    with STATUS.lock:
+        STATUS.erase()
+    return True
+
+
+logger.addFilter(_make_way)
+
+
+class Console:
+    """Shows the output of some ranks on `sys.stdout`. Used from one thread."""
+
+    def __init__(self, shown: Sequence[Source], *, prefixed: bool) -> None:
+        """`prefixed`: each line says whose it is, and equal ones become one on a terminal."""
+        self._stream: TextIO | None = sys.stdout
+        self._discard_at = float("inf")
+        self._colour = shows_colour(self._stream)
+        self._assemblies = {source: Assembly() for source in shown} if prefixed else None
+        self._sources = {source.key: source for source in shown}
+        wanted = prefixed and len(shown) > 1 and is_terminal(self._stream)
+        self._collapser = Collapser(len(shown)) if wanted else None
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
+
+    @property
+    def due(self) -> float | None:
+        """When `tick` should be called next, by the monotonic clock."""
+        return None if self._collapser is None else self._collapser.due
+
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for a terminal that nobody reads, from now on."""
+        self._discard_at = time.monotonic() + after
+
+    def take(self, source: Source, stream: str, data: bytes) -> None:
+        """Show some bytes of a rank's output."""
+        if self._assemblies is None:
+            self._put(data, stream)
+            return
+        lines = self._assemblies[source].add(stream, data)
+        if self._collapser is None:
+            self._put_lines([((source.key,), line) for line in lines])
+            return
+        now = time.monotonic()
+        for line in lines:
+            self._collapser.add(source.key, line, now)
+        self.tick()
+
+    def tick(self, *, final: bool = False) -> None:
+        """Show what has waited long enough for equal lines of other ranks."""
+        if self._collapser is not None:
+            groups = self._collapser.take(time.monotonic(), final=final)
+            self._put_lines([(tuple(group.keys), group.text) for group in groups])
+
+    def finish(self) -> None:
+        """Show what is left."""
+        self.tick(final=True)
+        for source, assembly in (self._assemblies or {}).items():
+            self._put_lines([((source.key,), line) for line in assembly.end()])
+
+    def bar(self) -> str:
+        """The progress bar of the first rank that has one, for the status line."""
+        for source, assembly in (self._assemblies or {}).items():
+            if text := assembly.begun():
+                return f"{prefix((source.key,), None)} {text}"
+        return ""
+
+    def _put_lines(self, lines: Sequence[tuple[tuple[int, ...], str]]) -> None:
+        if lines:
+            text = "".join(f"{self._prefix(keys)} {line}\n" for keys, line in lines)
+            self._put(text.encode("utf-8", "surrogateescape"), "stdout")
+
+    def _prefix(self, keys: tuple[int, ...]) -> str:
+        hosts = {self._sources[key].hostname for key in keys}
+        text = prefix(keys, hosts.pop() if len(hosts) == 1 else None)
+        if not self._colour:
+            return text
+        colour = _COLOURS[min(keys) % len(_COLOURS)] if len(keys) == 1 else 1
+        return f"\x1b[{colour}m{text}\x1b[0m"
+
+    def _put(self, data: bytes, stream: str) -> None:
+        if self._stream is None:
+            return
+        with STATUS.lock:
+            STATUS.erase()
+            try:
+                self._write(data, stream)
+            except OSError:
+                self._stream = None  # nobody reads it any more
+            except Exception as error:  # noqa: BLE001 a program's own stream raises anything
+                logger.warning("phalanx: cannot show the workers' output any more: %r", error)
+                self._stream = None
+            STATUS.mid_line = not data.endswith(b"\n")
+            STATUS.draw()
+
+    def _write(self, data: bytes, stream: str) -> None:
+        terminal = self._stream
+        assert terminal is not None
+        if type(terminal) is not io.TextIOWrapper:
+            # A notebook's or a test's stream: it takes text only.
+            terminal.write(self._decoders[stream].decode(data))
+            terminal.flush()
+        else:
+            terminal.flush()
+            self._write_out(terminal.fileno(), memoryview(data))
+
+    def _write_out(self, number: int, data: memoryview) -> None:
+        """Write without ever blocking for good, so that an app can be cancelled all the same."""
+        poll = select.poll()
+        poll.register(number, select.POLLOUT)
+        # As much as a pipe that can be written takes without blocking; a file takes all.
+        step = len(data) if stat.S_ISREG(os.fstat(number).st_mode) else select.PIPE_BUF
+        while data:
+            if time.monotonic() > self._discard_at:
+                self._stream = None
+                logger.warning("phalanx: the last of the output was given up: nobody reads it")
+                return
+            if not poll.poll(100):
+                continue
+            with contextlib.suppress(BlockingIOError):
+                data = data[os.write(number, data[:step]) :]

@@ -1,0 +1,171 @@
+"""Lines: whose they are, how they are put together from pieces, how they are read back. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.rounds import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who says something: a worker, or, without a rank, the agent of a host."""
+
+    key: int
+    """The global rank of a worker; -1, -2, … for agents."""
+    name: str
+    """As log specs name it: `{hostname}`, `{hostname}[{local_rank}]`."""
+    hostname: str
+    rank: int | None = None
+    local_rank: int | None = None
+
+
+def sources(members: Iterable[Member]) -> Iterator[Source]:
+    """The agents and workers of a launch; each agent before its workers."""
+    for member in members:
+        yield Source(agent_key(member.agent), member.hostname, member.hostname)
+        for rank in member.ranks:
+            local = rank - member.first_rank
+            yield Source(rank, f"{member.hostname}[{local}]", member.hostname, rank, local)
+
+
+def agent_key(agent: int) -> int:
+    """The key of an agent, by its number."""
+    return -1 - agent
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line that a worker printed, without its end."""
+
+    rank: int
+    hostname: str
+    local_rank: int
+    text: str
+    time: float | None = None
+    """When it came, in seconds since 1970, to about a tenth of a second, if that was kept."""
+
+    def __str__(self) -> str:
+        """The line behind its host and global rank."""
+        return f"{prefix((self.rank,), self.hostname)} {self.text}"
+
+
+def prefix(ranks: Iterable[int], hostname: str | None) -> str:
+    """What goes before a line: whose it is."""
+    ranks = sorted(ranks)
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return "[" + " ".join(filter(None, (hostname, word, ranges(ranks)))) + "]"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks in short: 0, 2–5."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
+
+
+_LONGEST = 1 << 20
+"""Bytes after which a line is passed on though it has not ended."""
+
+
+class Assembly:
+    """Lines from one source's streams, each put together from its pieces.
+
+    A carriage return starts a line over, as on a terminal: of a progress bar its last state counts.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was begun."""
+        self._begun: dict[str, bytes] = {}
+
+    def add(self, stream: str, data: bytes) -> list[str]:
+        """The lines that this completes."""
+        *lines, begun = (self._begun.get(stream, b"") + data).split(b"\n")
+        if len(begun) > _LONGEST:
+            begun = _last_state(begun, keep_end=True)
+        if len(begun) > _LONGEST:
+            lines, begun = [*lines, begun], b""
+        self._begun[stream] = begun
+        return [_last_state(line).decode("utf-8", "replace") for line in lines]
+
+    def begun(self) -> str:
+        """What is there of a line that has not ended: a progress bar's state."""
+        shown = [_last_state(data) for data in self._begun.values()]
+        return next((s.decode("utf-8", "replace") for s in shown if s), "")
+
+    def end(self) -> list[str]:
+        """What was begun and will not be ended."""
+        left = [_last_state(data) for data in self._begun.values() if data]
+        self._begun.clear()
+        return [line.decode("utf-8", "replace") for line in left if line]
+
+
+def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:
+    body = line.rstrip(b"\r")
+    end = line[len(body) :] if keep_end else b""
+    return body.rpartition(b"\r")[2] + end
+
+
+# ── reading back ──────────────────────────────────────────────────────────────
+
+
+class Times:
+    """When which part of a log file was written: offsets and times, both ascending."""
+
+    def __init__(self, text: str = "") -> None:
+        """From lines of an offset and a time."""
+        marks = re.findall(r"^(\d+) (\d+\.\d+)$", text, re.MULTILINE)
+        self._offsets = [int(offset) for offset, _ in marks]
+        self._times = [float(moment) for _, moment in marks]
+
+    @staticmethod
+    def mark(offset: int, moment: float) -> str:
+        """The line that says that what is from this offset on came at this moment."""
+        return f"{offset} {moment:.3f}\n"
+
+    def at(self, offset: int) -> float | None:
+        """When what is at this offset came."""
+        i = bisect.bisect_right(self._offsets, offset) - 1
+        return self._times[i] if i >= 0 else None
+
+
+def read_lines(
+    path: Path, start: int, *, final: bool, size: int = 1 << 20
+) -> tuple[list[tuple[int, str]], int]:
+    """Some lines of a file from an offset on, each with its own offset, and the end of the last.
+
+    None: there are no more for now. An unfinished line is among them only if `final`.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read(size)
+            while b"\n" not in data and (more := file.read(size)):
+                data += more
+            at_end = not file.read(1)
+    except FileNotFoundError:
+        return [], start  # someone has tidied up
+    if not (final and at_end):
+        data = data[: data.rfind(b"\n") + 1]
+    found: list[tuple[int, str]] = []
+    at = start
+    for line in data.splitlines(keepends=True) if b"\r" not in data else _split(data):
+        found.append((at, line.removesuffix(b"\n").decode("utf-8", "replace")))
+        at += len(line)
+    return found, at
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    """Split at newlines alone: a carriage return is part of a line."""
+    *lines, last = data.split(b"\n")
+    yield from (line + b"\n" for line in lines)
+    if last:
+        yield last

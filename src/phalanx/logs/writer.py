@@ -1,0 +1,193 @@
+"""The threads that write: one for files and terminal, one for each of a program's own handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from phalanx.logs import logger
+from phalanx.logs.console import STATUS, Console
+from phalanx.logs.lines import Assembly, Source
+from phalanx.logs.records import of_line, unpack
+from phalanx.logs.spec import Route
+
+RECORDS = "records"
+"""The stream that carries records; the others carry what was printed."""
+
+_TICK = 0.1
+_HELD = 64 << 20
+"""Bytes that may wait for one handler; what comes on top is counted and left out."""
+_STALLED, _LAST_RECORDS = 3.0, 30.0
+"""Seconds that the end of a launch waits for a handler: one that does nothing, one that is slow."""
+
+Item = tuple[Source, str, bytes]
+
+
+class LogWriter:
+    """Writes to files and the terminal, in order, and passes on to handlers."""
+
+    def __init__(
+        self, routes: Mapping[int, Route], status: Callable[[str], str] | None = None
+    ) -> None:
+        """Start the threads. `status`, given a progress bar's text, says how things stand."""
+        self._routes = routes
+        self._status = status
+        shown = [route for route in routes.values() if route.shown is not None]
+        prefixed = any(route.shown is not None and route.shown.prefixed for route in shown)
+        self._console = Console([route.source for route in shown], prefixed=prefixed)
+        handlers = {id(h): h for route in routes.values() for h in route.handlers}
+        self._threads = {key: HandlerThread(handler) for key, handler in handlers.items()}
+        self._queue: queue.SimpleQueue[tuple[int, str, bytes, Callable[[], None] | None] | None]
+        self._queue = queue.SimpleQueue()
+        self._gave_up = False
+        self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
+        self._thread.start()
+
+    @property
+    def wants_records(self) -> tuple[int, ...]:
+        """The ranks whose records are to be carried as records."""
+        return tuple(key for key, route in self._routes.items() if route.handlers and key >= 0)
+
+    def write(
+        self, key: int, stream: str, data: bytes, done: Callable[[], None] | None = None
+    ) -> None:
+        """Queue some bytes; `done` is called, on the thread, when they are written."""
+        self._queue.put((key, stream, data, done))
+
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for a terminal or handler that takes nothing, from now on."""
+        self._gave_up = True
+        self._console.give_up(after)
+
+    def close(self) -> None:
+        """Wait until everything queued is written, or given up."""
+        self._queue.put(None)
+        self._thread.join()
+        patience = _STALLED if self._gave_up else _LAST_RECORDS
+        for thread in self._threads.values():
+            thread.close(patience)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=self._pause())
+            except queue.Empty:
+                self._tick()
+                continue
+            if item is None:
+                break
+            key, stream, data, done = item
+            route = self._routes.get(key)
+            if route is not None:
+                self._pass_on(route, stream, data)
+            if done is not None:
+                done()
+        self._console.finish()
+        STATUS.show(self, "")
+        for raw in {id(h): h for route in self._routes.values() for h in route.raw}.values():
+            raw.finish()
+
+    def _pause(self) -> float | None:
+        due = self._console.due
+        if due is not None:
+            return max(0.0, min(_TICK, due - time.monotonic()))
+        return None if self._status is None else _TICK
+
+    def _tick(self) -> None:
+        self._console.tick()
+        if self._status is not None:
+            STATUS.show(self, self._status(self._console.bar()))
+
+    def _pass_on(self, route: Route, stream: str, data: bytes) -> None:
+        for handler in route.handlers:
+            self._threads[id(handler)].put((route.source, stream, data))
+        if stream == RECORDS:
+            data = b"".join(printed for _, printed in _records(route.source, data))
+            stream = "stderr"
+        if not data:
+            return
+        for raw in route.raw:
+            raw.take(route.source, stream, data)
+        if route.shown is not None:
+            self._console.take(route.source, stream, data)
+
+
+def _records(source: Source, data: bytes) -> Iterable[tuple[logging.LogRecord, bytes]]:
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):  # a worker has written over its own file
+            yield unpack(line, source)
+
+
+class HandlerThread:
+    """Hands records to one handler. What it does, or fails to do, disturbs nobody else."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        """Start the thread."""
+        self._handler = handler
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._assemblies: dict[int, tuple[Source, Assembly]] = {}
+        self._held = 0
+        self._left_out = 0
+        self._handled = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="phalanx-handler", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Queue some output; left out, and counted, when the handler is far behind."""
+        with self._lock:
+            if self._held > _HELD:
+                self._left_out += item[2].count(b"\n")
+                return
+            self._held += len(item[2])
+        self._queue.put(item)
+
+    def close(self, patience: float) -> None:
+        """Wait until the handler has had everything, if it gets on; else it goes on by itself."""
+        self._queue.put(None)
+        limit = time.monotonic() + patience
+        while self._thread.is_alive() and time.monotonic() < limit:
+            before = self._handled
+            self._thread.join(min(_STALLED, patience))
+            if self._handled == before:
+                break
+        if self._thread.is_alive():
+            logger.warning(
+                "phalanx: the log handler %r is behind: the launch does not wait for it any longer",
+                self._handler,
+            )
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            source, stream, data = item
+            with self._lock:
+                self._held -= len(data)
+                left_out, self._left_out = self._left_out, 0
+            if left_out:
+                self._handle(of_line(f"[phalanx: {left_out} lines left out: too slow]", source))
+            if stream == RECORDS:
+                for record, _ in _records(source, data):
+                    self._handle(record)
+            else:
+                _, assembly = self._assemblies.setdefault(source.key, (source, Assembly()))
+                for line in assembly.add(stream, data):
+                    self._handle(of_line(line, source))
+        for source, assembly in self._assemblies.values():
+            for line in assembly.end():
+                self._handle(of_line(line, source))
+        with contextlib.suppress(Exception):
+            self._handler.flush()
+
+    def _handle(self, record: logging.LogRecord) -> None:
+        self._handled += 1
+        if record.levelno < self._handler.level:
+            return
+        try:
+            self._handler.handle(record)
+        except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
+            with contextlib.suppress(Exception):
+                self._handler.handleError(record)

@@ -1,0 +1,474 @@
+"""Agents that outlast an app: within a launcher, in a program, from one command to the next."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.launcher import warmth
+from tests.conftest import is_alive, phalanx_processes, wait_until
+
+
+def parents():
+    """The zygote that this worker was forked from, and itself."""
+    return os.getppid(), os.getpid()
+
+
+def zygotes(result):
+    return {zygote for zygote, _ in result}
+
+
+def test_a_warm_launcher_forks_from_the_same_zygote():
+    """Run after run; the workers are new each time."""
+    with phalanx.Launcher(workers_per_host=2) as launcher:
+        runs = [list(launcher.run(parents)) for _ in range(3)]
+    assert len({zygote for run in runs for zygote, _ in run}) == 1
+    assert len({worker for run in runs for _, worker in run}) == 6
+
+
+def test_a_failed_run_leaves_the_launcher_usable():
+    """Whatever the failure was."""
+
+    def fail(how):
+        if os.environ["RANK"] == "1":
+            how()
+        time.sleep(60)
+
+    with phalanx.Launcher(workers_per_host=2) as launcher:
+        before = zygotes(launcher.run(parents))
+        for how, expected in [
+            (lambda: 1 / 0, ZeroDivisionError),
+            (lambda: os._exit(3), phalanx.WorkerFailed),
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), phalanx.WorkerFailed),
+        ]:
+            with pytest.raises(expected):
+                launcher.run(fail, {"how": how})
+            assert zygotes(launcher.run(parents)) == before
+        app = launcher.start(time.sleep, args=(60,))
+        app.cancel()
+        assert app.wait().state.value == "CANCELLED"
+        assert zygotes(launcher.run(parents)) == before
+
+
+def test_a_lost_agent_is_replaced_at_the_next_run():
+    """Killed while it was idle, or its zygote was."""
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        ((zygote, _),) = launcher.run(parents)
+        os.kill(zygote, signal.SIGKILL)
+        ((other, _),) = launcher.run(parents)
+        assert other != zygote
+        agent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(agent, signal.SIGKILL)
+        ((third, _),) = launcher.run(parents)
+        assert third not in (zygote, other)
+
+
+def test_a_lost_agent_ends_one_run_and_not_the_next():
+    """The zygote dies under a run: that run says so."""
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        with pytest.raises(phalanx.AgentLost, match="the zygote died"):
+            launcher.run(lambda: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(60))
+        launcher.run(parents)
+
+
+def test_two_runs_at_once_on_a_warm_launcher_are_two_apps():
+    """Each has its agent, and both stay."""
+
+    def meet(directory, name, other):
+        Path(directory, name).touch()
+        limit = time.monotonic() + 30
+        while not Path(directory, other).exists():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        return os.getppid()
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        found = {}
+        threads = [
+            threading.Thread(
+                target=lambda a=a, b=b: found.update(
+                    {a: launcher.run(meet, {"directory": os.getcwd(), "name": a, "other": b})}
+                )
+            )
+            for a, b in [("one", "two"), ("two", "one")]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        both = {found["one"].rank(0), found["two"].rank(0)}
+        assert len(both) == 2
+        assert launcher.run(parents).rank(0)[0] in both
+
+
+def test_changed_surroundings_get_another_zygote(monkeypatch):
+    """What a process takes over when it starts cannot be changed later."""
+
+    def look():
+        return os.getppid(), os.environ.get("MINE"), os.getcwd(), os.umask(0o22)
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        first = launcher.run(look).rank(0)
+        monkeypatch.setenv("MINE", "now")
+        second = launcher.run(look).rank(0)
+        assert second[0] != first[0]
+        assert second[1] == "now"
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        third = launcher.run(look).rank(0)
+        assert third[0] == second[0], "the working directory is taken on"
+        assert third[2].endswith("elsewhere")
+        before = os.umask(0o077)
+        try:
+            assert launcher.run(look).rank(0)[3] == 0o077
+        finally:
+            os.umask(before)
+        launcher.extra_env_vars = {"MINE": "other"}
+        assert launcher.run(look).rank(0)[1] == "other"
+        monkeypatch.setenv("PWD", "/nowhere")
+        assert launcher.run(lambda: os.environ["PWD"]).rank(0) == "/nowhere"
+
+
+def test_a_package_that_changes_on_disk_is_loaded_anew(tmp_path, monkeypatch):
+    """What is loaded is checked against what is there."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    (place / "tested_package.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(place))
+
+    def value():
+        import tested_package
+
+        return tested_package.VALUE, "tested_package" in dir(), os.getppid()
+
+    with phalanx.Launcher(workers_per_host=1, preload=["tested_package"]) as launcher:
+        one, _, zygote = launcher.run(value).rank(0)
+        assert launcher.run(value).rank(0)[2] == zygote
+        (place / "tested_package.py").write_text("VALUE = 22\n")
+        two, _, other = launcher.run(value).rank(0)
+    assert (one, two) == (1, 22)
+    assert zygote != other
+
+
+def test_more_packages_are_loaded_into_the_same_zygote():
+    """A second function that needs more does not start over."""
+
+    def look():
+        import sys
+
+        return os.getppid(), "colorsys" in sys.modules, "wave" in sys.modules
+
+    with phalanx.Launcher(workers_per_host=1, preload=["colorsys"]) as launcher:
+        zygote, first, second = launcher.run(look).rank(0)
+        assert (first, second) == (True, False)
+        launcher.preload = ["colorsys", "wave"]
+        assert launcher.run(look).rank(0) == (zygote, True, True)
+
+
+def test_a_function_without_torch_gets_no_group_from_a_zygote_that_has_it():
+    """What an earlier run loaded decides nothing for this one."""
+
+    def with_torch():
+        import torch.distributed as dist
+
+        return dist.is_initialized()
+
+    def without():
+        import sys
+
+        loaded = sys.modules.get("torch.distributed")
+        return loaded is not None and loaded.is_initialized()
+
+    with phalanx.Launcher(workers_per_host=2) as launcher:
+        assert list(launcher.run(with_torch)) == [True, True]
+        assert list(launcher.run(without)) == [False, False]
+        assert list(launcher.run(with_torch)) == [True, True]
+
+
+def test_a_launcher_pickles_while_it_is_warm_and_nests():
+    """Live state is left out, and the outermost `with` ends it."""
+    import pickle
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        with launcher:
+            zygote = launcher.run(parents).rank(0)[0]
+        assert launcher.run(parents).rank(0)[0] == zygote
+        copy = pickle.loads(pickle.dumps(launcher))
+        assert copy == launcher
+        assert copy._pool is None
+    assert not phalanx_processes()
+    assert launcher.run(parents).rank(0)[0] != zygote
+
+
+def test_an_app_that_runs_on_when_its_launcher_is_left_ends_with_its_agent():
+    """Nothing stays for it."""
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        app = launcher.start(time.sleep, args=(0.5,))
+    app.result()
+    assert not phalanx_processes()
+
+
+def test_many_runs_leak_nothing(tmp_path):
+    """Neither here nor in agent and zygote: descriptors, memory, children, files."""
+
+    def used(pid):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    with phalanx.Launcher(workers_per_host=2) as launcher:
+        zygote = launcher.run(parents).rank(0)[0]
+        agent = int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
+        spool = next(p for p in Path("/tmp").glob("phalanx-*") if p.stat().st_uid == os.getuid())
+
+        def state():
+            files = sum(1 for _ in spool.rglob("*"))
+            return used(os.getpid()), used(agent), used(zygote), threading.active_count(), files
+
+        for i in range(6):
+            launcher.run(lambda i=i: i)
+        before = state()
+        for i in range(60):
+            assert list(launcher.run(lambda i=i: i)) == [i, i]
+        wait_until(lambda: state() <= before, message=f"{before} → {state()}")
+    assert not phalanx_processes()
+
+
+def test_a_program_that_dies_within_a_warm_launcher_leaves_nothing(script):
+    """By SIGKILL, between two runs."""
+    process = script.start(
+        """
+        import phalanx, time
+        with phalanx.Launcher(workers_per_host=2) as launcher:
+            launcher.run(print, args=("up",))
+            print("idle", flush=True)
+            time.sleep(60)
+        """
+    )
+    wait_until(lambda: "idle" in process.stdout.readline())
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not phalanx_processes())
+
+
+def test_a_fork_of_the_program_does_not_keep_idle_agents(script):
+    """Its copy of the streams is let go of."""
+    process = script.start(
+        """
+        import os, phalanx, signal, time
+        with phalanx.Launcher(workers_per_host=1) as launcher:
+            launcher.run(int)
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            print(child, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    child = int(process.stdout.readline())
+    try:
+        wait_until(lambda: not phalanx_processes())
+        assert is_alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
+
+
+# ── phalanx.warm ──────────────────────────────────────────────────────────────
+
+
+def test_warm_starts_a_zygote_that_launches_use():
+    """One after the other, until it is closed."""
+    with phalanx.warm("colorsys"):
+        look = lambda: (os.getppid(), "colorsys" in __import__("sys").modules)
+        first = list(phalanx.launch(look, workers_per_host=2))
+        second = list(phalanx.launch(look, workers_per_host=3))
+    assert len({*first, *second}) == 1
+    assert first[0][1]
+    assert not phalanx_processes()
+
+
+def test_warm_that_is_not_used_ends_with_the_program(script):
+    """Nothing is left, nothing is printed."""
+    done = script("import phalanx; phalanx.warm('torch')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wait_until(lambda: not phalanx_processes())
+
+
+def test_warm_that_does_not_fit_says_why(monkeypatch, caplog):
+    """And the launch starts its own."""
+    with phalanx.warm():
+        monkeypatch.setenv("MINE", "1")
+        phalanx.launch(int, workers_per_host=2)
+    assert "cannot be used" in caplog.text
+    assert "MINE" in caplog.text
+    caplog.clear()
+    with phalanx.warm():
+        phalanx.launch(int, workers_per_host=1)
+    assert "workers_per_host=1" in caplog.text
+
+
+def test_warm_refuses_what_is_not_a_package_or_option():
+    """Before anything starts."""
+    with pytest.raises(phalanx.ConfigError, match="not the name of a package"):
+        phalanx.warm(3)
+    with pytest.raises(phalanx.ConfigError, match="warm has no option 'worker_per_host'"):
+        phalanx.warm("torch", worker_per_host=2)
+    assert not phalanx_processes()
+
+
+# ── keep_warm ─────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    """A runtime directory of our own; what waits there is stopped in the end."""
+    place = tmp_path / ("run" + "x" * 100)  # longer than a socket's path may be
+    place.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    yield place / "phalanx" / "warm"
+    for agent in warmth.kept_agents(place / "phalanx" / "warm"):
+        agent.stop()
+
+
+KEEP = """
+import os, sys, phalanx
+print(phalanx.launch(os.getppid, workers_per_host=2, keep_warm=60).rank(0))
+"""
+
+
+def kept(runtime):
+    return list(warmth.kept_agents(runtime))
+
+
+def test_the_next_command_finds_the_agent_of_the_last(script, runtime):
+    """The same zygote, in another process; afterwards it waits again."""
+    first = script(KEEP)
+    assert first.returncode == 0, first.stderr
+    wait_until(lambda: kept(runtime))
+    second = script(KEEP)
+    assert second.stdout == first.stdout, second.stderr
+    wait_until(lambda: kept(runtime))
+    assert len(phalanx_processes()) == 2
+
+
+def test_another_environment_or_interpreter_flag_does_not(script, runtime):
+    """Each has its own."""
+    first = script(KEEP)
+    wait_until(lambda: kept(runtime))
+    second = script(KEEP, env={**os.environ, "MINE": "1"})
+    assert second.stdout != first.stdout
+    third = subprocess.run(
+        [sys.executable, "-O", "script.py"], capture_output=True, text=True, timeout=60
+    )
+    assert third.stdout not in (first.stdout, second.stdout)
+    wait_until(lambda: len(kept(runtime)) == 3)
+
+
+def test_a_kept_agent_takes_a_failure_and_stays(script, runtime):
+    """The worker's exception is the command's, the agent goes on."""
+    code = """
+    import os, phalanx
+    def fail(): raise ValueError(os.getppid())
+    phalanx.launch(fail, workers_per_host=2, keep_warm=60)
+    """
+    first, second = script(code), script(code)
+    assert first.returncode == second.returncode == 1
+    lines = [line for out in (first, second) for line in out.stderr.splitlines()]
+    assert len({line for line in lines if line.startswith("ValueError: ")}) == 1
+
+
+def test_a_kept_agent_ends_by_itself(script, runtime):
+    """After the seconds that were asked for; its traces are gone."""
+    assert script(KEEP.replace("60", "0.2")).returncode == 0
+    wait_until(lambda: not phalanx_processes())
+    assert not list(runtime.iterdir())
+
+
+def test_a_command_killed_while_it_uses_a_kept_agent_ends_it(script, runtime):
+    """Nobody knows what state that would be."""
+    script(KEEP)
+    wait_until(lambda: kept(runtime))
+    process = script.start(
+        """
+        import phalanx, time
+        def hang(): print("up", flush=True); time.sleep(60)
+        phalanx.launch(hang, workers_per_host=2, keep_warm=60)
+        """
+    )
+    wait_until(lambda: "up" in process.stdout.readline())
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not phalanx_processes())
+
+
+def test_commands_at_once_have_an_agent_each(script, runtime):
+    """Whoever finds one busy starts another; all stay."""
+    path = script.write(KEEP)
+    commands = [
+        subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    found = {command.communicate(timeout=60)[0] for command in commands}
+    assert all(command.returncode == 0 for command in commands)
+    assert all(found)
+    wait_until(lambda: len(kept(runtime)) == len(found))
+
+
+def test_a_kept_agent_that_was_killed_is_no_obstacle(script, runtime):
+    """Its socket lies there still."""
+    first = script(KEEP)
+    (agent,) = wait_until(lambda: kept(runtime))
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(agent.pid))
+    second = script(KEEP)
+    assert second.returncode == 0
+    assert second.stdout != first.stdout
+    wait_until(lambda: len(kept(runtime)) == 1)
+
+
+def test_only_the_owner_can_enter(script, runtime):
+    """The directory and the socket; one that others may enter is not used."""
+    script(KEEP)
+    (agent,) = wait_until(lambda: kept(runtime))
+    assert runtime.stat().st_mode & 0o777 == 0o700
+    assert agent.path.with_suffix(".sock").stat().st_mode & 0o777 == 0o600
+    assert agent.path.stat().st_mode & 0o777 == 0o600
+    agent.stop()
+    runtime.chmod(0o755)
+    done = script(KEEP)
+    assert done.returncode == 0
+    assert "not a directory of yours alone" in done.stderr
+    assert not phalanx_processes()
+    runtime.chmod(0o700)
+
+
+def test_a_visitor_that_wants_nothing_is_forgotten(script, runtime):
+    """Someone connects, and leaves again: it waits on."""
+    first = script(KEEP)
+    (agent,) = wait_until(lambda: kept(runtime))
+    agent.visit().close()
+    wait_until(lambda: kept(runtime))
+    assert script(KEEP).stdout == first.stdout
+    wait_until(lambda: kept(runtime))
+
+
+def test_a_warm_launcher_leaves_its_agents_to_the_next_command(script, runtime):
+    """With both: warm within, kept afterwards."""
+    code = """
+    import os, phalanx
+    with phalanx.Launcher(workers_per_host=2, keep_warm=60) as launcher:
+        print(launcher.run(os.getppid).rank(0))
+        print(launcher.run(os.getppid).rank(0))
+    """
+    one, two = script(code).stdout.split()
+    wait_until(lambda: kept(runtime))
+    assert one == two == script(code).stdout.split()[0]
+    wait_until(lambda: kept(runtime))
+    assert json.loads(kept(runtime)[0].path.read_text())["python"] == sys.executable
