@@ -347,7 +347,10 @@ def apps(root: Path | None = None) -> list[RecordedApp]:
 
 
 def find(text: str | None) -> RecordedApp:
-    """The app of this id, or of this beginning of one; the latest without. Raises `LookupError`."""
+    """The app of this id, or of this beginning of one; the latest without. Raises `LookupError`.
+
+    Of several, the only one that has not ended is meant.
+    """
     known = apps()
     if text is None:
         if not known:
@@ -356,6 +359,8 @@ def find(text: str | None) -> RecordedApp:
     wanted = text.rpartition("/")[2]
     exact = [app for app in known if app.id == wanted]
     found = exact or [app for app in known if app.id.startswith(wanted)]
+    if len(found) > 1:
+        found = [app for app in found if not app.state.is_final] or found
     if len(found) == 1:
         return found[0]
     if found:

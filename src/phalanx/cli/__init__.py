@@ -13,6 +13,12 @@ from typing import NoReturn
 
 VERBS = {
     "launch": "run a function of a file or module on every rank",
+    "list": "what was launched",
+    "status": "how an app stands",
+    "log": "what an app's workers have printed",
+    "cancel": "have an app end",
+    "clean": "forget old apps",
+    "warm": "the agents that wait for the next command",
     "version": "print the version",
 }
 

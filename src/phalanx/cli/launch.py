@@ -6,22 +6,29 @@ source first.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib
 import importlib.machinery
 import importlib.util
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.cli import parsing
 from phalanx.errors import ConfigError, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import interruptible
+from phalanx.logs.console import is_terminal, shows_colour
+from phalanx.logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
+from phalanx.specs import AppStatus
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
@@ -30,7 +37,8 @@ usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS
 
 Run a function on every rank. ARGUMENTS are the function's own, by its signature:
 'phalanx launch FILE.py:FUNCTION -- --help' lists them. Rank 0's output is shown, all output is in
-./logs. Values other than None are printed in rank order.
+./logs. Values other than None are printed in rank order. From another terminal: phalanx list,
+status, log, cancel.
 
 exit codes: 0 all ranks returned; 1 the launch failed; N a worker exited with code N; 2 a mistake in
 the command; 130 interrupted.
@@ -47,8 +55,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"what to launch comes first.\n{_USAGE}")
         target, *rest = arguments
         options, own = _split(rest)
-        launcher = _parse_options(options, target)
-        return _launch(launcher, _Target(target), own)
+        parsed = _parse_options(options, target)
+        return _launch(parsed, _Target(target), own)
     except ConfigError as error:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
@@ -64,11 +72,49 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _parse_options(options: list[str], target: str) -> Launcher:
+@dataclass
+class _Options:
+    """What the command line has on top of a launcher's fields."""
+
+    launcher: Launcher
+    """Where and how."""
+
+    quiet: bool = False
+    """Show nothing but values, warnings and a failure."""
+
+    verbose: bool = False
+    """Show the output of all ranks, and where the time went."""
+
+    show: str | None = None
+    """The ranks whose output is shown: 0,2-4, all or none; by default 0."""
+
+    log_dir: str = LOG_DIR
+    """Where the log files go."""
+
+    def log_spec(self) -> LogSpec:
+        """As asked for."""
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose exclude each other.")
+        shown = self.show or ("none" if self.quiet else "all" if self.verbose else "0")
+        if shown in ("all", "none"):
+            return DefaultLogSpec(log_dir=self.log_dir, show="all" if shown == "all" else ())
+        try:
+            return DefaultLogSpec(log_dir=self.log_dir, show=parsing.ranks(shown))
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--show: {error}, all or none.") from None
+
+
+def _parse_options(options: list[str], target: str) -> _Options:
     import tyro
 
     try:
-        return tyro.cli(Launcher, args=options, prog=f"phalanx launch {target}")
+        return tyro.cli(
+            _Options,
+            args=options,
+            prog=f"phalanx launch {target}",
+            description="Run a function on every rank.",
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
     except SystemExit as stop:
         if stop.code:
             print("The function's own arguments go behind a '--'.", file=sys.stderr)
@@ -149,16 +195,21 @@ class _Target:
         return f"{self.place} has no function {self.function!r}.{hint}"
 
 
-def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
+def _launch(options: _Options, target: _Target, own: list[str]) -> int:
     began = time.monotonic()
+    launcher = options.launcher
+    launcher.log_spec = options.log_spec()
     if launcher.start_method == "inline":
         function = target.load()
         args, kwargs = _parse_own(function, own, target)
         _print_values(launcher.run(function, kwargs, args=args))
-        _print_summary(1, began)
+        if not options.quiet:
+            _print_summary(1, began)
         return 0
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
+    if not options.quiet:
+        app.show_status()
     try:
         call.set_result(_load_call(target, own))
     except BaseException as error:
@@ -171,13 +222,16 @@ def _launch(launcher: Launcher, target: _Target, own: list[str]) -> int:
     with interruptible() as interrupts:
         interrupts.attach(app.cancel)
         app.wait()
+    if options.verbose:
+        _print_phases(app.status())
     try:
         result = app.result()
     except Exception as error:  # noqa: BLE001 it is the user's: printed, not judged
         _report(error)
         return (isinstance(error, WorkerFailed) and error.exit_code) or 1
     _print_values(result)
-    _print_summary(len(result), began)
+    if not options.quiet:
+        _print_summary(len(result), began)
     return 0
 
 
@@ -229,6 +283,12 @@ def _print_values(values: Any) -> None:
             print(f"rank {rank}: {text}")
 
 
+def _print_phases(status: AppStatus) -> None:
+    print(f"{status.app}: {status.state.value}", file=sys.stderr)
+    for phase, seconds in sorted(status.phases.items(), key=lambda item: item[1]):
+        print(f"  {phase:<16} {seconds:7.3f} s", file=sys.stderr)
+
+
 def _print_summary(count: int, began: float) -> None:
     workers = "worker" if count == 1 else "workers"
     print(f"{count} {workers} returned after {time.monotonic() - began:.1f} s", file=sys.stderr)
@@ -239,5 +299,11 @@ def _report(error: BaseException) -> None:
     import traceback
 
     sys.stdout.flush()
-    lines = traceback.format_exception_only(error)
-    print("".join(lines).rstrip(), file=sys.stderr)
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    if is_terminal(sys.stderr):
+        width = shutil.get_terminal_size().columns
+        rules = f"── {type(error).__name__} ".ljust(width, "─"), "─" * width
+        if shows_colour(sys.stderr):
+            rules = f"\x1b[1;31m{rules[0]}\x1b[0m", f"\x1b[1;31m{rules[1]}\x1b[0m"
+        text = f"\n{rules[0]}\n{text}\n{rules[1]}"
+    print(text, file=sys.stderr)

@@ -33,6 +33,7 @@ from phalanx.environment import PASSING
 from phalanx.errors import ConfigError
 from phalanx.launcher.children import Child
 from phalanx.logs import logger
+from phalanx.worker.processes import start_time
 
 Surroundings = dict[str, Any]
 
@@ -253,14 +254,17 @@ def _close_all() -> None:
 # ── from one command to the next ──────────────────────────────────────────────
 
 
-def directory() -> Path | None:
+def directory(*, create: bool = True) -> Path | None:
     """The directory, which only its owner may enter, where agents wait; None where it cannot be."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(own) if own else Path(tempfile.gettempdir())
     path = base / (f"phalanx-{os.geteuid()}" if not own else "phalanx")
     try:
         for place in (path, path / "warm"):
-            place.mkdir(mode=0o700, exist_ok=True)
+            if create:
+                place.mkdir(mode=0o700, exist_ok=True)
+            elif not place.exists():
+                return None
             found = place.lstat()
             private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
             if not private or found.st_uid != os.geteuid():
@@ -323,11 +327,15 @@ class KeptAgent:
                 if peer(connection) == (self.pid, os.geteuid()):
                     return Child.found(connection, self.pid)
         except OSError:
-            for suffix in (".sock", ".json"):
-                self.path.with_suffix(suffix).unlink(missing_ok=True)
+            self.remove_traces()
         finally:
             os.close(place)
         return None
+
+    def remove_traces(self) -> None:
+        """It is gone: remove what it could not remove itself."""
+        for suffix in (".sock", ".json"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def stop(self, patience: float = _PATIENCE) -> None:
         """Have it end; by force after the patience."""
@@ -342,6 +350,10 @@ def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
     for path in sorted(place.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
-            yield KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
+            agent = KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
+            if start_time(agent.pid) is None:
+                agent.remove_traces()
+            else:
+                yield agent
         except (OSError, ValueError, TypeError, KeyError):
             continue

@@ -1,0 +1,57 @@
+"""`phalanx cancel`: have an app end."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from phalanx import registry
+from phalanx.cli import parsing
+
+_ANSWER = 15.0
+"""Seconds past the grace for an app to end."""
+
+
+def main(arguments: list[str]) -> int:
+    """Ask for an app's end, and wait for it."""
+    parser = parsing.make(
+        "cancel",
+        "Have an app end: its workers get SIGTERM, and after the grace SIGKILL. Waits for it.",
+    )
+    parser.add_argument("app", help="the app's id, or enough of its beginning")
+    parser.add_argument(
+        "--grace", type=parsing.duration, metavar="TIME", help="by default the launcher's own"
+    )
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    try:
+        app = registry.find(options.app)
+    except LookupError as error:
+        print(f"phalanx cancel: {error}", file=sys.stderr)
+        return 1
+    before = app.state
+    if not before.is_final:
+        app.ask_cancel(options.grace)
+        _wait(app, options.grace)
+    after = app.state
+    if options.json:
+        parsing.print_json({"id": app.id, "state": after.value, "was": before.value})
+    elif before.is_final:
+        print(f"{app.id} has ended already: {before.value}")
+    elif after.is_final:
+        print(f"{app.id}: {after.value}")
+    if not after.is_final:
+        owner = app.facts["owner"]
+        print(
+            f"phalanx cancel: {app.id} was asked to end, and its launcher (pid {owner['pid']} on "
+            f"{owner['host']}) has not done so yet. Is it stopped?",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _wait(app: registry.RecordedApp, grace: float | None) -> None:
+    limit = time.monotonic() + (5.0 if grace is None else grace) + _ANSWER
+    while time.monotonic() < limit and not app.state.is_final:
+        time.sleep(0.05)

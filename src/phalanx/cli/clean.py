@@ -1,0 +1,37 @@
+"""`phalanx clean`: forget old apps."""
+
+from __future__ import annotations
+
+import time
+
+from phalanx import registry
+from phalanx.cli import parsing
+
+
+def main(arguments: list[str]) -> int:
+    """Remove the records of apps that ended long ago."""
+    parser = parsing.make(
+        "clean", "Forget apps that have ended. Their log files stay, unless --logs is given."
+    )
+    parser.add_argument(
+        "--older-than",
+        type=parsing.duration,
+        default=7 * 86400.0,
+        metavar="TIME",
+        help="those launched longer ago than this (by default 7d; 0 for all)",
+    )
+    parser.add_argument("--logs", action="store_true", help="remove their log files as well")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    limit = time.time() - options.older_than
+    old = [app for app in registry.apps() if app.created <= limit and app.state.is_final]
+    if not options.dry_run:
+        for app in old:
+            app.remove(logs=options.logs)
+    if options.json:
+        parsing.print_json([app.id for app in old])
+    else:
+        count = "1 app" if len(old) == 1 else f"{len(old)} apps"
+        print(f"{count} {'would be removed' if options.dry_run else 'removed'}")
+    return 0

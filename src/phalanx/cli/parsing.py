@@ -1,0 +1,112 @@
+"""What several verbs read alike: ranks, times, apps; and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one sentence and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where to read more."""
+        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+
+
+def make(verb: str, description: str) -> Parser:
+    """A parser for a verb."""
+    return Parser(
+        prog=f"phalanx {verb}",
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_app(parser: Parser) -> None:
+    """The app, by its id or the beginning of it."""
+    parser.add_argument(
+        "app", nargs="?", help="the app's id, or enough of its beginning; by default the latest"
+    )
+
+
+def add_json(parser: Parser) -> None:
+    """Every listing has it."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def ranks(text: str) -> list[int]:
+    """`0,2-4` as a list."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*", part)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,2-4")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > 1_000_000:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a range of ranks")
+        found += range(first, last + 1)
+    return found
+
+
+def duration(text: str) -> float:
+    """`90`, `10m`, `2h`, `7d` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30s, 10m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def moment(text: str) -> float:
+    """`10m` (ago), or a date and time, in seconds since 1970."""
+    try:
+        return time.time() - duration(text)
+    except argparse.ArgumentTypeError:
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a time ago such as 10m, nor one such as 2026-01-31T12:00"
+        ) from None
+
+
+def regex(text: str) -> re.Pattern[str]:
+    """A regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def ago(seconds: float) -> str:
+    """A span in the two largest of its units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for name, size, part, sub in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{name}{int(seconds % size // sub):02d}{part}"
+    return f"{seconds:.0f} s"
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    json.dump(value, sys.stdout, indent=1, default=str)
+    print()
+
+
+def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print columns, each as wide as it must be."""
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    for row in [heads, *rows]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
