@@ -359,7 +359,7 @@ def test_it_runs_from_cron(tmp_path):
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} job.py <&- >&- 2>&-"],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
         timeout=60,
         start_new_session=True,
     )

@@ -147,3 +147,19 @@ def test_builtins_and_packages_that_freeze_their_rank():
     """Nothing to find; and nothing that is known to read its rank when imported."""
     assert imports.of_function(print) == imports.Needs((), torch=False)
     assert modules(imports.of_function(run("def f():\n    import lightning\n"))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("def f(): DDP(1)", True),
+        ("def f(): torch.nn.parallel.DistributedDataParallel(1)", True),
+        ("def f():\n    os.environ['TORCHDYNAMO_DISABLE'] = '1'\n    DDP(1)", False),
+    ],
+)
+def test_what_wraps_a_model_has_the_compiler_loaded_beforehand(tmp_path, code, wanted):
+    """DDP imports it the first time it is used: a second in every worker otherwise."""
+    top = "import os\nimport torch\n"
+    assert "torch._dynamo" not in modules(of_file(tmp_path, top + "def f(): torch.ones(1)"))
+    top += "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    assert ("torch._dynamo" in modules(of_file(tmp_path, top + code))) == wanted

@@ -17,7 +17,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,15 @@ _FILE_LIMIT = 500
 
 _KNOWN_TO_READ_RANKS = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
 """Packages that freeze their rank when imported: trying them would cost a second start."""
+
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"})
+_TRAINERS = frozenset({"transformers", "accelerate", "lightning", "pytorch_lightning"})
+"""What has torch import its compiler the first time it is used: a second in every worker."""
+
+_COMPILER = Import("torch._dynamo")
+_TUNING = ("TORCHDYNAMO", "TORCHINDUCTOR", "TORCH_LOGS", "TORCH_COMPILE", "TRITON_")
+"""Variables that the compiler reads when it is imported: code that names one may set it first."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,21 @@ class _Search:
     names: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     functions: set[int] = field(default_factory=set)
+    wraps: bool = False
+    tunes: bool = False
 
     def needs(self) -> Needs:
         torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
+        if any(item.module.partition(".")[0] == "torch" for item in self.preload):
+            if (self.wraps or self.names & _TRAINERS) and not self.tunes:
+                self.preload[_COMPILER] = None
         return Needs(tuple(self.preload), torch)
+
+    def mention(self, names: Iterable[str], constants: Iterable[Any]) -> None:
+        """Take the names and constants that some code uses."""
+        self.wraps = self.wraps or not _WRAPPERS.isdisjoint(names)
+        for constant in constants:
+            self.tunes = self.tunes or (isinstance(constant, str) and constant.startswith(_TUNING))
 
     # ── files ─────────────────────────────────────────────────────────────────
 
@@ -58,7 +78,14 @@ class _Search:
         if str(path) in self.files or len(self.files) > _FILE_LIMIT:
             return
         self.files.add(str(path))
-        self.block(_parse(path), package)
+        statements = _parse(path)
+        for node in (node for statement in statements for node in ast.walk(statement)):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                    self.mention((name,), ())
+                case ast.Constant(value=value):
+                    self.mention((), (value,))
+        self.block(statements, package)
 
     def block(self, statements: list[ast.stmt], package: str) -> None:
         """Take the imports of a file or a body; only its leading ones are worth preloading."""
@@ -151,6 +178,7 @@ class _Search:
         for item, leading in _imports_in(code, names.get("__package__") or ""):
             self.statement(item, leading=leading)
         for nested in _codes(code):
+            self.mention(nested.co_names, nested.co_consts)
             for name in nested.co_names:
                 if name in names and not name.startswith("__"):
                     self.value(names[name])

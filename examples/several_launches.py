@@ -1,0 +1,71 @@
+"""Several launches in one script: data on one worker, training on four, evaluation on two.
+
+What one launch returns is an argument of the next: `python several_launches.py`.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import phalanx
+
+Data = tuple[torch.Tensor, torch.Tensor]
+State = dict[str, torch.Tensor]
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+
+
+def prepare(points: int) -> tuple[Data, Data]:
+    """Points of a square, and which are within a circle; some to train on, some held out."""
+    torch.manual_seed(0)
+    inputs = 2 * torch.rand(points, 2) - 1
+    labels = (inputs.square().sum(dim=1) < 0.6).long()
+    held_out = points // 4
+    return (inputs[held_out:], labels[held_out:]), (inputs[:held_out], labels[:held_out])
+
+
+def share(data: Data) -> Data:
+    """Every n-th of n ranks."""
+    inputs, labels = data
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    return inputs[mine], labels[mine]
+
+
+def train(data: Data, steps: int) -> State | None:
+    """Train on all ranks; the weights are the same on each, so that rank 0 alone returns them."""
+    inputs, labels = share(data)
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for step in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and step % 50 == 0:
+            print(f"step {step}: loss {loss.item():.3f}")
+    return model.module.state_dict() if dist.get_rank() == 0 else None
+
+
+def evaluate(state: State, data: Data) -> float:
+    """The share of points that are told right, over all ranks."""
+    inputs, labels = share(data)
+    model = network()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        right = (model(inputs).argmax(dim=1) == labels).sum()
+    counts = torch.stack([right, torch.tensor(len(labels))])
+    dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
+
+
+def main() -> None:
+    training, held_out = phalanx.launch(prepare, {"points": 4000}, workers_per_host=1).rank(0)
+    state = phalanx.launch(train, {"data": training, "steps": 200}, workers_per_host=4).rank(0)
+    result = phalanx.launch(evaluate, {"state": state, "data": held_out}, workers_per_host=2)
+    print("accuracy on both ranks:", [round(accuracy, 3) for accuracy in result])
+
+
+if __name__ == "__main__":
+    main()
