@@ -71,11 +71,12 @@ def _descriptors():
 def nothing_left_behind():
     """Fail a test that leaves a process, a thread, a descriptor or a spool directory."""
     others = phalanx_processes()
+    children = set(descendants(os.getpid()))
     threads = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
     spools = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*"))
     yield
-    left = lambda: [p for p in descendants(os.getpid()) if is_alive(p)]
+    left = lambda: [p for p in descendants(os.getpid()) if p not in children and is_alive(p)]
     wait_until(lambda: not left(), message="child processes are left")
     wait_until(lambda: not phalanx_processes() - others, message="processes are left")
     wait_until(lambda: not set(threading.enumerate()) - threads, message="threads are left")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from phalanx.errors import (
@@ -156,11 +158,24 @@ def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
     lines = [
         f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s:",
         "",
-        *(f"  {line}" for line in fault.traceback.rstrip().splitlines()),
+        *(f"  {line}" for line in with_source(fault.traceback.rstrip().splitlines())),
     ]
     if log_file is not None:
         lines += ["", f"Full log: {log_file}"]
     return "\n".join(lines)
+
+
+def with_source(lines: Sequence[str]) -> list[str]:
+    """Fill in the lines of code that a worker could not know: those of a notebook's cells."""
+    complete: list[str] = []
+    for line, after in zip(lines, (*lines[1:], ""), strict=True):
+        complete.append(line)
+        place = re.fullmatch(r'(\s*)File "(.+)", line (\d+), in .*', line)
+        if place is not None and not after.startswith(place[1] + "  "):
+            code = linecache.getline(place[2], int(place[3])).strip()
+            if code:
+                complete.append(f"{place[1]}  {code}")
+    return complete
 
 
 def _others(cause: Failure, others: tuple[Failure, ...], returned: tuple[int, ...]) -> str:

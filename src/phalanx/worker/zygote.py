@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from phalanx import wire
 from phalanx.hosts import python_command
-from phalanx.worker import bootstrap, outcome, preload, processes
+from phalanx.worker import bootstrap, leaving, outcome, preload, processes
 
 PRELOADING = "preloading"
 """The file in the spool that names the package being imported."""
@@ -98,6 +98,7 @@ class Zygote:
         """Make what was loaded ready to be forked from."""
         if "torch" in sys.modules:
             importlib.import_module("phalanx.torch.group").let_users_replace_it()
+        leaving.disown_finalizers()
         self.preloaded = frozenset(sys.modules)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

@@ -1,0 +1,142 @@
+"""On a machine with an NVIDIA GPU: NCCL, zygotes without a CUDA context, launchers with one."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import hosts
+from tests.process.kernel import Kernel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(hosts.gpus() == 0, reason="no NVIDIA GPU is visible"),
+]
+
+
+def sum_on_gpu():
+    """As a script for torchrun does it: all GPUs are visible, LOCAL_RANK picks one."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    value = torch.ones(1, device=device) * (dist.get_rank() + 1)
+    dist.all_reduce(value)
+    return value.item(), torch.cuda.device_count(), dist.get_backend()
+
+
+def test_a_worker_for_each_gpu_with_nccl():
+    """`workers_per_host="gpu"`: all are visible to each worker."""
+    count = hosts.gpus()
+    results = list(phalanx.launch(sum_on_gpu, workers_per_host="gpu", backend="nccl"))
+    assert results == [(sum(range(1, count + 1)), count, "nccl")] * count
+
+
+def test_auto_reduces_tensors_of_both_kinds():
+    """gloo for the processor's, nccl for the GPU's."""
+
+    def both():
+        import torch
+        import torch.distributed as dist
+
+        values = [torch.ones(1), torch.ones(1, device=f"cuda:{os.environ['LOCAL_RANK']}")]
+        for value in values:
+            dist.all_reduce(value)
+        return [value.item() for value in values]
+
+    count = hosts.gpus()
+    assert phalanx.launch(both, workers_per_host="gpu").rank(0) == [count, count]
+
+
+def test_the_zygote_has_no_cuda_context_and_its_forks_can_make_one():
+    """Eight workers on one GPU; none of them was spawned."""
+
+    def look():
+        import torch
+
+        parent = f"/proc/{os.getppid()}/fd"
+        links = [os.readlink(f"{parent}/{n}") for n in os.listdir(parent)]
+        torch.cuda.set_device(0)
+        (torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")).sum().item()
+        title = Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode()
+        return [link for link in links if "nvidia" in link], title
+
+    app = phalanx.Launcher(workers_per_host=8).start(look)
+    results = list(app.result())
+    assert [links for links, _ in results] == [[]] * 8
+    agent_log = next(Path("logs").glob("*localhost.log")).read_text()
+    assert "workers are forked" in agent_log
+
+
+def test_a_launch_from_a_process_that_has_initialised_cuda():
+    """As a notebook has that tried something first."""
+    import torch
+
+    torch.ones(1, device="cuda")
+    assert torch.cuda.is_initialized()
+    assert phalanx.launch(sum_on_gpu, workers_per_host=1, backend="nccl").rank(0)[0] == 1
+
+
+def test_a_warm_launcher_gives_the_gpu_back_between_runs():
+    """Contexts belong to workers, and go with them."""
+    import torch
+
+    with phalanx.Launcher(workers_per_host=2, backend="gloo") as launcher:
+
+        def fill():
+            import torch
+
+            torch.empty(1 << 30, dtype=torch.uint8, device="cuda").fill_(1)
+            return torch.cuda.memory_allocated()
+
+        for _ in range(5):
+            assert min(launcher.run(fill)) >= 0
+        free, total = torch.cuda.mem_get_info()
+        assert total - free < 5 << 30
+
+
+def test_a_value_on_the_gpu_comes_home():
+    """A CUDA tensor as a return value."""
+
+    def make():
+        import torch
+
+        return torch.arange(5, device="cuda")
+
+    value = phalanx.launch(make, workers_per_host=1).rank(0)
+    assert value.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_cuda_error_comes_home():
+    """With its own type and the worker's traceback."""
+
+    def fail():
+        import torch
+
+        torch.ones(1, device="cuda:99")
+
+    with pytest.raises(RuntimeError) as caught:
+        phalanx.launch(fail, workers_per_host=1)
+    assert any("cuda:99" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ipykernel") is None, reason="ipykernel is not installed"
+)
+def test_a_notebook_that_has_initialised_cuda():
+    """A real kernel; the function lives in its cell."""
+    with Kernel() as kernel:
+        assert kernel.run("import torch; torch.ones(1, device='cuda'); print('ready')") == "ready\n"
+        shown = kernel.run(
+            "import phalanx\n"
+            "def total():\n"
+            "    import torch.distributed as dist\n"
+            "    value = torch.ones(1, device='cuda:0')\n"
+            "    dist.all_reduce(value)\n"
+            "    return value.item()\n"
+            "print(phalanx.launch(total, workers_per_host=1, backend='nccl').rank(0))"
+        )
+    assert shown == "1.0\n"
