@@ -23,7 +23,7 @@ unit: $(VENV)/ready
 	$(BIN)/python -m pytest -q
 
 bench: $(VENV)/ready
-	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/run.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv
@@ -34,4 +34,4 @@ lock: $(VENV)/ready
 	$(BIN)/pip freeze --exclude-editable | grep -v '^phalanx' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

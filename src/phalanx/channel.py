@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, Protocol
 
 from phalanx.errors import WireError
@@ -103,14 +103,23 @@ class PipeChannel:
         if self._writer is not None and data:
             self._writer.write(data)
 
-    async def wait_first(self, patience: float) -> bool:
-        """Wait so long until there is a frame to be taken; False if none came, or none will."""
+    @property
+    def waiting(self) -> Sequence[Frame]:
+        """The frames that have come and were not taken yet."""
+        return self._frames
+
+    @property
+    def has_ended(self) -> bool:
+        """No more will come than what is waiting."""
+        return self._ended or self._error is not None
+
+    async def wait_until(self, condition: Callable[[], bool], patience: float) -> None:
+        """Wait so long for something that the waiting frames decide, or for the end of them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                while not self._frames and not self._ended and self._error is None:
+                while not condition() and not self.has_ended:
                     self._changed.clear()
                     await self._changed.wait()
-        return bool(self._frames)
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Frames in order until the peer closes. Raises `WireError` for anything else."""

@@ -57,6 +57,8 @@ class Prepare(Frame):
     """The first frame of an app: what a worker's process looks like, so that warming can begin."""
 
     preload: tuple[Import, ...]
+    late: tuple[str, ...] | None
+    """Packages that must not be loaded before the fork; None: only those to preload may be."""
     python_path: tuple[str, ...]
     environment: dict[str, str]
     argv: tuple[str, ...]

@@ -472,3 +472,246 @@ def test_a_warm_launcher_leaves_its_agents_to_the_next_command(script, runtime):
     assert one == two == script(code).stdout.split()[0]
     wait_until(lambda: kept(runtime))
     assert json.loads(kept(runtime)[0].path.read_text())["python"] == sys.executable
+
+
+# ── what an earlier run must not decide ───────────────────────────────────────
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A directory of installed packages, as far as anyone can tell."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    monkeypatch.syspath_prepend(str(place))
+    return place
+
+
+def test_an_environment_that_changes_during_a_run_counts_for_the_next(monkeypatch):
+    """An agent is remembered for what it was started with."""
+    monkeypatch.delenv("MINE", raising=False)
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        app = launcher.start(os.getenv, args=("MINE",))
+        monkeypatch.setenv("MINE", "now")
+        assert app.result().rank(0) is None
+        assert launcher.run(os.getenv, args=("MINE",)).rank(0) == "now"
+
+
+def test_modules_are_found_in_the_directory_of_the_run(tmp_path, script):
+    """`sys.path` may begin with wherever one is."""
+    for name in "AB":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "usermod.py").write_text(f"VALUE = {name!r}\n")
+    code = """
+import os, phalanx
+def look():
+    import usermod
+    return usermod.VALUE
+with phalanx.Launcher(workers_per_host=1, preload=["wave"]) as launcher:
+    for name in "AB":
+        os.chdir(os.path.join(os.environ["PLACE"], name))
+        print(launcher.run(look).rank(0))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PLACE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["A", "B"], done.stderr
+
+
+def test_a_package_that_is_prepared_for_is_not_loaded_before(packages):
+    """Though an earlier run has loaded it."""
+    (packages / "reads_env.py").write_text("import os\nMODE = os.environ.get('MODE', 'plain')\n")
+
+    def plain():
+        import reads_env
+
+        return reads_env.MODE
+
+    def prepared():
+        os.environ["MODE"] = "fast"
+        import reads_env
+
+        return reads_env.MODE
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for _ in range(2):
+            assert launcher.run(plain).rank(0) == "plain"
+            assert launcher.run(prepared).rank(0) == "fast"
+
+
+def test_what_a_package_prints_is_shown_to_those_that_import_it(packages, capfd):
+    """And to nobody else."""
+    (packages / "talks.py").write_text("print('banner')\n")
+    (packages / "quiet.py").write_text("")
+
+    def loud():
+        import talks
+
+        return talks.__name__
+
+    def silent():
+        import quiet
+
+        return quiet.__name__
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for function, shown in [(loud, "banner\n"), (silent, ""), (loud, "banner\n")]:
+            launcher.run(function)
+            assert capfd.readouterr().out == shown
+
+
+def test_torch_that_an_earlier_run_has_loaded_forms_no_group_for_others(packages):
+    """Even for one that loads more packages; but for one whose package uses torch."""
+    (packages / "plain_package.py").write_text("import wave\n")
+    (packages / "with_torch.py").write_text("import plain_package, torch\n")
+    (packages / "above.py").write_text("import with_torch\n")
+
+    def has_group():
+        import sys
+
+        loaded = sys.modules.get("torch.distributed")
+        return loaded is not None and loaded.is_initialized()
+
+    def first():
+        import torch
+
+        return torch.__name__ and has_group()
+
+    def second():
+        import plain_package
+
+        return plain_package.__name__ and has_group()
+
+    def third():
+        import above
+
+        return above.__name__ and has_group()
+
+    with phalanx.Launcher(workers_per_host=2) as launcher:
+        for function, group in [(first, True), (second, False), (third, True), (second, False)]:
+            assert list(launcher.run(function)) == [group, group], function.__name__
+
+
+def test_an_import_that_hangs_is_not_left_to_the_next_run(packages):
+    """The run that was cancelled takes it along."""
+    (packages / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
+
+    def stuck():
+        import hangs
+
+        return hangs
+
+    with phalanx.Launcher(workers_per_host=1, start_timeout=60) as launcher:
+        app = launcher.start(stuck)
+        wait_until(lambda: len(phalanx_processes()) == 2)
+        time.sleep(0.5)
+        app.cancel()
+        app.wait()
+        assert launcher.run(lambda: 1).rank(0) == 1
+
+
+def test_a_function_whose_transfer_was_cancelled_is_sent_anew():
+    """Whatever part of it had come."""
+    blob = os.urandom(24 << 20)
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for i in range(12):
+            app = launcher.start(len, args=(blob,))
+            time.sleep(0.004 + i * 0.004)
+            app.cancel(0.0)
+            app.wait()
+            assert launcher.run(len, args=(blob,)).rank(0) == len(blob)
+            for k in range(5):
+                launcher.run(len, args=(b"%d" % k,))
+
+
+def test_a_package_that_appears_meanwhile_is_found(packages):
+    """One that was looked for in vain."""
+    (packages / "needs.py").write_text(
+        "try:\n    import optional\n    HAVE = True\nexcept ImportError:\n    HAVE = False\n"
+    )
+
+    def look():
+        import needs
+
+        return needs.HAVE
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        assert launcher.run(look).rank(0) is False
+        (packages / "optional.py").write_text("")
+        assert launcher.run(look).rank(0) is True
+
+
+def test_warm_within_a_worker_is_nothing(script):
+    """A file that warms at its top is loaded in each worker as well."""
+    (Path.cwd() / "job.py").write_text(
+        "import os, phalanx\nphalanx.warm('wave')\n"
+        "def count():\n"
+        "    import time; time.sleep(0.3)\n"
+        "    children = open(f'/proc/self/task/{os.getpid()}/children').read()\n"
+        "    return len(children.split())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "launch", "job.py:count", "--workers-per-host", "2"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "rank 0: 0\nrank 1: 0\n" in done.stdout, done.stderr
+
+
+def test_warm_of_what_is_not_there_is_said(caplog):
+    """When it is used."""
+    with phalanx.warm("no_such_package"):
+        phalanx.launch(int, workers_per_host=2)
+    assert "could not preload no_such_package" in caplog.text
+
+
+def test_a_zygote_killed_a_moment_before_the_next_run():
+    """The run gets another."""
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for pause in (0.0, 0.0, 0.0005, 0.001, 0.002, 0.005):
+            zygote = launcher.run(parents).rank(0)[0]
+            os.kill(zygote, signal.SIGKILL)
+            time.sleep(pause)
+            assert launcher.run(parents).rank(0)[0] != zygote
+
+
+def test_a_crowd_of_commands_takes_no_agent_from_another(script, runtime):
+    """Each is the only one that has it, or has its own."""
+    path = script.write(
+        "import os, phalanx, time\n"
+        "def work(): time.sleep(0.3); return os.getppid()\n"
+        "print(phalanx.launch(work, workers_per_host=1, keep_warm=60).rank(0))\n"
+    )
+    for _ in range(2):
+        commands = [
+            subprocess.Popen(
+                [sys.executable, str(path)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(6)
+        ]
+        outputs = [command.communicate(timeout=60) for command in commands]
+        assert [command.returncode for command in commands] == [0] * 6, outputs
+        assert len({out for out, _ in outputs}) == 6
+
+
+def test_a_killed_command_whose_output_nobody_reads_leaves_no_agent(script, runtime):
+    """Though it was to be kept."""
+    process = script.start(
+        """
+        import phalanx
+        def loud():
+            for _ in range(400_000): print("x" * 120)
+        phalanx.launch(loud, workers_per_host=1, keep_warm=60)
+        """
+    )
+    time.sleep(3)
+    process.kill()
+    wait_until(lambda: not phalanx_processes(), timeout=30)
+    process.communicate()

@@ -47,7 +47,7 @@ NOTHING = Needs((), torch=False)
         ({"preload": None}, "list of modules"),
         ({"preload": [1]}, "list of modules"),
         ({"name": 5}, "not a string"),
-        ({"log_spec": "x"}, "no get_map"),
+        ({"log_spec": "x"}, "not an instance of a LogSpec"),
         ({"stop_grace": float("inf")}, "number of seconds"),
         ({"extra_env_vars": {"A": "\ud800"}}, "cannot be encoded"),
     ],

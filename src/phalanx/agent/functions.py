@@ -20,24 +20,29 @@ class Functions:
         self._spool = spool
         self._paths: dict[str, asyncio.Future[str]] = {}
 
-    def has(self, digest: str) -> bool:
-        """It is there, or has been asked for."""
-        return digest in self._paths
+    def want(self, digest: str) -> bool:
+        """Expect it; whether it has to be asked for."""
+        if digest in self._paths:
+            return False
+        self._paths[digest] = asyncio.get_running_loop().create_future()
+        return True
 
     async def path(self, digest: str) -> str:
-        """Where it is, once it is there."""
-        if digest not in self._paths:
-            self._paths[digest] = asyncio.get_running_loop().create_future()
+        """Where it is, once it is there; it must have been wanted."""
         return await asyncio.shield(self._paths[digest])
 
     def receive(self, piece: wire.Piece) -> None:
         """Take the next piece of one."""
+        waiting = self._paths.get(piece.key)
+        if waiting is None or waiting.done():
+            return  # nobody waits for it any more
         path = os.path.join(self._spool, piece.key)
-        with open(path, "ab", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+        mode = "r+b" if piece.offset else "wb"
+        with open(path, mode, opener=lambda p, f: os.open(p, f, 0o600)) as file:
+            file.seek(piece.offset)
             file.write(piece.data)
             done = file.tell() >= piece.total
-        waiting = self._paths.get(piece.key)
-        if done and waiting is not None and not waiting.done():
+        if done:
             waiting.set_result(path)
 
     def forget(self) -> None:

@@ -71,9 +71,10 @@ class Nursery:
 
     def kill(self) -> None:
         """End the zygote now; what was below it becomes the agent's. Idempotent."""
-        self.control.close()
+        # Before the socket ends: of an agent that has died the zygote removes the spool.
         self._process.kill()
         self._process.wait()
+        self.control.close()
 
     def describe_end(self) -> str:
         """How the zygote ended, once its end of file was seen."""

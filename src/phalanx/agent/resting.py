@@ -20,9 +20,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx import wire
+from phalanx.worker import processes
 
 Streams = tuple[int, int]
 """Descriptors to read from and to write to."""
+
+ACCEPTED = b"1"
+"""What a visitor is told once the agent is its own."""
 
 _CREDENTIALS = struct.Struct("3i")
 _PATIENCE = 2.0
@@ -49,8 +53,8 @@ async def wait_for_visitor(rest: wire.Rest, facts: Mapping[str, Any]) -> Streams
         try:
             listening.bind(f"/proc/self/fd/{directory}/{rest.key}-{os.getpid()}.sock")
             os.chmod(f"{path}.sock", 0o600)
-            _describe(f"{path}.json", rest, facts)
             listening.listen(8)
+            _describe(f"{path}.json", rest, facts)
             async with asyncio.timeout(rest.keep):
                 while True:
                     connection, _ = await asyncio.get_running_loop().sock_accept(listening)
@@ -76,13 +80,22 @@ def _streams(connection: socket.socket) -> Streams | None:
         return None
     for number in descriptors:
         os.set_inheritable(number, False)
-    if len(descriptors) == 3:
+    if len(descriptors) == 3 and _acknowledge(connection):
         read, write, errors = descriptors
         _print_to(errors)
         return read, write
     for number in descriptors:
         os.close(number)
     return None
+
+
+def _acknowledge(connection: socket.socket) -> bool:
+    """Tell the visitor that it is the one; whether it is still there."""
+    try:
+        connection.sendall(ACCEPTED)
+    except OSError:
+        return False
+    return True
 
 
 def let_go() -> None:
@@ -99,7 +112,13 @@ def _print_to(number: int) -> None:
 
 def _describe(path: str, rest: wire.Rest, facts: Mapping[str, Any]) -> None:
     now = time.time()
-    known = {"pid": os.getpid(), "python": sys.executable, "since": now, "until": now + rest.keep}
+    known = {
+        "pid": os.getpid(),
+        "start": processes.start_time(os.getpid()),
+        "python": sys.executable,
+        "since": now,
+        "until": now + rest.keep,
+    }
     with open(f"{path}.new", "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
         json.dump({**known, **facts}, file)
     os.rename(f"{path}.new", path)

@@ -135,9 +135,9 @@ class Agent:
                 await self._obey(frame)
         except WireError as error:
             await self._tell(wire.Broken(message=f"the launcher sent {error}"))
-        if self._rest is None:
+        if self._rest is None or self._turn is not None:
             self._ending.set()
-        elif self._turn is None:
+        else:
             self._parted.set()  # a visitor that wanted nothing, or one that has gone already
 
     async def _leave(self) -> None:
@@ -151,6 +151,9 @@ class Agent:
 
     async def _lie_down(self, rest: wire.Rest) -> None:
         """Be done with the app, and ready for another."""
+        if self._warming is not None:
+            self._ending.set()  # what hangs in an import is of no use to anybody
+            return
         turn = self._turn
         if turn is not None:
             await turn.cleared.wait()
@@ -161,6 +164,7 @@ class Agent:
         self._functions.forget()
         await self._tell(wire.Rested(app=rest.app))
         if rest.keep:
+            self._nursery.send(rest)
             self._channel.close()
             self._parted.set()
 
@@ -218,7 +222,7 @@ class Agent:
 
     async def _start(self, turn: Turn) -> None:
         begin = turn.begin
-        if not self._functions.has(begin.function):
+        if self._functions.want(begin.function):
             await self._tell(wire.Want(app=begin.app, digest=begin.function))
         path = await self._functions.path(begin.function)
         await asyncio.shield(self._ready)
@@ -303,7 +307,9 @@ class Agent:
             self._warming = self._prepare.app
             loop.add_reader(self._nursery.control, self._hear_zygote)
         elif ready.app != self._prepare.app:
-            self._warm()  # it was still loading for an app that has been given up
+            # It was still loading what phalanx.warm asked for, or an app that was given up.
+            self._spawn(self._tell(ready))
+            self._warm()
         else:
             self._ready.set_result(ready)
             self._spawn(self._tell(ready))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -25,15 +26,24 @@ VERBS = {
 
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
-    from phalanx.worker.leaving import leave
-
     try:
         code = main()
+        sys.stdout.flush()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        print("phalanx: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        # Whoever reads has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
     except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
         sys.excepthook(*sys.exc_info())
         code = 1
+
+    from phalanx.worker.leaving import leave
+
     leave(code, preloaded=frozenset())
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from phalanx import registry
 from phalanx.cli import parsing
+from phalanx.registry.recorded import RecordedApp, find
 
 _ANSWER = 15.0
 """Seconds past the grace for an app to end."""
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = registry.find(options.app)
+        app = find(options.app)
     except LookupError as error:
         print(f"phalanx cancel: {error}", file=sys.stderr)
         return 1
@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _wait(app: registry.RecordedApp, grace: float | None) -> None:
-    limit = time.monotonic() + (5.0 if grace is None else grace) + _ANSWER
+def _wait(app: RecordedApp, grace: float | None) -> None:
+    own = app.facts.get("stop_grace", 5.0)
+    limit = time.monotonic() + (own if grace is None else grace) + _ANSWER
     while time.monotonic() < limit and not app.state.is_final:
         time.sleep(0.05)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
-from phalanx import registry
 from phalanx.cli import parsing
+from phalanx.registry.recorded import apps, unreadable
 
 
 def main(arguments: list[str]) -> int:
@@ -25,10 +26,13 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     limit = time.time() - options.older_than
-    old = [app for app in registry.apps() if app.created <= limit and app.state.is_final]
+    old = [app for app in apps() if app.created <= limit and app.state.is_final]
+    rubbish = [path for path in unreadable() if path.stat().st_mtime <= limit]
     if not options.dry_run:
         for app in old:
             app.remove(logs=options.logs)
+        for path in rubbish:
+            shutil.rmtree(path, ignore_errors=True)
     if options.json:
         parsing.print_json([app.id for app in old])
     else:

@@ -6,8 +6,8 @@ import shlex
 import time
 from datetime import datetime
 
-from phalanx import registry
 from phalanx.cli import parsing
+from phalanx.registry.recorded import apps
 from phalanx.specs import AppState
 
 _SHOWN = 20
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--running", action="store_true", help="only those that have not ended")
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
-    found = [(app, app.status()) for app in registry.apps()]
+    found = [(app, app.status()) for app in apps()]
     if options.running:
         found = [(app, status) for app, status in found if not AppState(status["state"]).is_final]
     left_out = 0 if options.all or options.json else max(0, len(found) - _SHOWN)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
                 str(app.workers),
                 ",".join(app.hosts),
                 datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-                parsing.ago(seconds),
+                "?" if seconds is None else parsing.ago(seconds),
                 _cut(shlex.join(app.facts["command"])),
             )
         )

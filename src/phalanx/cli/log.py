@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx import registry
 from phalanx.cli import parsing
 from phalanx.logs.lines import LogLine, read_lines
+from phalanx.registry.recorded import RecordedApp, find
 
 
 def main(arguments: list[str]) -> int:
@@ -35,15 +34,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--since", type=parsing.moment, metavar="TIME", help="only from then on")
     parser.add_argument("--until", type=parsing.moment, metavar="TIME", help="only before then")
     parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines")
-    parser.add_argument("--agents", action="store_true", help="what the agents say instead")
+    parser.add_argument(
+        "--agents", action="store_true", help="what the agents say instead (with -e and -n)"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     if options.follow and options.tail is not None:
         parser.error("--tail and --follow exclude each other")
+    if options.agents and (options.follow or options.ranks or options.since or options.until):
+        parser.error("--agents goes with --regex, --tail and --json alone")
     try:
-        app = registry.find(options.app)
+        app = find(options.app)
         if options.agents:
-            return _print_agents(app)
+            _print_agents(app, options)
+            return 0
         files = app.log_files(options.ranks)
     except LookupError as error:
         print(f"phalanx log: {error}", file=sys.stderr)
@@ -51,17 +55,11 @@ def main(arguments: list[str]) -> int:
     if not files:
         print(f"phalanx log: {app.id} has no log files: its log spec made none", file=sys.stderr)
         return 1
-    try:
-        _print(app, options, several=len(files) > 1)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        return 130
+    _print(app, options, several=len(files) > 1)
     return 0
 
 
-def _print(app: registry.RecordedApp, options: Any, *, several: bool) -> None:
+def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
     lines: Any = _chosen(app.lines(options.ranks, follow=options.follow), options)
     if options.tail is not None:
         lines = deque(lines, maxlen=max(0, options.tail))
@@ -83,12 +81,20 @@ def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
             yield line
 
 
-def _print_agents(app: registry.RecordedApp) -> int:
+def _print_agents(app: RecordedApp, options: Any) -> None:
     files: dict[str, Path] = app.agent_log_files()
+    shown: deque[tuple[str, str]] = deque(maxlen=options.tail)
     for host, path in files.items():
         at = 0
         while (found := read_lines(path, at, final=True))[0]:
             lines, at = found
-            for _, text in lines:
-                print(f"[{host}] {text}" if len(files) > 1 else text)
-    return 0
+            shown.extend(
+                (host, text)
+                for _, text in lines
+                if options.regex is None or options.regex.search(text)
+            )
+    for host, text in shown:
+        if options.json:
+            print(json.dumps({"hostname": host, "text": text}))
+        else:
+            print(f"[{host}] {text}" if len(files) > 1 else text)

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from phalanx import registry
 from phalanx.cli import parsing
+from phalanx.registry.recorded import RecordedApp, find
 from phalanx.specs import AppState
 
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = registry.find(options.app)
+        app = find(options.app)
     except LookupError as error:
         print(f"phalanx status: {error}", file=sys.stderr)
         return 1
@@ -31,11 +31,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _print(app: registry.RecordedApp, status: dict[str, Any]) -> None:
+def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     final = AppState(status["state"]).is_final
     seconds = status.get("seconds", 0.0) if final else time.time() - app.created
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
-    print(f"{app.id}: {status['state']} {'after' if final else 'for'} {parsing.ago(seconds)}")
+    time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
+    print(f"{app.id}: {status['state']}{time_}")
     print(f"  {count} on {', '.join(app.hosts)}")
     print(f"  command: {shlex.join(app.facts['command'])}")
     owner = app.facts["owner"]

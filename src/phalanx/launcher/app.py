@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,9 +23,9 @@ from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.logs.lines import LogLine, read_lines
-from phalanx.logs.spec import DefaultLogSpec, RankFile, routes
-from phalanx.logs.writer import LogWriter
-from phalanx.registry import Entry
+from phalanx.logs.spec import DefaultLogSpec, routes
+from phalanx.logs.writer import LogWriter, finish
+from phalanx.registry.entry import Entry
 from phalanx.rendezvous.coordinator import Phase, Reason, Verdict
 from phalanx.rounds import Member, Outcome
 from phalanx.specs import AppState, AppStatus
@@ -68,9 +67,10 @@ class App(Generic[R]):
         self._drive: Drive | None = None
         self._shows_status = False
         self._looked = 0.0
+        self._asked: Mapping[str, Any] | None = None
         self._watchers: list[Callable[[], None]] = []
         self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
-        self._paths = {key: r.path for key, r in self._routes.items() if r.path is not None}
+        self._paths = {k: r.file.path for k, r in self._routes.items() if r.file is not None}
         self._writer: LogWriter | None = None
         self._inboxes: dict[int, Inbox] = {}
         self._started = False
@@ -78,21 +78,13 @@ class App(Generic[R]):
         try:
             self._placement.start(plan.prepare)
         except BaseException:
-            self._close_files()
+            finish(self._routes)
             raise
-        self._entry = Entry.create(self.id, plan.prepare[0].title, plan.members, self._paths)
-        for key, route in self._routes.items():
-            for file in route.raw:
-                if key >= 0 and isinstance(file, RankFile) and file.path == self._paths.get(key):
-                    file.mark = functools.partial(self._entry.mark, key)
+        title, grace = plan.prepare[0].title, plan.settings.stop_grace
+        self._entry = Entry.create(self.id, title, plan.members, self._paths, grace)
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
-
-    def _close_files(self) -> None:
-        for route in self._routes.values():
-            for raw in route.raw:
-                raw.finish()
 
     def __repr__(self) -> str:
         """The id, and how it stands."""
@@ -143,7 +135,10 @@ class App(Generic[R]):
                 ended.set()
             self._watchers.append(tell)
         try:
-            await ended.wait()
+            while not ended.is_set():
+                # A notebook's kernel that is interrupted notices only when its loop turns.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), 0.25)
         except asyncio.CancelledError:
             self.cancel()
             await ended.wait()
@@ -214,7 +209,7 @@ class App(Generic[R]):
         import asyncio
 
         try:
-            self._writer = LogWriter(self._routes, self._status_text)
+            self._writer = LogWriter(self._routes, self._status_text, self._entry.mark)
             self._verdict = asyncio.run(self._drive_app(self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
@@ -278,9 +273,9 @@ class App(Generic[R]):
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
             asked = self._entry.cancel_asked()
-            if asked is not None and not self._cancelled:
-                grace = asked.get("grace")
-                self.cancel(grace if isinstance(grace, int | float) and grace >= 0 else None)
+            if asked is not None and asked != self._asked:
+                self._asked = asked
+                self.cancel(asked.get("grace"))
 
     def _status_text(self, bar: str) -> str:
         """One line for the terminal."""

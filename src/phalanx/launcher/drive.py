@@ -166,7 +166,10 @@ class Drive:
             async for frame in agent.channel.frames():
                 agent.last_heard = time.monotonic()
                 if frame.app not in ("", self.plan.app):
-                    continue  # of an app that the agent served before
+                    # Of an app that the agent served before, or of what phalanx.warm asked for.
+                    if isinstance(frame, wire.Ready):
+                        self.notes += [f"could not preload {failed}" for failed in frame.failed]
+                    continue
                 if isinstance(frame, wire.Rested):
                     agent.rests = True
                     return

@@ -47,11 +47,14 @@ class Needs:
 
     preload: tuple[Import, ...]
     torch: bool
+    late: tuple[str, ...] = ()
+    """Packages that are imported after the code has changed the environment, perhaps for them."""
 
 
 @dataclass
 class _Search:
     preload: dict[Import, None] = field(default_factory=dict)
+    late: dict[str, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     functions: set[int] = field(default_factory=set)
@@ -63,7 +66,7 @@ class _Search:
         if any(item.module.partition(".")[0] == "torch" for item in self.preload):
             if (self.wraps or self.names & _TRAINERS) and not self.tunes:
                 self.preload[_COMPILER] = None
-        return Needs(tuple(self.preload), torch)
+        return Needs(tuple(self.preload), torch, tuple(self.late))
 
     def mention(self, names: Iterable[str], constants: Iterable[Any]) -> None:
         """Take the names and constants that some code uses."""
@@ -89,14 +92,15 @@ class _Search:
 
     def block(self, statements: list[ast.stmt], package: str) -> None:
         """Take the imports of a file or a body; only its leading ones are worth preloading."""
-        leading = True
+        leading, late = True, False
         for statement in statements:
             found = list(_imports(statement, package))
             leading = leading and (_is_import(statement) or _is_harmless(statement))
+            late = late or _changes_environment(statement)
             for item in found:
-                self.statement(item, leading=leading)
+                self.statement(item, leading=leading, late=late)
 
-    def statement(self, item: Import, *, leading: bool) -> None:
+    def statement(self, item: Import, *, leading: bool, late: bool = False) -> None:
         """Take one import statement: an installed package, or a file to read."""
         top = item.module.partition(".")[0]
         if not top or top in sys.stdlib_module_names or top == "phalanx":
@@ -105,6 +109,8 @@ class _Search:
         if _is_installed(top):
             if leading and top not in _KNOWN_TO_READ_RANKS:
                 self.preload[item] = None
+            if late:
+                self.late[top] = None
             return
         for name in (item.module, *(f"{item.module}.{n}" for n in item.names)):
             path = find_source(name)
@@ -176,7 +182,7 @@ class _Search:
     def code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         """Take the imports in a function's body, and what it uses of its module."""
         for item, leading in _imports_in(code, names.get("__package__") or ""):
-            self.statement(item, leading=leading)
+            self.statement(item, leading=leading, late=not leading)
         for nested in _codes(code):
             self.mention(nested.co_names, nested.co_consts)
             for name in nested.co_names:
@@ -258,6 +264,26 @@ def _is_harmless(statement: ast.stmt) -> bool:
         test = statement.test
         return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
     return False
+
+
+def _changes_environment(statement: ast.stmt) -> bool:
+    """It sets or removes a variable, as far as can be seen, when it runs."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    for node in ast.walk(statement):
+        match node:
+            case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if _is_environ(value):
+                return True
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)):
+                if attr in ("putenv", "unsetenv") or (
+                    _is_environ(value) and attr in ("setdefault", "update", "pop", "clear")
+                ):
+                    return True
+    return False
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", None)) == "environ"
 
 
 # ── code ──────────────────────────────────────────────────────────────────────

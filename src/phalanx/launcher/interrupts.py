@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from phalanx.logs.console import can_write
+
 
 class Interruptible:
     """What the signal handlers act on: the app to cancel, once there is one."""
@@ -31,10 +33,10 @@ class Interruptible:
         """The signal handler: the first time in order, the second without grace."""
         self.received = self.received or number
         self._times += 1
-        if self._times == 1 and os.isatty(2):
-            os.write(2, b"\nphalanx: stopping the workers (again: without grace)\n")
         if self._cancel is not None:
             self._cancel(None if self._times == 1 else 0.0)
+        if self._times == 1 and os.isatty(2) and can_write(2):
+            os.write(2, b"\r\x1b[2Kphalanx: stopping the workers (again: without grace)\n")
 
 
 @contextmanager

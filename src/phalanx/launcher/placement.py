@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx import wire
@@ -25,6 +26,8 @@ from phalanx.rounds import signal_name
 _TAIL = 64 << 10
 _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
+_SECOND_WORD = 0.05
+"""Seconds in which one that has lost its zygote meanwhile will have noticed."""
 
 
 class Placed(Protocol):
@@ -68,6 +71,15 @@ class Placement(Protocol):
         """The agents, as each can be spoken to."""
 
 
+@dataclass(frozen=True)
+class _Started:
+    """An agent, and where it stays after the app, as one for which surroundings."""
+
+    child: Child
+    shelter: Shelter | None
+    around: Surroundings
+
+
 class LocalPlacement:
     """Agents as children of this process, or such as were left from an app before."""
 
@@ -76,23 +88,25 @@ class LocalPlacement:
         self._env_file = env_file
         self._shelters = shelters
         self._first: Sequence[wire.Prepare] = ()
-        self._started: list[tuple[Child, Shelter | None]] = []
+        self._started: list[_Started] = []
 
     def start(self, first: Sequence[wire.Prepare]) -> None:
         """Start or find the agents, and give each its first frame; does not wait."""
         self._first = first
         for frame in first:
-            self._started.append(self._find(frame) or self._start(frame))
+            # Now, not later: the program may change its environment at any time.
+            around = surroundings(frame, self._env_file) if self._shelters else {}
+            self._started.append(self._find(frame, around) or self._start(frame, around))
 
-    def _find(self, frame: wire.Prepare) -> tuple[Child, Shelter] | None:
+    def _find(self, frame: wire.Prepare, around: Surroundings) -> _Started | None:
         for shelter in self._shelters:
-            while (child := shelter.take(self._around(frame))) is not None:
+            while (child := shelter.take(around)) is not None:
                 if child.process.poll() is None and child.say(wire.encode(frame)):
-                    return child, shelter
+                    return _Started(child, shelter, around)
                 child.end(0.0)
         return None
 
-    def _start(self, frame: wire.Frame) -> tuple[Child, Shelter | None]:
+    def _start(self, frame: wire.Prepare, around: Surroundings) -> _Started:
         try:
             child = Child.start(self._env_file, wire.encode(frame))
         except OSError as error:
@@ -100,63 +114,60 @@ class LocalPlacement:
             raise StartFailed(
                 f"the agent on this machine could not be started: {error}", hostname="localhost"
             ) from error
-        return child, self._shelters[0] if self._shelters else None
-
-    def _around(self, frame: wire.Prepare) -> Surroundings:
-        return surroundings(frame, self._env_file)
+        return _Started(child, self._shelters[0] if self._shelters else None, around)
 
     async def place(self) -> AsyncIterator[LocalAgent]:
         """Channels to the agents, in order. One that was gone already is replaced."""
         for index, frame in enumerate(self._first):
-            agent = await self._open(index, frame)
-            if self._started[index][0].used and not await agent.channel.wait_first(_FIRST_WORD):
+            started = self._started[index]
+            agent = await LocalAgent.open(index, started)
+            if started.child.used and not await _is_well(agent.channel, frame.app):
                 await agent.end(0.0)
-                self._started[index] = self._start(frame)
-                agent = await self._open(index, frame)
+                self._started[index] = self._start(frame, started.around)
+                agent = await LocalAgent.open(index, self._started[index])
             yield agent
-
-    async def _open(self, index: int, frame: wire.Prepare) -> LocalAgent:
-        child, shelter = self._started[index]
-        around = self._around(frame) if shelter is not None else {}
-        return await LocalAgent.open(index, child, shelter, around)
 
     def kill(self) -> None:
         """End the agents that were started, without waiting for anything in order."""
-        for child, _ in self._started:
-            child.process.kill()
-            child.end(1.0)
+        for started in self._started:
+            started.child.process.kill()
+            started.child.end(1.0)
+
+
+async def _is_well(channel: PipeChannel, app: str) -> bool:
+    """An agent that was there already answers, and does not say at once that it is broken."""
+
+    def says(kind: type[wire.Frame]) -> bool:
+        return any(isinstance(f, kind) and f.app in ("", app) for f in channel.waiting)
+
+    await channel.wait_until(lambda: says(wire.Hello) or says(wire.Broken), _FIRST_WORD)
+    if not says(wire.Hello):
+        return False
+    await channel.wait_until(lambda: says(wire.Ready) or says(wire.Broken), _SECOND_WORD)
+    return not says(wire.Broken) and not channel.has_ended
 
 
 class LocalAgent:
     """An agent on this machine."""
 
-    def __init__(
-        self,
-        index: int,
-        child: Child,
-        channel: PipeChannel,
-        shelter: Shelter | None,
-        around: Surroundings,
-    ) -> None:
+    def __init__(self, index: int, started: _Started, channel: PipeChannel) -> None:
         """Use `open` instead."""
         self.index = index
         self.channel = channel
-        self._child = child
-        self._process = child.process
-        self._shelter = shelter
-        self._around = around
+        self._child = started.child
+        self._process = started.child.process
+        self._shelter = started.shelter
+        self._around = started.around
         self._errors = _Tail()
         self._described = False
 
     @classmethod
-    async def open(
-        cls, index: int, child: Child, shelter: Shelter | None, around: Surroundings
-    ) -> LocalAgent:
+    async def open(cls, index: int, started: _Started) -> LocalAgent:
         """Open a channel over the child's streams."""
-        read, write, errors, unsaid = child.streams()
+        read, write, errors, unsaid = started.child.streams()
         channel = await PipeChannel.open(read, write)
         channel.send_raw(unsaid)
-        agent = cls(index, child, channel, shelter, around)
+        agent = cls(index, started, channel)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: agent._errors, errors)
         return agent

@@ -65,6 +65,7 @@ def _prepare(
     return wire.Prepare(
         app=app,
         preload=_preload(launcher, needs),
+        late=needs.late if launcher.preload == "auto" else None,
         python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
         environment={**environment.passing(os.environ), **launcher.extra_env_vars},
         argv=tuple(map(str, sys.argv)),
@@ -183,8 +184,9 @@ def check(launcher: Launcher) -> None:
         )
     if launcher.name is not None and not isinstance(launcher.name, str):
         raise ConfigError(f"name={launcher.name!r} is not a string.")
-    if launcher.log_spec is not None and not hasattr(launcher.log_spec, "get_map"):
-        raise ConfigError(f"log_spec={launcher.log_spec!r} is not a LogSpec: it has no get_map().")
+    spec = launcher.log_spec
+    if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
+        raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")
     if launcher.backend not in (None, "auto"):
         _need_torch(str(launcher.backend))
 

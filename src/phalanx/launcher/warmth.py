@@ -51,6 +51,7 @@ def surroundings(prepare: wire.Prepare, env_file: str | None) -> Surroundings:
         "sys.path": list(prepare.python_path),
         "env_file": [env_file, _content(env_file)],
         "start_method": prepare.spawn,
+        "no working directory": prepare.cwd is None,
         "several workers": prepare.workers > 1,
         "limits": {n: resource.getrlimit(getattr(resource, n)) for n in _LIMITS},
         "process": _process(),
@@ -215,6 +216,10 @@ def warm(*packages: str, **options: Any) -> Pool:
     from phalanx.launcher.imports import Needs
     from phalanx.launcher.plan import make_plan
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        pool = Pool()  # a worker has loaded the file that says so: it was meant for its launcher
+        pool.close()
+        return pool
     launcher = check_options("warm", options)
     for name in packages:
         if not isinstance(name, str) or not name:
@@ -310,6 +315,7 @@ class KeptAgent:
 
     path: Path
     pid: int
+    start: int
     python: str
     packages: tuple[str, ...]
     since: float
@@ -318,14 +324,19 @@ class KeptAgent:
 
     def visit(self) -> Child | None:
         """Go to it; it is then nobody else's. None, and its traces removed, if it is gone."""
-        from phalanx.agent.resting import peer
+        from phalanx.agent.resting import ACCEPTED, peer
 
         place = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PATIENCE)
                 connection.connect(f"/proc/self/fd/{place}/{self.path.stem}.sock")
                 if peer(connection) == (self.pid, os.geteuid()):
-                    return Child.found(connection, self.pid)
+                    child = Child.found(connection, self.pid)
+                    # Whoever is told so has it; the others were too late.
+                    if _is_told(connection, ACCEPTED):
+                        return child
+                    child.close()
         except OSError:
             self.remove_traces()
         finally:
@@ -333,9 +344,10 @@ class KeptAgent:
         return None
 
     def remove_traces(self) -> None:
-        """It is gone: remove what it could not remove itself."""
-        for suffix in (".sock", ".json"):
-            self.path.with_suffix(suffix).unlink(missing_ok=True)
+        """If it is gone, remove what it could not remove itself."""
+        if start_time(self.pid) != self.start:
+            for suffix in (".sock", ".json"):
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def stop(self, patience: float = _PATIENCE) -> None:
         """Have it end; by force after the patience."""
@@ -345,15 +357,22 @@ class KeptAgent:
             child.end(patience)
 
 
+def _is_told(connection: socket.socket, word: bytes) -> bool:
+    try:
+        return connection.recv(len(word)) == word
+    except OSError:
+        return False
+
+
 def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
     """The agents that wait in a directory, those of a name or all; some may be gone already."""
     for path in sorted(place.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
             agent = KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
-            if start_time(agent.pid) is None:
-                agent.remove_traces()
-            else:
+            if start_time(agent.pid) == agent.start:
                 yield agent
+            else:
+                agent.remove_traces()
         except (OSError, ValueError, TypeError, KeyError):
             continue

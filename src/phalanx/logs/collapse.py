@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -40,10 +41,10 @@ class Collapser:
 
     def add(self, key: int, text: str, now: float) -> None:
         """A source has printed a line: it joins the first equal one that it may, or begins one."""
-        after = self._last.get(key, -1)
-        for group in self._by_text.get(text, ()):
-            if group.number > after:
-                break
+        same = self._by_text.get(text, [])
+        at = bisect.bisect_right(same, self._last.get(key, -1), key=lambda g: g.number)
+        if at < len(same):
+            group = same[at]
         else:
             self._count += 1
             group = Group(text, now, self._count)

@@ -10,11 +10,13 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import select
 import stat
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -24,6 +26,8 @@ from phalanx.logs.lines import Assembly, Source, prefix
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _ERASE = "\r\x1b[2K"
+_AT_ONCE = 1000
+"""How many lines are looked at before some are shown."""
 
 
 def is_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
@@ -60,6 +64,13 @@ class _StatusLine:
                 self._text = text
                 self.draw()
 
+    def make_way(self) -> None:
+        """Leave the line to something else; it is drawn again when it changes."""
+        if self._text:
+            with self.lock:
+                self.erase()
+                self._text = ""
+
     def erase(self) -> None:
         if self._text and not self.mid_line:
             self._write(_ERASE)
@@ -67,26 +78,58 @@ class _StatusLine:
     def draw(self) -> None:
         if self._text and not self.mid_line:
             with contextlib.suppress(OSError, ValueError):
-                width = os.get_terminal_size(sys.stderr.fileno()).columns
-                self._write(self._text[: max(1, width - 1)])
+                width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+                self._write(cut(self._text, width - 1))
 
     def _write(self, text: str) -> None:
+        """Only where it does not block: the terminal may be stopped."""
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            if can_write(sys.stderr.fileno()):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+
+def can_write(number: int) -> bool:
+    """A few bytes can be written there without blocking."""
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text that takes so many columns; without what moves the cursor."""
+    shown, used = "", 0
+    for char in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f]", "", text):
+        used += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if used > width:
+            break
+        shown += char
+    return shown
 
 
 STATUS = _StatusLine()
 
 
+def _renew_in_fork() -> None:
+    """A process that was forked meanwhile has no line, and must not inherit a lock that is held."""
+    STATUS.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_renew_in_fork)
+
+
 def _make_way(_: object) -> bool:
     """Have our own warnings begin on a line of their own."""
-    with STATUS.lock:
-        STATUS.erase()
+    STATUS.make_way()
     return True
 
 
 logger.addFilter(_make_way)
+
+
+def _is_plain(stream: io.TextIOWrapper) -> bool:
+    """What is written to its descriptor is what would be written to it."""
+    return isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO)
 
 
 class Console:
@@ -123,9 +166,10 @@ class Console:
             self._put_lines([((source.key,), line) for line in lines])
             return
         now = time.monotonic()
-        for line in lines:
-            self._collapser.add(source.key, line, now)
-        self.tick()
+        for start in range(0, len(lines), _AT_ONCE):
+            for line in lines[start : start + _AT_ONCE]:
+                self._collapser.add(source.key, line, now)
+            self.tick()
 
     def tick(self, *, final: bool = False) -> None:
         """Show what has waited long enough for equal lines of other ranks."""
@@ -138,6 +182,10 @@ class Console:
         self.tick(final=True)
         for source, assembly in (self._assemblies or {}).items():
             self._put_lines([((source.key,), line) for line in assembly.end()])
+        with STATUS.lock:
+            if self._stream is not None and STATUS.mid_line and is_terminal(self._stream):
+                self._put(b"\n", "stdout")  # what comes next begins a line of its own
+            STATUS.mid_line = False
 
     def bar(self) -> str:
         """The progress bar of the first rank that has one, for the status line."""
@@ -177,7 +225,7 @@ class Console:
     def _write(self, data: bytes, stream: str) -> None:
         terminal = self._stream
         assert terminal is not None
-        if type(terminal) is not io.TextIOWrapper:
+        if type(terminal) is not io.TextIOWrapper or not _is_plain(terminal):
             # A notebook's or a test's stream: it takes text only.
             terminal.write(self._decoders[stream].decode(data))
             terminal.flush()

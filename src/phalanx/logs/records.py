@@ -8,20 +8,18 @@ from typing import Any
 
 from phalanx.logs.lines import Source
 
-_FIELDS = (
-    "name", "levelno", "levelname", "pathname", "lineno", "funcName", "created", "msecs",
-    "relativeCreated", "process", "processName", "thread", "threadName", "taskName",
-)  # fmt: skip
+_LEFT = ("args", "exc_info", "message", "asctime")
+"""Fields that are carried in another form, or made anew."""
 
 
 def pack(record: logging.LogRecord, printed: str) -> bytes:
     """Write a record down. `printed` is what goes where raw output goes, ends of lines included."""
-    fields: dict[str, Any] = {name: getattr(record, name, None) for name in _FIELDS}
+    fields: dict[str, Any] = {k: v for k, v in vars(record).items() if k not in _LEFT}
     fields["msg"] = _message(record)
     fields["exc_text"] = record.exc_text or _traceback(record)
     fields["stack_info"] = record.stack_info
     fields["printed"] = printed
-    return json.dumps(fields, default=repr).encode("utf-8", "backslashreplace") + b"\n"
+    return json.dumps(fields, default=_repr, skipkeys=True).encode("utf-8", "replace") + b"\n"
 
 
 def unpack(line: bytes, source: Source) -> tuple[logging.LogRecord, bytes]:
@@ -55,7 +53,14 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 a format that does not fit its arguments
-        return f"{record.msg!r} {record.args!r}"
+        return f"{_repr(record.msg)} {_repr(record.args)}"
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 the user's code
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
 
 
 def _traceback(record: logging.LogRecord) -> str | None:

@@ -8,11 +8,11 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from phalanx import hosts, ranks
 from phalanx.errors import ConfigError
@@ -49,72 +49,93 @@ class LogSpec(ABC):
         return self.get_map()
 
 
-@runtime_checkable
-class Raw(Protocol):
-    """A handler that takes bytes as they come instead of records."""
-
-    def take(self, source: Source, stream: str, data: bytes) -> None:
-        """Take some bytes of a source's stdout or stderr, whole lines wherever possible."""
-
-    def finish(self) -> None:
-        """No more will come from this launch."""
-
-
 class RankFile(logging.FileHandler):
-    """A log file that takes bytes as they come. Opened when something comes."""
+    """A log file that takes bytes as they come, from one launch or several at once."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, key: int | None = None, shared: bool = False
     ) -> None:
         """`shared`: several sources write to it, and each line says whose it is.
 
-        `key` is the one source it is for, where a name alone may mean two.
+        `key` is the one source it is for, where a name alone may mean two. It is opened when
+        something comes.
         """
         super().__init__(path, delay=True)
-        self.key = key
         self.path = Path(self.baseFilename)
-        self.mark: Callable[[int], None] | None = None
-        """Called with an offset before something is written there."""
+        self.key = key
+        self.shared = shared
         self._raw: IO[bytes] | None = None
+        self._users = 0
         self._failed = False
-        self._assemblies: dict[Source, Assembly] | None = {} if shared else None
+        self._assemblies: dict[Source, Assembly] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made; what is open stays here."""
+        return _remake, (RankFile, (self.path,), {"key": self.key, "shared": self.shared})
 
     def create(self) -> None:
         """Create the file; it must not exist. Raises `OSError`."""
         self._raw = open(self.path, "xb", buffering=0)  # noqa: SIM115 `finish` closes it
 
-    def take(self, source: Source, stream: str, data: bytes) -> None:
-        """Append; the first failure is a warning, and the end of this file."""
-        if self._assemblies is not None:
-            lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
-            data = _named(source, lines)
+    def begin(self) -> None:
+        """One more launch writes to it."""
+        with self._guard():
+            self._users += 1
+
+    def take(self, source: Source, stream: str, data: bytes) -> int | None:
+        """Append some bytes of a source's output; gives where in the file they begin.
+
+        The first failure is a warning, and the end of this file.
+        """
+        with self._guard():
+            if self.shared:
+                lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
+                data = _named(source, lines)
+            return self._append(data)
+
+    def _append(self, data: bytes) -> int | None:
         if self._failed or not data:
-            return
+            return None
         try:
             if self._raw is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._raw = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            if self.mark is not None:
-                self.mark(self._raw.tell())
+            offset = self._raw.tell()
             view = memoryview(data)
             while view:
                 view = view[self._raw.write(view) :]
         except OSError as error:
             self._failed = True
             logger.warning("phalanx: cannot write to %s any more: %s", self.path, error.strerror)
+            return None
+        return offset
 
     def finish(self) -> None:
-        """Close it; another launch may go on with it."""
-        for source, assembly in (self._assemblies or {}).items():
-            if left := assembly.end():
-                self._assemblies = None
-                self.take(source, "", _named(source, left))
-                self._assemblies = {}
-        if self._raw is not None:
-            with contextlib.suppress(OSError):
-                self._raw.close()
-            self._raw = None
-        self._failed = False
+        """A launch has ended; with the last one the file is closed, until another comes."""
+        with self._guard():
+            self._users -= 1
+            if self._users > 0:
+                return
+            for source, assembly in self._assemblies.items():
+                self._append(_named(source, assembly.end()))
+            self._assemblies.clear()
+            if self._raw is not None:
+                with contextlib.suppress(OSError):
+                    self._raw.close()
+                self._raw = None
+            self._failed = False
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def _remake(kind: type[Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return kind(*args, **options)
 
 
 def _named(source: Source, lines: Iterable[str]) -> bytes:
@@ -130,6 +151,10 @@ class Shown(_Stream):
         super().__init__(sys.stdout)
         self.key = key
         self.prefixed = prefixed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made."""
+        return _remake, (Shown, (), {"key": self.key, "prefixed": self.prefixed})
 
 
 class DefaultLogSpec(LogSpec):
@@ -222,6 +247,8 @@ class DefaultLogSpec(LogSpec):
                 table[name] += files
         world = sum(member.workers for member in members)
         shown = range(world) if self.show == "all" else self.show
+        if unknown := set(shown) - set(range(world)):
+            logger.warning("phalanx: there is no rank %d to show", min(unknown))
         prefixed = self.show == "all" or len(self.show) > 1
         for source in sources(members):
             if source.rank in shown:
@@ -284,6 +311,7 @@ def _create(table: Mapping[str, Sequence[RankFile]]) -> bool:
             made.append(file)
     except OSError as error:
         for file in made:
+            file.begin()
             file.finish()
             file.path.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
@@ -305,20 +333,19 @@ class Route:
     """What takes what one source says."""
 
     source: Source
-    raw: tuple[Raw, ...]
+    raw: tuple[RankFile, ...]
     shown: Shown | None
     handlers: tuple[logging.Handler, ...]
 
     @property
-    def path(self) -> Path | None:
+    def file(self) -> RankFile | None:
         """The file that holds this source's output and nothing else."""
-        files = (h.path for h in self.raw if isinstance(h, RankFile) and h._assemblies is None)
-        return next(files, None)
+        return next((file for file in self.raw if not file.shared), None)
 
 
 def routes(spec: LogSpec, members: Sequence[Member]) -> dict[int, Route]:
     """A log spec's handlers by source. Raises `ConfigError` for what is not a map of them."""
-    named = spec.for_members(members)
+    named = spec.for_members(members) if isinstance(spec, LogSpec) else spec.get_map()
     if not isinstance(named, Mapping) or not all(map(_is_list_of_handlers, named.values())):
         raise ConfigError(
             f"log_spec: get_map() gave {named!r}, not lists of handlers by logger name."
@@ -334,8 +361,10 @@ def _route(source: Source, handlers: Sequence[logging.Handler]) -> Route:
         h for h in handlers if not isinstance(h, RankFile | Shown) or h.key in (None, source.key)
     ]
     shown = next((h for h in handlers if isinstance(h, Shown)), None)
-    raw = tuple(h for h in handlers if isinstance(h, Raw))
-    rest = tuple(h for h in handlers if not isinstance(h, Raw | Shown))
+    raw = tuple(h for h in handlers if isinstance(h, RankFile))
+    rest = tuple(h for h in handlers if not isinstance(h, RankFile | Shown))
+    for file in raw:
+        file.begin()
     return Route(source, raw, shown, rest)
 
 

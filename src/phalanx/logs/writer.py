@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.console import STATUS, Console
@@ -31,11 +32,19 @@ class LogWriter:
     """Writes to files and the terminal, in order, and passes on to handlers."""
 
     def __init__(
-        self, routes: Mapping[int, Route], status: Callable[[str], str] | None = None
+        self,
+        routes: Mapping[int, Route],
+        status: Callable[[str], str] | None = None,
+        mark: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start the threads. `status`, given a progress bar's text, says how things stand."""
+        """Start the threads. `status`, given a progress bar's text, says how things stand.
+
+        `mark` is told of every offset at which something was added to a source's own file.
+        """
         self._routes = routes
         self._status = status
+        self._mark = mark
+        self._begun: dict[int, bytes] = {}
         shown = [route for route in routes.values() if route.shown is not None]
         prefixed = any(route.shown is not None and route.shown.prefixed for route in shown)
         self._console = Console([route.source for route in shown], prefixed=prefixed)
@@ -82,14 +91,18 @@ class LogWriter:
                 break
             key, stream, data, done = item
             route = self._routes.get(key)
-            if route is not None:
-                self._pass_on(route, stream, data)
-            if done is not None:
-                done()
+            try:
+                if route is not None:
+                    self._pass_on(route, stream, data)
+            except Exception:  # noqa: BLE001
+                # Whatever it is, the workers' output must go on being taken.
+                logger.exception("phalanx: some output of %s was lost", key)
+            finally:
+                if done is not None:
+                    done()
         self._console.finish()
         STATUS.show(self, "")
-        for raw in {id(h): h for route in self._routes.values() for h in route.raw}.values():
-            raw.finish()
+        finish(self._routes)
 
     def _pause(self) -> float | None:
         due = self._console.due
@@ -103,6 +116,11 @@ class LogWriter:
             STATUS.show(self, self._status(self._console.bar()))
 
     def _pass_on(self, route: Route, stream: str, data: bytes) -> None:
+        key = route.source.key
+        if stream == RECORDS:
+            # A record is a line, however long; it may come in pieces.
+            whole, newline, self._begun[key] = (self._begun.get(key, b"") + data).rpartition(b"\n")
+            data = whole + newline
         for handler in route.handlers:
             self._threads[id(handler)].put((route.source, stream, data))
         if stream == RECORDS:
@@ -111,15 +129,27 @@ class LogWriter:
         if not data:
             return
         for raw in route.raw:
-            raw.take(route.source, stream, data)
+            offset = raw.take(route.source, stream, data)
+            if self._mark is not None and offset is not None and raw is route.file:
+                self._mark(key, offset)
         if route.shown is not None:
             self._console.take(route.source, stream, data)
 
 
+def finish(routes: Mapping[int, Route]) -> None:
+    """Nothing more comes: let go of the files."""
+    for route in routes.values():
+        for file in route.raw:
+            file.finish()
+
+
 def _records(source: Source, data: bytes) -> Iterable[tuple[logging.LogRecord, bytes]]:
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):  # a worker has written over its own file
-            yield unpack(line, source)
+    for line in data.split(b"\n"):
+        try:
+            if line:
+                yield unpack(line, source)
+        except ValueError as error:  # the worker has written into the file itself
+            logger.warning("phalanx: a log record of %s is lost: %s", source.name, error)
 
 
 class HandlerThread:
@@ -156,6 +186,7 @@ class HandlerThread:
             if self._handled == before:
                 break
         if self._thread.is_alive():
+            _forget(self._handler)
             logger.warning(
                 "phalanx: the log handler %r is behind: the launch does not wait for it any longer",
                 self._handler,
@@ -186,8 +217,16 @@ class HandlerThread:
         self._handled += 1
         if record.levelno < self._handler.level:
             return
+        STATUS.make_way()
         try:
             self._handler.handle(record)
         except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
             with contextlib.suppress(Exception):
                 self._handler.handleError(record)
+
+
+def _forget(handler: logging.Handler) -> None:
+    """Have the interpreter's exit not wait for the lock of a handler that never returns."""
+    known: Any = getattr(logging, "_handlerList", None)
+    if known is not None:
+        known[:] = [reference for reference in known if reference() is not handler]

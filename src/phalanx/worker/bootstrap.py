@@ -38,6 +38,8 @@ class Assignment:
     variables: dict[str, str]
     report: socket.socket
     parent: int
+    printed: tuple[bytes, bytes] = (b"", b"")
+    """What was printed to stdout and stderr while packages were loaded for all ranks."""
 
     @property
     def rank(self) -> int:
@@ -59,6 +61,8 @@ def adopt(prepare: wire.Prepare) -> None:
     sys.argv = list(prepare.argv)
     if prepare.cwd is not None:
         os.chdir(prepare.cwd)
+    # What was, or was not, found under a relative name was so in another directory.
+    sys.path_importer_cache.clear()
     time.tzset()
 
 
@@ -68,7 +72,7 @@ def begin(assignment: Assignment) -> None:
     os.setsid()
     processes.reset_signals()
     os.makedirs(assignment.directory, mode=0o700, exist_ok=True)
-    _redirect(assignment.directory)
+    _redirect(assignment.directory, assignment.printed)
     os.environ.update(assignment.variables)
 
 
@@ -185,16 +189,15 @@ def report(assignment: Assignment, ended: Outcome) -> None:
             file.write(data)
 
 
-def _redirect(directory: str) -> None:
+def _redirect(directory: str, printed: tuple[bytes, bytes]) -> None:
     """Into the rank's files, behind what was printed while packages were loaded for all ranks."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for number, name, head in ((1, "stdout", printed[0]), (2, "stderr", printed[1])):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)
-        with contextlib.suppress(OSError):  # not a file: then nothing was kept
-            os.write(file, os.pread(number, os.fstat(number).st_size, 0))
+        os.write(file, head)
         os.dup2(file, number)
         os.close(file)
 

@@ -7,6 +7,7 @@ sees it.
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 from phalanx.hosts import is_installed
 from phalanx.ranks import RANK_VARIABLES
-from phalanx.wire import Import
+from phalanx.wire import Import, Prepare
 
 _POOLS = ("openblas", "libmkl", "libgomp", "libomp", "libiomp")
 
@@ -34,6 +35,15 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 @dataclass
+class _Tried:
+    """What came of one import."""
+
+    torch: bool
+    failure: str | None
+    printed: tuple[bytes, bytes]
+
+
+@dataclass
 class Loaded:
     """What was loaded here so far, and what came of it."""
 
@@ -41,53 +51,103 @@ class Loaded:
     """Modules whose import read a per-rank variable."""
     unsafe: str | None = None
     """Why this process must not be forked any more."""
-    _failed: dict[Import, str] = field(default_factory=dict)
-    _torch: dict[Import, bool] = field(default_factory=dict)
+    _tried: dict[Import, _Tried] = field(default_factory=dict)
     _stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _with_torch: set[str] = field(default_factory=lambda: {"torch"})
 
     def missing(self, imports: Iterable[Import]) -> list[Import]:
         """Those that have not been tried yet."""
-        return [item for item in imports if item not in self._torch]
-
-    def add(self, item: Import, error: BaseException | None) -> None:
-        """Note that one was tried."""
-        self._torch[item] = "torch" in sys.modules
-        if error is not None:
-            self._failed[item] = f"{item.module} ({type(error).__name__}: {error})"
+        return [item for item in imports if item not in self._tried]
 
     def failures(self, imports: Iterable[Import]) -> tuple[str, ...]:
         """What went wrong with these."""
-        return tuple(self._failed[item] for item in imports if item in self._failed)
+        found = (self._tried[item].failure for item in imports if item in self._tried)
+        return tuple(failure for failure in found if failure is not None)
 
     def bring_torch(self, imports: Iterable[Import]) -> bool:
-        """One of these has torch loaded, as far as can be told."""
-        return any(self._torch.get(item, False) for item in imports)
+        """One of these uses torch, as far as can be told."""
+        return any(item in self._tried and self._tried[item].torch for item in imports)
 
-    def stamp(self) -> None:
+    def printed(self, imports: Iterable[Import]) -> tuple[bytes, bytes]:
+        """What these have printed to stdout and stderr when they were loaded."""
+        parts = [self._tried[item].printed for item in imports if item in self._tried]
+        return b"".join(out for out, _ in parts), b"".join(err for _, err in parts)
+
+    def load(self, item: Import) -> None:
+        """Import one, and note what came of it."""
+        top = item.module.partition(".")[0]
+        before = "torch" in sys.modules
+        sizes = _sizes()
+        failure = None
+        plain = builtins.__import__
+        if before:
+            builtins.__import__ = self._watched_import(plain)
+        try:
+            __import__(item.module, fromlist=item.names)
+        except BaseException as error:  # noqa: BLE001 the worker meets it too, and reports it
+            failure = f"{item.module} ({type(error).__name__}: {error})"
+        finally:
+            builtins.__import__ = plain
+        torch = top in self._with_torch or ("torch" in sys.modules and not before)
+        if torch:
+            self._with_torch.add(top)
+        self._tried[item] = _Tried(torch, failure, _printed_since(sizes))
+
+    def _watched_import(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """An `__import__` that notes which packages import torch, though it is there already."""
+
+        def watched(
+            name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
+            module = plain(name, names, local, fromlist, level)
+            if level == 0 and name.partition(".")[0] in self._with_torch:
+                importer = (names or {}).get("__name__") or ""
+                self._with_torch.add(importer.partition(".")[0])
+            return module
+
+        return watched
+
+    # ── may it be used again? ─────────────────────────────────────────────────
+
+    def stamp(self, python_path: Iterable[str]) -> None:
         """Remember the files that the loaded modules came from, as they are now."""
         for module in list(sys.modules.values()):
             path = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(path, str) and path not in self._stamps:
                 self._stamps[path] = _stamp(path)
-
-    def is_stale(self, python_path: Iterable[str]) -> bool:
-        """A loaded file has changed, or another one of its name would be found first now."""
-        if any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
-            return True
-        tops = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
-        tops -= {"__main__", "phalanx"}
         for directory in python_path:
             if is_installed(directory + os.sep):
-                continue
-            try:
-                names = {entry.partition(".")[0] for entry in os.listdir(directory or os.curdir)}
-            except OSError:
-                continue
-            for top in tops & names:
-                file = getattr(sys.modules.get(top), "__file__", None) or ""
-                if not file.startswith(os.path.abspath(directory)) and _is_module(directory, top):
-                    return True
+                self._stamps.setdefault(directory, _stamp(directory))
+
+    def fits(self, prepare: Prepare) -> bool:
+        """What is loaded is on disk as it was, and hinders nothing that this app wants."""
+        extra = [item for item in self._tried if item not in prepare.preload]
+        if extra and (prepare.late is None or self.unsafe is not None):
+            return False
+        tops = {name.partition(".")[0] for name in sys.modules}
+        if prepare.late is not None and not tops.isdisjoint(prepare.late):
+            return False
+        if any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+            return False
+        tops -= {*sys.stdlib_module_names, "__main__", "phalanx"}
+        return not any(_shadows(directory, tops) for directory in prepare.python_path)
+
+
+def _shadows(directory: str, tops: set[str]) -> bool:
+    """In a directory of the user's there is now another module of a name that is loaded."""
+    if is_installed(directory + os.sep):
         return False
+    directory = os.path.abspath(directory)
+    try:
+        names = {entry.partition(".")[0] for entry in os.listdir(directory)}
+    except OSError:
+        return False
+    for top in tops & names:
+        path = os.path.join(directory, top)
+        found = [p for p in (f"{path}.py", os.path.join(path, "__init__.py")) if os.path.isfile(p)]
+        if found and getattr(sys.modules.get(top), "__file__", None) not in found:
+            return True
+    return False
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -98,30 +158,39 @@ def _stamp(path: str) -> tuple[int, int]:
     return (status.st_mtime_ns, status.st_size)
 
 
-def _is_module(directory: str, name: str) -> bool:
-    path = os.path.join(directory, name)
-    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
+def _sizes() -> tuple[int, int]:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return os.fstat(1).st_size, os.fstat(2).st_size
 
 
-def preload(imports: Iterable[Import], loaded: Loaded, announce: Callable[[str], None]) -> None:
+def _printed_since(before: tuple[int, int]) -> tuple[bytes, bytes]:
+    """What has come into the files that are our stdout and stderr."""
+    after = _sizes()
+    parts = []
+    for number, start, end in zip((1, 2), before, after, strict=True):
+        try:
+            parts.append(os.pread(number, end - start, start) if end > start else b"")
+        except OSError:
+            parts.append(b"")  # not a file: then nothing was kept
+    return parts[0], parts[1]
+
+
+def preload(prepare: Prepare, loaded: Loaded, announce: Callable[[str], None]) -> None:
     """Import in order. Each is announced before: one that ends the process can then be named."""
     plain = type(os.environ)
     os.environ.__class__ = _Watched
     try:
-        for item in imports:
+        for item in loaded.missing(prepare.preload):
             _Watched.asked.clear()
             announce(item.module)
-            failure = None
-            try:
-                __import__(item.module, fromlist=item.names)
-            except BaseException as error:  # noqa: BLE001 the worker meets it too, and reports it
-                failure = error
-            loaded.add(item, failure)
+            loaded.load(item)
             if _Watched.asked:
                 loaded.tainted.append(item.module)
     finally:
         os.environ.__class__ = plain
-    loaded.stamp()
+    loaded.stamp(prepare.python_path)
 
 
 def unsafe_to_fork() -> str | None:

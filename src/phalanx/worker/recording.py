@@ -7,7 +7,6 @@ with the record instead, and is put where raw output goes; other handlers are le
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -21,8 +20,9 @@ RECORDS = "records"
 
 def begin(directory: str) -> None:
     """From now on every record that a logger lets through is written down."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    file = os.open(os.path.join(directory, RECORDS), flags, 0o600)
+    file = _File(os.path.join(directory, RECORDS))
+    standard = (sys.stdout, sys.stderr)
+    plain = logging.Logger.callHandlers
 
     def call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
         printed = ""
@@ -30,16 +30,43 @@ def begin(directory: str) -> None:
         for handler in _handlers(self):
             if record.levelno < handler.level:
                 continue
-            if _prints(handler):
+            if _prints(handler, standard):
                 printed += _format(handler, record)
             else:
                 others.append(handler)
-        with contextlib.suppress(OSError):
-            os.write(file, pack(record, printed))
+        try:
+            file.write(pack(record, printed))
+        except Exception:  # noqa: BLE001 then as if we were not there
+            plain(self, record)
+            return
         for handler in others:
             handler.handle(record)
 
     logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
+
+
+class _File:
+    """Our file; the program may close descriptors that are not its own, and reuse their numbers."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._open()
+
+    def write(self, data: bytes) -> None:
+        try:
+            known = os.fstat(self._number)
+            mine = (known.st_dev, known.st_ino) == self._identity
+        except OSError:
+            mine = False
+        if not mine:
+            self._open()
+        os.write(self._number, data)
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._number = os.open(self._path, flags, 0o600)
+        known = os.fstat(self._number)
+        self._identity = (known.st_dev, known.st_ino)
 
 
 def _handlers(logger: logging.Logger) -> list[logging.Handler]:
@@ -53,17 +80,24 @@ def _handlers(logger: logging.Logger) -> list[logging.Handler]:
     return found
 
 
-def _prints(handler: logging.Handler) -> bool:
-    """It writes to the streams that are carried home anyway."""
+def _prints(handler: logging.Handler, standard: tuple[Any, ...]) -> bool:
+    """It does nothing but write to the streams that are carried home anyway."""
+    kind: Any = type(handler)
     stream = getattr(handler, "stream", None)
-    standard = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    return isinstance(handler, logging.StreamHandler) and any(stream is s for s in standard)
+    return (
+        isinstance(handler, logging.StreamHandler)
+        and kind.emit is logging.StreamHandler.emit
+        and kind.handle is logging.Handler.handle
+        and any(stream is s for s in standard)
+    )
 
 
 def _format(handler: Any, record: logging.LogRecord) -> str:
     try:
-        if not handler.filter(record):
+        passed = handler.filter(record)
+        if not passed:
             return ""
+        record = passed if isinstance(passed, logging.LogRecord) else record
         return str(handler.format(record)) + str(handler.terminator)
     except Exception:  # noqa: BLE001 as logging does: it is shown, and nothing fails
         handler.handleError(record)

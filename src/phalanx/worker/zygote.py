@@ -75,10 +75,9 @@ class Zygote:
         processes.set_title(f"phalanx: {self._prepare.title} zygote")
         bootstrap.adopt(self._prepare)
         if not self._spawn:
-            new = self._loaded.missing(imports)
-            if new or not self.preloaded:
+            if self._loaded.missing(imports) or not self.preloaded:
                 with _killed_by_end_of(self._control):
-                    preload.preload(new, self._loaded, self._announce)
+                    preload.preload(self._prepare, self._loaded, self._announce)
                 self._announce("")
                 self._settle()
             self._loaded.unsafe = self._loaded.unsafe or preload.unsafe_to_fork()
@@ -109,7 +108,8 @@ class Zygote:
     def _warm_again(self, prepare: wire.Prepare) -> None:
         """Prepare for another app, unless what is loaded is not what is on disk any more."""
         self._prepare = prepare
-        if self._loaded.is_stale(prepare.python_path):
+        bootstrap.adopt(prepare)
+        if not self._loaded.fits(prepare):
             self._send(wire.Ready(app=prepare.app, torch=False, spawn=False, stale=True))
         else:
             self.warm()
@@ -163,6 +163,8 @@ class Zygote:
                 return self._fork(frame)
             case wire.Prepare():
                 self._warm_again(frame)
+            case wire.Rest():
+                os.chdir("/")  # where we have been need not stay mounted for us
             case wire.Stop() if self._is_current(frame):
                 self._stop(frame)
             case wire.Signal():
@@ -188,8 +190,11 @@ class Zygote:
         if listening:
             brood.store = self._fork_store(listening[0], parent)
         pids: dict[int, int] = {}
+        printed = self._loaded.printed(self._prepare.preload)
         for variables in fork.workers:
-            assignment = bootstrap.Assignment(self._prepare, fork, variables, report, parent)
+            assignment = bootstrap.Assignment(
+                self._prepare, fork, variables, report, parent, printed
+            )
             try:
                 pid = os.fork()
             except OSError as error:

@@ -1,0 +1,258 @@
+"""Apps, asked about from another terminal: list, status, log, cancel, clean."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import phalanx
+from phalanx.registry import recorded
+from tests.conftest import phalanx_processes, wait_until
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "phalanx" / "apps"
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **kwargs,
+    )
+
+
+def ask(*arguments):
+    done = command(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def talk(go, stop):
+    """Print until a file is there."""
+    rank = os.environ["RANK"]
+    print(f"rank {rank} is up", flush=True)
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    print(f"rank {rank} goes on", flush=True)
+    while not os.path.exists(stop):
+        time.sleep(0.01)
+
+
+def test_a_running_app_is_seen_and_its_log_followed_from_another_process(tmp_path):
+    """Then it ends, and both know."""
+    paths = str(tmp_path / "go"), str(tmp_path / "stop")
+    app = phalanx.Launcher(workers_per_host=2, name="talker").start(talk, args=paths)
+    wait_until(lambda: all(path.stat().st_size for path in app.log_files.values()))
+    (seen,) = ask("list")
+    assert (seen["id"], seen["status"]["state"]) == (app.id, "RUNNING")
+    assert seen["roles"][0]["replicas"][0]["ranks"] == [0, 1]
+    assert command("log", "talker").stdout.count("is up") == 2, "returns at once without --follow"
+    following = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "log", app.id, "--follow", "-r", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout.readline() == "rank 1 is up\n"
+    (tmp_path / "go").touch()
+    assert following.stdout.readline() == "rank 1 goes on\n"
+    (tmp_path / "stop").touch()
+    app.result()
+    assert following.communicate(timeout=30)[0] == ""
+    status = ask("status", app.id)["status"]
+    assert status["state"] == "SUCCEEDED"
+    assert [worker["ended"] for worker in status["workers"]] == ["returned", "returned"]
+    assert ask("list", "--running") == []
+
+
+def test_cancel_from_another_terminal(tmp_path):
+    """Workers are stopped; asked again it may be sooner, and a finished app is left alone."""
+
+    def stubborn():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("up", flush=True)
+        time.sleep(100)
+
+    app = phalanx.Launcher(workers_per_host=1, stop_grace=60).start(stubborn)
+    wait_until(lambda: app.log_files[0].stat().st_size)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "cancel", app.id], stdout=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: "stopping" in command("log", app.id, "--agents").stdout)
+    done = command("cancel", app.id, "--grace", "0")
+    assert done.stdout == f"{app.id}: CANCELLED\n", done.stderr
+    assert first.communicate(timeout=30)[0] == f"{app.id}: CANCELLED\n"
+    with pytest.raises(phalanx.Cancelled):
+        app.result()
+    again = command("cancel", app.id)
+    assert again.returncode == 0
+    assert "has ended already: CANCELLED" in again.stdout
+
+
+def test_a_launcher_that_was_killed_is_not_running(script):
+    """Its record says so, whenever it is asked."""
+    process = script.start(
+        "import phalanx, time\nphalanx.launch(time.sleep, args=(100,), workers_per_host=1)"
+    )
+    wait_until(lambda: phalanx_processes())
+    wait_until(lambda: recorded.apps() and recorded.apps()[0].state.value == "RUNNING")
+    process.kill()
+    process.communicate()
+    (app,) = ask("list")
+    assert app["status"]["state"] == "FAILED"
+    assert "is gone" in app["status"]["message"]
+    assert "FAILED" in command("status").stdout
+    assert "FAILED" in command("list").stdout
+    wait_until(lambda: not phalanx_processes())
+
+
+def test_a_failure_is_told_with_its_rank():
+    """And the exit code of another."""
+
+    def fail():
+        if os.environ["RANK"] == "1":
+            raise ValueError("no")
+        time.sleep(100)
+
+    with pytest.raises(ValueError):
+        phalanx.launch(fail, workers_per_host=2)
+    shown = command("status").stdout
+    assert "FAILED" in shown
+    assert "rank 1 on localhost raised ValueError: no" in shown
+
+
+def test_log_by_rank_regex_and_time(tmp_path):
+    """Times are those at which lines came, to about a tenth of a second."""
+
+    def speak():
+        rank = os.environ["RANK"]
+        print(f"early {rank}", flush=True)
+        time.sleep(1.0)
+        print(f"late {rank}", flush=True)
+
+    phalanx.launch(speak, workers_per_host=2)
+    assert command("log").stdout.splitlines()[0].startswith("[localhost rank ")
+    assert command("log", "-r", "1").stdout == "early 1\nlate 1\n"
+    assert command("log", "-r", "1", "-e", "^late").stdout == "late 1\n"
+    assert command("log", "-r", "0", "-n", "1").stdout == "late 0\n"
+    lines = [json.loads(line) for line in command("log", "--json").stdout.splitlines()]
+    assert [line["text"][:4] for line in lines] == ["earl", "earl", "late", "late"]
+    early, late = lines[0]["time"], lines[-1]["time"]
+    assert 0.5 < late - early < 5
+    from datetime import datetime
+
+    middle = datetime.fromtimestamp((early + late) / 2).isoformat()
+    assert "early" not in command("log", "--since", middle).stdout
+    assert "late" not in command("log", "--until", middle).stdout
+    assert command("log", "--until", "1h").stdout == ""
+
+
+def test_mistakes_are_one_sentence():
+    """Unknown apps and ranks, several that are meant, options that are none."""
+    unknown = command("status", "nothing-here")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "no app is recorded" not in unknown.stderr
+    assert "there is no app 'nothing-here'" in unknown.stderr
+    assert "no app is recorded yet" in command("log").stderr
+    for _ in range(2):
+        phalanx.launch(int, workers_per_host=1)
+    assert "is the beginning of 2 apps" in command("status", "int").stderr
+    app = recorded.apps()[-1].id
+    assert f"Did you mean '{app}'?" in command("log", app[:-1] + "x").stderr
+    assert "has ranks 0 to 0, not 7" in command("log", app, "-r", "7").stderr
+    for wrong in (
+        ["log", "--since", "soon"],
+        ["log", "-r", "x"],
+        ["log", "-e", "("],
+        ["list", "-q"],
+    ):
+        done = command(*wrong)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_clean_removes_what_has_ended(tmp_path):
+    """With the logs if asked for; what runs stays."""
+    phalanx.launch(print, args=("x",), workers_per_host=1)
+    app = phalanx.Launcher(workers_per_host=1).start(time.sleep, args=(100,))
+    assert "0 apps" in command("clean").stdout
+    assert "1 app would be" in command("clean", "--older-than", "0", "--dry-run").stdout
+    logs = set((tmp_path / "logs").iterdir())
+    assert len(ask("clean", "--older-than", "0", "--logs")) == 1
+    assert [a.id for a in recorded.apps()] == [app.id]
+    assert len(logs - set((tmp_path / "logs").iterdir())) == 2
+    app.cancel(0.0)
+    app.wait()
+
+
+def test_rubbish_in_the_registry_hinders_nothing(own_registry):
+    """Files that someone else wrote, or a crash left."""
+    phalanx.launch(int, workers_per_host=1)
+    (mine,) = recorded.apps()
+    for name, text in [("a", "{"), ("b", '{"version": 1}'), ("c", "[]"), ("d", '{"version": 9}')]:
+        (own_registry / name).mkdir()
+        (own_registry / name / "app.json").write_text(text)
+    (mine.path / "status.json").write_text('{"state": "XYZ"}')
+    assert [app["id"] for app in ask("list")] == [mine.id]
+    phalanx.launch(int, workers_per_host=1)
+    command("clean", "--older-than", "0")
+    assert not (own_registry / "a").exists()
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
+    """The launch goes on, unrecorded, without a word."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    assert list(phalanx.launch(int, workers_per_host=1)) == [0]
+    assert recorded.apps() == []
+    assert "phalanx" not in caplog.text
+
+
+def test_many_apps_are_pruned(own_registry, monkeypatch):
+    """The oldest that have ended go first."""
+    from phalanx.registry import entry
+
+    monkeypatch.setattr(entry, "_KEPT", 6)
+    monkeypatch.setattr(entry, "_PRUNED_TO", 4)
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for _ in range(12):
+            launcher.run(int)
+    assert len(recorded.apps()) <= 7
+
+
+def test_output_into_a_pipe_that_closes():
+    """`| head` is no failure."""
+    for _ in range(3):
+        phalanx.launch(int, workers_per_host=1)
+    done = subprocess.run(
+        f"{sys.executable} -m phalanx list --json | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_warm_status_and_stop(tmp_path, monkeypatch, script):
+    """In every state."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert command("warm", "status").stdout == "no agent waits\n"
+    script(
+        "import phalanx\nphalanx.launch(int, workers_per_host=1, keep_warm=60, preload=['wave'])"
+    )
+    wait_until(lambda: ask("warm", "status"))
+    shown = command("warm", "status").stdout
+    assert "wave" in shown
+    assert "MiB" in shown
+    assert command("warm", "stop").stdout == "1 agent ended\n"
+    assert not phalanx_processes()
+    assert ask("warm", "stop") == []
+    assert command("warm").returncode == 2
