@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # SYSTEM=1 allows the tests to install Debian packages and start servers; none of them needs it yet.
 SYSTEM ?=
 
-.PHONY: demo test lint types unit bench lock clean
+.PHONY: demo test lint types unit bench reference lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -21,6 +21,9 @@ types: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(BIN)/python -m pytest -q
+
+reference: $(VENV)/ready
+	$(BIN)/python tools/make_reference.py
 
 bench: $(VENV)/ready
 	$(BIN)/python bench/run.py

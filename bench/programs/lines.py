@@ -1,5 +1,6 @@
-"""`lines.py phalanx|torchrunx LINES WIDTH`: one rank prints; seconds from its first line until all is
-home, and how many lines that were.
+"""`lines.py phalanx|torchrunx LINES WIDTH`: one rank prints.
+
+Prints the seconds from its first line until all is home, and how many lines came.
 """
 
 import glob
@@ -16,34 +17,34 @@ def flood(lines: int, width: int) -> float:
     return began
 
 
+def with_phalanx(lines: int, width: int) -> dict[str, float]:
+    import phalanx
+
+    spec = phalanx.DefaultLogSpec.files_only("bench-logs")
+    began = phalanx.launch(flood, args=(lines, width), workers_per_host=1, log_spec=spec).rank(0)
+    seconds = time.monotonic() - began
+    (path,) = glob.glob("bench-logs/*[[]0].log")
+    with open(path) as file:
+        numbers = [int(line[:8]) for line in file]
+    whole = numbers == sorted(set(numbers))
+    return {"seconds": seconds, "lines": len(numbers) if whole else -1}
+
+
+def with_torchrunx(lines: int, width: int) -> dict[str, float]:
+    import torchrunx
+
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=1, backend=None)
+    began = launcher.run(flood, lines, width).rank(0)
+    seconds = time.monotonic() - began
+    (path,) = glob.glob("torchrunx_logs/*/localhost[[]0].log")
+    with open(path) as file:
+        return {"seconds": seconds, "lines": sum("xxxxxx" in line for line in file)}
+
+
 def main() -> None:
     system, lines, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    if system == "phalanx":
-        import phalanx
-
-        spec = phalanx.DefaultLogSpec.files_only("bench-logs")
-        began = phalanx.launch(flood, args=(lines, width), workers_per_host=1, log_spec=spec).rank(
-            0
-        )
-        seconds = time.monotonic() - began
-        (path,) = glob.glob("bench-logs/*[[]0].log")
-        with open(path) as file:
-            numbers = [int(line[:8]) for line in file]
-        home = len(numbers) if numbers == sorted(set(numbers)) else -1
-    else:
-        import contextlib
-        import io
-
-        import torchrunx
-
-        shown = io.StringIO()
-        with contextlib.redirect_stdout(shown):
-            result = torchrunx.Launcher(
-                hostnames=["localhost"], workers_per_host=1, backend=None
-            ).run(flood, lines, width)
-            seconds = time.monotonic() - result.rank(0)
-        home = sum("xxx" in line for line in shown.getvalue().splitlines())
-    print(json.dumps({"seconds": seconds, "lines": home}))
+    measure = with_phalanx if system == "phalanx" else with_torchrunx
+    print(json.dumps(measure(lines, width)))
 
 
 if __name__ == "__main__":

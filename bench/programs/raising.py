@@ -1,12 +1,11 @@
-"""`raising.py phalanx|torchrunx N RUNS`: a worker raises while the others sleep: until it is here."""
+"""`raising.py phalanx|torchrunx N RUNS`: a worker raises, the others sleep for 20 s.
+
+Prints the seconds until the caller has the exception.
+"""
 
 import json
 import sys
 import time
-
-
-class Raised(Exception):
-    pass
 
 
 def fail(rank_to_fail: int) -> None:
@@ -17,7 +16,7 @@ def fail(rank_to_fail: int) -> None:
     dist.barrier()
     if int(os.environ["RANK"]) == rank_to_fail:
         raise RuntimeError(str(time.monotonic()))
-    time.sleep(100)
+    time.sleep(20)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`value.py MEGABYTES`: a large value comes home; seconds, and the launcher's peak over its size."""
+"""`value.py MEGABYTES`: a large value comes home; seconds, and the launcher's peak by its size."""
 
 import json
 import resource

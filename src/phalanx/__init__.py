@@ -1,9 +1,10 @@
 """Phalanx runs a Python function on every rank and brings everything home.
 
 The layers, each importing only from those above it: pure data (`errors`, `rounds`, `ranks`,
-`wire`), `logs`, `channel` and `hosts`, `rendezvous` (who decides), `worker`, `agent`, `launcher`,
-`cli`. `phalanx.torch` is the only package that imports torch, and only workers load it. Importing
-`phalanx` itself loads next to nothing: what is public is loaded when it is first named.
+`wire`, `specs`), `channel` and `hosts`, `logs`, `rendezvous` (who decides), `worker`, `agent`,
+`registry`, `launcher`, `cli`. `phalanx.torch` is the only package that imports torch, and only
+workers load it. Importing `phalanx` itself loads next to nothing: what is public is loaded when it
+is first named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "AgentLost": "phalanx.errors",
     "App": "phalanx.launcher.app",
+    "AppState": "phalanx.specs",
     "AppStatus": "phalanx.specs",
     "Cancelled": "phalanx.errors",
     "ConfigError": "phalanx.errors",
@@ -38,6 +40,7 @@ _PUBLIC = {
 __all__ = [
     "AgentLost",
     "App",
+    "AppState",
     "AppStatus",
     "Cancelled",
     "ConfigError",
@@ -77,7 +80,7 @@ if TYPE_CHECKING:
     from phalanx.launcher.warmth import warm
     from phalanx.logs.lines import LogLine
     from phalanx.logs.spec import DefaultLogSpec, LogSpec
-    from phalanx.specs import AppStatus
+    from phalanx.specs import AppState, AppStatus
 
 
 def __getattr__(name: str) -> Any:

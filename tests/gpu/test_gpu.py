@@ -124,20 +124,26 @@ def test_a_cuda_error_comes_home():
     assert any("cuda:99" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ipykernel") is None, reason="ipykernel is not installed"
-)
-def test_a_notebook_that_has_initialised_cuda():
-    """A real kernel; the function lives in its cell."""
+@pytest.fixture(scope="module")
+def notebook():
+    """A real kernel."""
+    if importlib.util.find_spec("ipykernel") is None:
+        pytest.skip("ipykernel is not installed")
     with Kernel() as kernel:
-        assert kernel.run("import torch; torch.ones(1, device='cuda'); print('ready')") == "ready\n"
-        shown = kernel.run(
-            "import phalanx\n"
-            "def total():\n"
-            "    import torch.distributed as dist\n"
-            "    value = torch.ones(1, device='cuda:0')\n"
-            "    dist.all_reduce(value)\n"
-            "    return value.item()\n"
-            "print(phalanx.launch(total, workers_per_host=1, backend='nccl').rank(0))"
-        )
+        yield kernel
+
+
+def test_a_notebook_that_has_initialised_cuda(notebook):
+    """The function lives in its cell."""
+    shown = notebook.run("import torch; torch.ones(1, device='cuda'); print('ready')")
+    assert shown == "ready\n"
+    shown = notebook.run(
+        "import phalanx\n"
+        "def total():\n"
+        "    import torch.distributed as dist\n"
+        "    value = torch.ones(1, device='cuda:0')\n"
+        "    dist.all_reduce(value)\n"
+        "    return value.item()\n"
+        "print(phalanx.launch(total, workers_per_host=1, backend='nccl').rank(0))"
+    )
     assert shown == "1.0\n"
