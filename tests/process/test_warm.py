@@ -715,3 +715,16 @@ def test_a_killed_command_whose_output_nobody_reads_leaves_no_agent(script, runt
     process.kill()
     wait_until(lambda: not phalanx_processes(), timeout=30)
     process.communicate()
+
+
+def test_a_rank_that_returns_at_once_breaks_nobodys_group():
+    """It waits with taking its own down until all have formed theirs."""
+
+    def quick(x):
+        import torch
+
+        return int(torch.tensor(x) + 1)
+
+    with phalanx.Launcher(workers_per_host=6) as launcher:
+        for i in range(25):
+            assert list(launcher.run(quick, {"x": i})) == [i + 1] * 6

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 import traceback
 from datetime import timedelta
 from typing import Any
@@ -18,9 +19,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 _PREFIX = "phalanx"
+_FORMED = "formed"
+_PAUSE = 0.002
 
 _init_process_group = dist.init_process_group
 _ours: Any = None
+_store: Any = None
 
 
 def join(backend: str, timeout: float) -> None:
@@ -41,23 +45,34 @@ def join_alone(backend: str, timeout: float) -> bool:
 
 
 def _form(backend: str, store: Any, limit: timedelta) -> None:
-    global _ours  # noqa: PLW0603 torch's default group is one per process as well
+    global _ours, _store  # noqa: PLW0603 torch's default group is one per process as well
     if backend == "auto":
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    _store = PrefixStore(_PREFIX, store)
     _init_process_group(
         backend,
-        store=PrefixStore(_PREFIX, store),
+        store=_store,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=limit,
     )
     _ours = dist.group.WORLD
+    _store.add(_FORMED, 1)
+
+
+def _wait_until_all_have_formed() -> None:
+    """Wait for the others: a rank that is quick to leave would break the connections they make."""
+    limit = time.monotonic() + _store.timeout.total_seconds()
+    while _store.add(_FORMED, 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < limit:
+        time.sleep(_PAUSE)
 
 
 def leave() -> None:
     """Take the default group down, whoever made it. That cannot fail: the function has returned."""
     try:
         if dist.is_initialized():
+            if dist.group.WORLD is _ours:
+                _wait_until_all_have_formed()
             dist.destroy_process_group()
     except Exception:  # noqa: BLE001 said in the log, and the value stands
         traceback.print_exc()
@@ -82,5 +97,6 @@ def _replacing(*args: Any, **kwargs: Any) -> Any:
     global _ours  # noqa: PLW0603 as above
     if _ours is not None and dist.is_initialized() and dist.group.WORLD is _ours:
         _ours = None
+        _wait_until_all_have_formed()
         dist.destroy_process_group()
     return _init_process_group(*args, **kwargs)
