@@ -234,3 +234,32 @@ def test_warm(launcher):
             timeout=100,
         )
         assert "4 passed" in done.stdout, done.stdout
+
+
+def test_a_file_that_launches_when_it_is_loaded_is_refused(tmp_path):
+    """Each worker would load it, and launch again."""
+    (tmp_path / "unguarded.py").write_text(
+        "import phalanx\ndef f(): return 1\nprint(list(phalanx.launch(f, workers_per_host=2)))\n"
+    )
+    (tmp_path / "uses.py").write_text("import unguarded\n")
+    for command in (["-m", "phalanx", "launch", "unguarded.py:f"], ["uses.py"]):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
+        assert done.returncode != 0
+        assert "launches when it is loaded" in done.stderr, done.stderr
+    as_script = subprocess.run(
+        [sys.executable, "unguarded.py"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert as_script.stdout == "[1, 1]\n"
+
+
+def test_a_function_that_launches_itself_ends():
+    """Launches within launches work; one that never ends is refused."""
+
+    def nest(left):
+        return phalanx.launch(nest, {"left": left - 1}, workers_per_host=1).rank(0) if left else 0
+
+    assert phalanx.launch(nest, {"left": 2}, workers_per_host=1).rank(0) == 0
+    with pytest.raises(phalanx.ConfigError, match="does the function launch itself"):
+        phalanx.launch(nest, {"left": 50}, workers_per_host=1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from phalanx import wire
 from phalanx.agent import following
 from phalanx.errors import WireError
+from phalanx.nesting import DEPTH
 from phalanx.ranks import worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker.outcome import PAYLOAD, REPORT
@@ -87,6 +88,8 @@ class Turn:
             error_file=os.path.join(self.directory, str(rank), "error.json"),
             agent_store=self.begin.uses_torch,
         )
+        depth = self._environment.get(DEPTH, "0")
+        variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
         defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         if self.begin.membership.store.address == "127.0.0.1":
             defaults |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

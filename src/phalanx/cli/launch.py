@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx import nesting
 from phalanx.cli import parsing
 from phalanx.errors import ConfigError, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
@@ -157,7 +158,8 @@ class _Target:
 
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
-        module = self._load_file() if self.is_file else self._load_module()
+        with nesting.loading(self.place):
+            module = self._load_file() if self.is_file else self._load_module()
         found: Any = module
         for part in self.function.split("."):
             found = getattr(found, part, None)

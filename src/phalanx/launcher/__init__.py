@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar
@@ -13,6 +14,7 @@ from phalanx.environment import COPIED_BY_DEFAULT
 from phalanx.errors import ConfigError
 from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs.spec import LogSpec
+from phalanx.nesting import check_may_launch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -174,6 +176,7 @@ class Launcher:
 
         from phalanx.launcher import imports, payload
 
+        check_may_launch(os.environ)
         check_call(func, args, kwargs)
         needs = imports.of_function(func)
         plan = self._plan(needs, _title(func))

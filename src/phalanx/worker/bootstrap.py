@@ -21,7 +21,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from phalanx import wire
+from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import Outcome
@@ -152,7 +152,7 @@ def _flush() -> None:
 
 
 def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, nesting.loading("the module of the function"):
         function, args, kwargs = outcome.load(file)
     names = _namespace(function)
     if names.get("__name__") == "__main__":
