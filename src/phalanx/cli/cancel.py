@@ -6,7 +6,7 @@ import sys
 import time
 
 from phalanx.cli import parsing
-from phalanx.registry.recorded import RecordedApp, find
+from phalanx.registry.recorded import RecordedApp, apps, find
 
 _ANSWER = 15.0
 """Seconds past the grace for an app to end."""
@@ -18,14 +18,16 @@ def main(arguments: list[str]) -> int:
         "cancel",
         "Have an app end: its workers get SIGTERM, and after the grace SIGKILL. Waits for it.",
     )
-    parser.add_argument("app", help="the app's id, or enough of its beginning")
+    parser.add_argument(
+        "app", nargs="?", help="its id, or enough of the beginning; by default the one that runs"
+    )
     parser.add_argument(
         "--grace", type=parsing.duration, metavar="TIME", help="by default the launcher's own"
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = find(options.app)
+        app = find(options.app) if options.app else _only_one()
     except LookupError as error:
         print(f"phalanx cancel: {error}", file=sys.stderr)
         return 1
@@ -49,6 +51,14 @@ def main(arguments: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def _only_one() -> RecordedApp:
+    running = [app for app in apps() if not app.state.is_final]
+    if len(running) == 1:
+        return running[0]
+    names = ", ".join(app.id for app in running)
+    raise LookupError(f"say which: {names}" if running else "no app is running")
 
 
 def _wait(app: RecordedApp, grace: float | None) -> None:

@@ -114,7 +114,11 @@ def _parse_options(options: list[str], target: str) -> _Options:
             args=options,
             prog=f"phalanx launch {target}",
             description="Run a function on every rank.",
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            config=(
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.FlagCreatePairsOff,
+                tyro.conf.SuppressFixed,
+            ),
         )
     except SystemExit as stop:
         if stop.code:

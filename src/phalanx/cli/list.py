@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import time
 from datetime import datetime
 
 from phalanx.cli import parsing
@@ -33,8 +31,7 @@ def main(arguments: list[str]) -> int:
         return 0
     rows = []
     for app, status in found:
-        final = AppState(status["state"]).is_final
-        seconds = status.get("seconds", 0.0) if final else time.time() - app.created
+        seconds = status.get("seconds")
         rows.append(
             (
                 app.id,
@@ -43,7 +40,7 @@ def main(arguments: list[str]) -> int:
                 ",".join(app.hosts),
                 datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
                 "?" if seconds is None else parsing.ago(seconds),
-                _cut(shlex.join(app.facts["command"])),
+                _cut(app.command),
             )
         )
     parsing.print_table(("APP", "STATE", "WORKERS", "HOSTS", "STARTED", "TIME", "COMMAND"), rows)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import time
 from typing import Any
 
 from phalanx.cli import parsing
@@ -33,12 +31,12 @@ def main(arguments: list[str]) -> int:
 
 def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     final = AppState(status["state"]).is_final
-    seconds = status.get("seconds", 0.0) if final else time.time() - app.created
+    seconds = status.get("seconds")
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
     time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
     print(f"{app.id}: {status['state']}{time_}")
     print(f"  {count} on {', '.join(app.hosts)}")
-    print(f"  command: {shlex.join(app.facts['command'])}")
+    print(f"  command: {app.command}")
     owner = app.facts["owner"]
     print(f"  launcher: pid {owner['pid']} on {owner['host']}, in {app.facts['cwd']}")
     if status.get("message"):

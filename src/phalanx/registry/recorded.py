@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import heapq
+import shlex
 import shutil
 import socket
 import time
@@ -47,6 +48,18 @@ class RecordedApp:
         """When it was launched, in seconds since 1970."""
         return float(self.facts["created"])
 
+    @property
+    def command(self) -> str:
+        """What was typed, as far as that can be told."""
+        program, *arguments = self.facts["command"] or ["?"]
+        if arguments[:2] == ["-m", "phalanx"]:
+            arguments = ["phalanx", *arguments[2:]]
+        elif arguments and Path(arguments[0]).name == "phalanx":
+            arguments = ["phalanx", *arguments[1:]]
+        else:
+            arguments = [Path(program).name, *arguments]
+        return shlex.join(arguments)
+
     @cached_property
     def replicas(self) -> list[dict[str, Any]]:
         """Every replica of every role."""
@@ -73,6 +86,8 @@ class RecordedApp:
                 status["state"] = AppState.FAILED.value
                 status["message"] = f"its launcher (pid {owner['pid']} on {owner['host']}) is gone"
                 status["seconds"] = None
+        if not AppState(status["state"]).is_final:
+            status["seconds"] = time.time() - self.created
         return status
 
     def _read_status(self) -> dict[str, Any]:
@@ -210,7 +225,8 @@ def find(text: str | None) -> RecordedApp:
         return found[0]
     if found:
         names = ", ".join(app.id for app in found[-5:])
-        raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {names}")
+        more = "…, " if len(found) > 5 else ""
+        raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {more}{names}")
     near = difflib.get_close_matches(wanted, [app.id for app in known], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " See: phalanx list"
     raise LookupError(f"there is no app {text!r}.{hint}")
