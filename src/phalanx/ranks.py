@@ -43,7 +43,7 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
         if count < 1:
             raise ConfigError(
                 f"workers_per_host is {count} for {hostname}: it must be at least 1. "
-                "Leave the host out instead."
+                "Give at least 1 for each host that is listed."
             )
         table.append(Member(agent, hostname, first, count))
         first += count

@@ -61,6 +61,8 @@ class Prepare(Frame):
     """Packages that must not be loaded before the fork; None: only those to preload may be."""
     python_path: tuple[str, ...]
     environment: dict[str, str]
+    passing: bool
+    """`environment` has all variables that say where a command was typed, and those alone."""
     argv: tuple[str, ...]
     cwd: str | None
     main_file: str | None

@@ -359,3 +359,27 @@ def test_streams_that_only_look_like_files(capsys):
         phalanx.launch(say, workers_per_host=1)
     stream.flush()
     assert sorted(stream.buffer.getvalue().splitlines()) == [b"err 0", b"out 0"]
+
+
+def test_a_stderr_that_only_pretends_to_be_a_terminal():
+    """Output is taken all the same."""
+
+    class Tee:
+        def write(self, text):
+            return len(text)
+
+        def flush(self):
+            pass
+
+        def isatty(self):
+            return True
+
+    def slow():
+        for i in range(12):
+            print("line", i, flush=True)
+            time.sleep(0.1)
+
+    with contextlib.redirect_stderr(Tee()):
+        phalanx.launch(slow, workers_per_host=1)
+    (path,) = Path("logs").glob("*].log")
+    assert len(path.read_text().splitlines()) == 12

@@ -146,13 +146,13 @@ def test_a_package_that_changes_on_disk_is_loaded_anew(tmp_path, monkeypatch):
     def value():
         import tested_package
 
-        return tested_package.VALUE, "tested_package" in dir(), os.getppid()
+        return tested_package.VALUE, os.getppid()
 
     with phalanx.Launcher(workers_per_host=1, preload=["tested_package"]) as launcher:
-        one, _, zygote = launcher.run(value).rank(0)
-        assert launcher.run(value).rank(0)[2] == zygote
+        one, zygote = launcher.run(value).rank(0)
+        assert launcher.run(value).rank(0)[1] == zygote
         (place / "tested_package.py").write_text("VALUE = 22\n")
-        two, _, other = launcher.run(value).rank(0)
+        two, other = launcher.run(value).rank(0)
     assert (one, two) == (1, 22)
     assert zygote != other
 
@@ -224,7 +224,8 @@ def test_many_runs_leak_nothing(tmp_path):
     with phalanx.Launcher(workers_per_host=2) as launcher:
         zygote = launcher.run(parents).rank(0)[0]
         agent = int(Path(f"/proc/{zygote}/stat").read_text().rpartition(")")[2].split()[1])
-        spool = next(p for p in Path("/tmp").glob("phalanx-*") if p.stat().st_uid == os.getuid())
+        links = [os.readlink(f"/proc/{zygote}/fd/{n}") for n in (1, 2)]
+        spool = Path(links[0]).parent
 
         def state():
             files = sum(1 for _ in spool.rglob("*"))
@@ -728,3 +729,85 @@ def test_a_rank_that_returns_at_once_breaks_nobodys_group():
     with phalanx.Launcher(workers_per_host=6) as launcher:
         for i in range(25):
             assert list(launcher.run(quick, {"x": i})) == [i + 1] * 6
+
+
+def test_what_a_package_changes_when_it_is_imported(packages):
+    """It is there for those that import it, every time, and for nobody else."""
+    (packages / "vendored").mkdir()
+    (packages / "vendored" / "inner_part.py").write_text("VALUE = 1\n")
+    (packages / "extends.py").write_text(
+        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'vendored'))\n"
+    )
+    (packages / "configures.py").write_text(
+        "import logging, os\nos.environ['LEFT'] = 'behind'\nlogging.basicConfig()\n"
+    )
+
+    def extended():
+        import extends
+        import inner_part
+
+        return extends.__name__, inner_part.VALUE
+
+    def configured():
+        import logging
+
+        import configures
+
+        return configures.__name__, os.environ.get("LEFT"), len(logging.root.handlers)
+
+    def other():
+        import logging
+
+        return os.environ.get("LEFT"), len(logging.root.handlers)
+
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        for _ in range(2):
+            assert launcher.run(extended).rank(0) == ("extends", 1)
+            assert launcher.run(configured).rank(0) == ("configures", "behind", 1)
+            assert launcher.run(other).rank(0) == (None, 0)
+
+
+def test_an_env_file_may_set_what_changes_from_command_to_command():
+    """Its values win over the launcher's."""
+    Path("env.sh").write_text("export SSH_AUTH_SOCK=/from/the/file\n")
+    seen = phalanx.launch(os.getenv, args=("SSH_AUTH_SOCK",), workers_per_host=1, env_file="env.sh")
+    assert seen.rank(0) == "/from/the/file"
+
+
+def test_a_second_pool_that_fits_leaves_the_first_alone(caplog):
+    """Nothing is ended, and nothing is said."""
+    with phalanx.warm("wave") as first, phalanx.warm("colorsys", workers_per_host=1):
+        phalanx.launch(int, workers_per_host=1)
+        assert len(first._idle) == 1
+    assert caplog.text == ""
+
+
+def test_a_fork_of_the_program_leaves_its_parents_agents_alone(script, runtime):
+    """Also those that were found."""
+    script(KEEP)
+    wait_until(lambda: kept(runtime))
+    done = script(
+        """
+        import os, phalanx
+        with phalanx.Launcher(workers_per_host=2, keep_warm=60) as launcher:
+            first = launcher.run(os.getppid).rank(0)
+            child = os.fork()
+            if child == 0:
+                code = launcher.run(os.getppid).rank(0) == first
+                os._exit(code)
+            print(os.waitpid(child, 0)[1], launcher.run(os.getppid).rank(0) == first)
+        """
+    )
+    assert done.stdout == "0 True\n", done.stderr
+    assert "Traceback" not in done.stderr
+    wait_until(lambda: len(kept(runtime)) >= 1)
+
+
+def test_a_kept_agent_that_hangs_is_ended_by_force(script, runtime):
+    """And the next command does without it."""
+    script(KEEP)
+    (agent,) = wait_until(lambda: kept(runtime))
+    os.kill(agent.pid, signal.SIGSTOP)
+    agent.stop()
+    assert not is_alive(agent.pid)
+    wait_until(lambda: not phalanx_processes())

@@ -163,3 +163,25 @@ def test_what_wraps_a_model_has_the_compiler_loaded_beforehand(tmp_path, code, w
     assert "torch._dynamo" not in modules(of_file(tmp_path, top + "def f(): torch.ones(1)"))
     top += "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     assert ("torch._dynamo" in modules(of_file(tmp_path, top + code))) == wanted
+
+
+def test_what_runs_after_a_change_of_the_environment_is_not_loaded_before(tmp_path, monkeypatch):
+    """Though the change is in another file, or the import in another function."""
+    (tmp_path / "sets.py").write_text("import os\nos.environ['MINE'] = '1'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    needs = of_file(tmp_path, "import sets\nimport numpy\ndef f(): numpy.ones(1)")
+    assert "numpy" not in modules(needs)
+    assert "numpy" in needs.late
+
+    names = {}
+    exec(
+        "import os\n"
+        "def helper():\n    import numpy\n    return numpy\n"
+        "def f():\n    os.environ['MINE'] = '1'\n    return helper()\n"
+        "def plain():\n    return helper()\n",
+        names,
+    )
+    needs = imports.of_function(names["f"])
+    assert "numpy" not in modules(needs)
+    assert "numpy" in needs.late
+    assert "numpy" in modules(imports.of_function(names["plain"]))

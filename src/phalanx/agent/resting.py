@@ -115,6 +115,7 @@ def _describe(path: str, rest: wire.Rest, facts: Mapping[str, Any]) -> None:
     known = {
         "pid": os.getpid(),
         "start": processes.start_time(os.getpid()),
+        "space": processes.process_space(),
         "python": sys.executable,
         "since": now,
         "until": now + rest.keep,

@@ -19,7 +19,7 @@ from phalanx import __version__, wire
 from phalanx.agent import resting
 from phalanx.agent.functions import Functions
 from phalanx.agent.nursery import Nursery
-from phalanx.agent.turn import Turn
+from phalanx.agent.turn import Turn, reserve_port
 from phalanx.channel import PipeChannel
 from phalanx.errors import WireError
 from phalanx.logs.records import pack
@@ -54,7 +54,7 @@ class Agent:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
-        self._listening = _reserve_port()
+        self._listening = reserve_port()
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._turn: Turn | None = None
         self._stopped: set[int] = set()
@@ -298,7 +298,11 @@ class Agent:
         tainted = set(ready.left_out) - self._left_out
         if tainted or ready.stale:
             self._left_out |= tainted
-            why = "files have changed" if ready.stale else f"{', '.join(tainted)} read a rank"
+            why = (
+                "what is loaded does not fit"
+                if ready.stale
+                else f"{', '.join(tainted)} read a rank"
+            )
             self._note(f"another zygote is started: {why}")
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._nursery.control)
@@ -356,7 +360,8 @@ class Agent:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(turn.cleared.wait(), grace + 1.0)
             await turn.close(drain=False)
-        asyncio.get_running_loop().remove_reader(self._nursery.control)
+        if self._nursery.control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._nursery.control)
         self._nursery.kill()
         processes.kill_descendants(_reap)
         self._listening.close()
@@ -390,11 +395,3 @@ def _reap() -> None:
 def _describe(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-
-
-def _reserve_port() -> socket.socket:
-    """Bind a free port without listening yet: until then rank 0 may bind it as well."""
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved

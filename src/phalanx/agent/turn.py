@@ -249,3 +249,11 @@ class Turn:
 
     def _stamp(self, frame: wire.Frame) -> wire.Frame:
         return dataclasses.replace(frame, app=self.begin.app, round=self.begin.round)
+
+
+def reserve_port() -> socket.socket:
+    """Bind a free port without listening yet: until then rank 0 may bind it as well."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

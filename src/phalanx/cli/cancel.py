@@ -33,7 +33,11 @@ def main(arguments: list[str]) -> int:
         return 1
     before = app.state
     if not before.is_final:
-        app.ask_cancel(options.grace)
+        try:
+            app.ask_cancel(options.grace)
+        except OSError as error:
+            print(f"phalanx cancel: {app.id} cannot be asked: {error}", file=sys.stderr)
+            return 1
         _wait(app, options.grace)
     after = app.state
     if options.json:

@@ -222,10 +222,12 @@ class App(Generic[R]):
                 self._state = self._final_state()
                 self._cancel = None
                 watchers, self._watchers = self._watchers, []
-            self._entry.update(self.status())
-            # Not under the lock: a signal handler that waits for it may hold the event's own.
-            self._done.set()
-            _RUNNING.discard(self)
+            try:
+                self._entry.update(self.status())
+            finally:
+                # Not under the lock: a signal handler that waits for it may hold the event's own.
+                self._done.set()
+                _RUNNING.discard(self)
             for watcher in watchers:
                 watcher()
 

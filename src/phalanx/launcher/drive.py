@@ -48,6 +48,7 @@ class _Agent:
         self.last_heard = time.monotonic()
         self.gone = False
         self.rests = False
+        self.lost = asyncio.Event()
         self.hello: wire.Hello | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.listening: asyncio.Task[None] | None = None
@@ -245,6 +246,7 @@ class Drive:
             self._feed(c.Joined(index, Endpoint("127.0.0.1", hello.port)))
 
     def _lose(self, index: int, agent: _Agent, reason: str) -> None:
+        agent.lost.set()
         if not agent.gone:
             agent.gone = True
             when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
@@ -336,9 +338,10 @@ class Drive:
         """Until the agent has nothing left to say; not much longer once the app was given up."""
         if agent.listening is None:
             return
-        gave_up = asyncio.create_task(self._gave_up.wait())
-        await asyncio.wait({agent.listening, gave_up}, return_when=asyncio.FIRST_COMPLETED)
-        gave_up.cancel()
+        ends = [asyncio.create_task(event.wait()) for event in (self._gave_up, agent.lost)]
+        await asyncio.wait({agent.listening, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
         if not agent.listening.done():
             await asyncio.wait({agent.listening}, timeout=_LAST_LOGS)
             if not agent.listening.done():

@@ -47,8 +47,9 @@ class Needs:
 
     preload: tuple[Import, ...]
     torch: bool
-    late: tuple[str, ...] = ()
-    """Packages that are imported after the code has changed the environment, perhaps for them."""
+    late: tuple[str, ...] | None = ()
+    """Packages that are imported after the code has changed the environment, perhaps for them;
+    None where that is not known."""
 
 
 @dataclass
@@ -57,9 +58,12 @@ class _Search:
     late: dict[str, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
+    changing: set[str] = field(default_factory=set)
     functions: set[int] = field(default_factory=set)
     wraps: bool = False
     tunes: bool = False
+    prepared: bool = False
+    """What is looked at now runs after the environment was changed."""
 
     def needs(self) -> Needs:
         torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
@@ -76,10 +80,13 @@ class _Search:
 
     # ── files ─────────────────────────────────────────────────────────────────
 
-    def file(self, path: Path, package: str) -> None:
-        """Read one of the user's files and those of the user's that it imports."""
+    def file(self, path: Path, package: str) -> bool:
+        """Read one of the user's files and those of the user's that it imports.
+
+        Whether loading it changes the environment.
+        """
         if str(path) in self.files or len(self.files) > _FILE_LIMIT:
-            return
+            return str(path) in self.changing
         self.files.add(str(path))
         statements = _parse(path)
         for node in (node for statement in statements for node in ast.walk(statement)):
@@ -88,35 +95,49 @@ class _Search:
                     self.mention((name,), ())
                 case ast.Constant(value=value):
                     self.mention((), (value,))
-        self.block(statements, package)
+        changes = self.block(statements, package)
+        if changes:
+            self.changing.add(str(path))
+        return changes
 
-    def block(self, statements: list[ast.stmt], package: str) -> None:
-        """Take the imports of a file or a body; only its leading ones are worth preloading."""
+    def block(self, statements: list[ast.stmt], package: str) -> bool:
+        """Take the imports of a file or a body; only its leading ones are worth preloading.
+
+        Whether running it changes the environment.
+        """
         leading, late = True, False
         for statement in statements:
             found = list(_imports(statement, package))
             leading = leading and (_is_import(statement) or _is_harmless(statement))
             late = late or _changes_environment(statement)
             for item in found:
-                self.statement(item, leading=leading, late=late)
+                if self.statement(item, leading=leading and not late, late=late):
+                    late = True
+        return late
 
-    def statement(self, item: Import, *, leading: bool, late: bool = False) -> None:
-        """Take one import statement: an installed package, or a file to read."""
+    def statement(self, item: Import, *, leading: bool, late: bool = False) -> bool:
+        """Take one import statement: an installed package, or a file to read.
+
+        Whether it changes the environment.
+        """
+        leading, late = leading and not self.prepared, late or self.prepared
         top = item.module.partition(".")[0]
         if not top or top in sys.stdlib_module_names or top == "phalanx":
-            return
+            return False
         self.names.add(top)
         if _is_installed(top):
             if leading and top not in _KNOWN_TO_READ_RANKS:
                 self.preload[item] = None
             if late:
                 self.late[top] = None
-            return
+            return False
+        changes = False
         for name in (item.module, *(f"{item.module}.{n}" for n in item.names)):
             path = find_source(name)
             if path is not None:
                 package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-                self.file(path, package)
+                changes = self.file(path, package) or changes
+        return changes
 
     # ── functions ─────────────────────────────────────────────────────────────
 
@@ -183,11 +204,14 @@ class _Search:
         """Take the imports in a function's body, and what it uses of its module."""
         for item, leading in _imports_in(code, names.get("__package__") or ""):
             self.statement(item, leading=leading, late=not leading)
+        before = self.prepared
+        self.prepared = before or any(map(_sets_environment, _codes(code)))
         for nested in _codes(code):
             self.mention(nested.co_names, nested.co_consts)
             for name in nested.co_names:
                 if name in names and not name.startswith("__"):
                     self.value(names[name])
+        self.prepared = before
 
 
 def of_function(function: Callable[..., Any]) -> Needs:
@@ -197,7 +221,7 @@ def of_function(function: Callable[..., Any]) -> Needs:
         search.value(function)
         return search.needs()
     except Exception:  # noqa: BLE001 proxies and lazy modules run the user's code when looked at
-        return Needs((), torch="torch" in search.names)
+        return Needs((), torch="torch" in search.names, late=None)
 
 
 def of_file(path: Path, function: str, package: str = "") -> Needs:
@@ -294,6 +318,15 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _sets_environment(code: types.CodeType) -> bool:
+    """The code names the environment, and stores into something or changes it by a method."""
+    if "environ" not in code.co_names:
+        return "putenv" in code.co_names
+    if not {"setdefault", "update"}.isdisjoint(code.co_names):
+        return True
+    return any(step.opname == "STORE_SUBSCR" for step in dis.get_instructions(code))
 
 
 def _imports_in(code: types.CodeType, package: str) -> Iterator[tuple[Import, bool]]:

@@ -19,7 +19,8 @@ from phalanx.channel import Channel, PipeChannel
 from phalanx.errors import StartFailed
 from phalanx.hosts import SOURCE_FAILED
 from phalanx.launcher.children import Child
-from phalanx.launcher.warmth import Shelter, Surroundings, surroundings
+from phalanx.launcher.surroundings import Surroundings, surroundings
+from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
 
@@ -104,6 +105,8 @@ class LocalPlacement:
                 if child.process.poll() is None and child.say(wire.encode(frame)):
                     return _Started(child, shelter, around)
                 child.end(0.0)
+        for shelter in self._shelters:
+            shelter.make_room(around)
         return None
 
     def _start(self, frame: wire.Prepare, around: Surroundings) -> _Started:
@@ -183,6 +186,7 @@ class LocalAgent:
         self.channel.abort()
         self._errors.close()
         if self._shelter is not None and whole:
+            self._child.used = True
             self._shelter.put(self._around, self._child)
         else:
             self._child.end(2.0)

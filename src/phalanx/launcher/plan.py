@@ -67,7 +67,11 @@ def _prepare(
         preload=_preload(launcher, needs),
         late=needs.late if launcher.preload == "auto" else None,
         python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
-        environment={**environment.passing(os.environ), **launcher.extra_env_vars},
+        environment={
+            **(environment.passing(os.environ) if launcher.env_file is None else {}),
+            **launcher.extra_env_vars,
+        },
+        passing=launcher.env_file is None,
         argv=tuple(map(str, sys.argv)),
         cwd=_working_directory(),
         main_file=os.path.abspath(main_file) if main_file else None,

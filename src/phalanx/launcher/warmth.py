@@ -10,98 +10,30 @@ zygote itself makes sure of.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import re
-import resource
+import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from phalanx import __version__, wire
-from phalanx.environment import PASSING
+from phalanx import wire
 from phalanx.errors import ConfigError
 from phalanx.launcher.children import Child
+from phalanx.launcher.surroundings import Surroundings, digest, surroundings
 from phalanx.logs import logger
-from phalanx.worker.processes import start_time
-
-Surroundings = dict[str, Any]
+from phalanx.worker.processes import process_space, start_time
 
 _PATIENCE = 3.0
 """Seconds for an idle agent to end."""
-
-
-def surroundings(prepare: wire.Prepare, env_file: str | None) -> Surroundings:
-    """All that a worker's process takes over from this one, and cannot take on later."""
-    return {
-        "interpreter": [sys.executable, sys.version, _interpreter_flags()],
-        "phalanx": [__version__, *_newest(Path(__file__).parent.parent)],
-        "environment": {k: v for k, v in os.environ.items() if k not in PASSING},
-        "extra_env_vars": {k: v for k, v in prepare.environment.items() if k not in PASSING},
-        "sys.path": list(prepare.python_path),
-        "env_file": [env_file, _content(env_file)],
-        "start_method": prepare.spawn,
-        "no working directory": prepare.cwd is None,
-        "several workers": prepare.workers > 1,
-        "limits": {n: resource.getrlimit(getattr(resource, n)) for n in _LIMITS},
-        "process": _process(),
-    }
-
-
-_LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-
-
-def _interpreter_flags() -> list[str]:
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return flags
-
-
-def _newest(package: Path) -> tuple[str, int]:
-    return str(package), max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
-
-
-def _content(path: str | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return os.urandom(8).hex()  # whatever it is, it is not the same
-
-
-def _process() -> list[Any]:
-    """User, groups, umask, processors, priority, namespaces and control group."""
-    umask = re.search(r"^Umask:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    spaces = []
-    for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
-        with contextlib.suppress(OSError):
-            spaces.append(os.readlink(f"/proc/self/ns/{name}"))
-    groups = Path("/proc/self/cgroup").read_text()
-    return [
-        *(os.getresuid(), os.getresgid(), sorted(os.getgroups())),
-        umask and umask[1],
-        sorted(os.sched_getaffinity(0)),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        spaces,
-        # Two logins of a user differ in this alone.
-        re.sub(r"/session-[^/\n]*\.scope", "", groups),
-    ]
-
-
-def digest(around: Surroundings) -> str:
-    """A name for the surroundings."""
-    text = json.dumps(around, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
 class Shelter(Protocol):
@@ -109,6 +41,9 @@ class Shelter(Protocol):
 
     def take(self, around: Surroundings) -> Child | None:
         """An agent for these surroundings that has nothing to do."""
+
+    def make_room(self, around: Surroundings) -> None:
+        """None was there: a new one is started for these surroundings."""
 
     def rest(self, around: Surroundings) -> wire.Rest | None:
         """What to tell an agent so that it stays; None where it cannot."""
@@ -127,6 +62,7 @@ class Pool:
         self._closed = False
         self._asked = asked
         self._kept = kept
+        _POOLS.add(self)
 
     def __enter__(self) -> Self:
         """Nothing to do: it is open from the beginning."""
@@ -142,19 +78,22 @@ class Pool:
         return self._closed
 
     def take(self, around: Surroundings) -> Child | None:
-        """An agent for these surroundings; one for others makes room for the new one."""
+        """An agent for these surroundings."""
         with self._lock:
             for i, (known, child) in enumerate(self._idle):
                 if known == around:
                     del self._idle[i]
-                    child.used = True
                     return child
+        return None if self._kept is None else self._kept.take(around)
+
+    def make_room(self, around: Surroundings) -> None:
+        """A new agent is started: end one that waits in other surroundings, and say why."""
+        with self._lock:
             other = self._idle.pop(0) if self._idle else None
         if other is not None:
             if self._asked:
                 logger.warning("phalanx: %s", _why_not(other[0], around))
             other[1].end(_PATIENCE)
-        return None if self._kept is None else self._kept.take(around)
 
     def rest(self, around: Surroundings) -> wire.Rest | None:
         """It waits on its channel."""
@@ -186,6 +125,18 @@ class Pool:
         else:
             child.say(wire.encode(wire.Leave()))
             child.end(_PATIENCE)
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _empty_in_fork() -> None:
+    """A process that the program forks has no agents: they are its parent's."""
+    for pool in list(_POOLS):
+        pool._idle, pool._lock = [], threading.Lock()
+
+
+os.register_at_fork(after_in_child=_empty_in_fork)
 
 
 def _why_not(known: Surroundings, around: Surroundings) -> str:
@@ -298,6 +249,9 @@ class Kept:
                 return child
         return None
 
+    def make_room(self, around: Surroundings) -> None:
+        """There is room."""
+
     def rest(self, around: Surroundings) -> wire.Rest | None:
         """It waits at a socket of its own."""
         if self._place is None:
@@ -350,11 +304,16 @@ class KeptAgent:
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def stop(self, patience: float = _PATIENCE) -> None:
-        """Have it end; by force after the patience."""
+        """Have it end; by force if it does not answer, or after the patience."""
         child = self.visit()
         if child is not None:
             child.say(wire.encode(wire.Leave()))
             child.end(patience)
+        elif self.path.exists() and start_time(self.pid) == self.start:
+            os.kill(self.pid, signal.SIGKILL)
+            while start_time(self.pid) == self.start:
+                time.sleep(0.005)
+            self.remove_traces()
 
 
 def _is_told(connection: socket.socket, word: bytes) -> bool:
@@ -369,6 +328,8 @@ def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
     for path in sorted(place.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
+            if known.pop("space") != process_space():
+                continue  # of another machine or container with the same directory
             agent = KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
             if start_time(agent.pid) == agent.start:
                 yield agent

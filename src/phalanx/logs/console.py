@@ -34,7 +34,7 @@ def is_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.environ) 
     """Someone looks at it, and it understands more than plain text."""
     try:
         return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
-    except (ValueError, AttributeError):
+    except Exception:  # noqa: BLE001 a program's own stream
         return False
 
 
@@ -65,11 +65,13 @@ class _StatusLine:
                 self.draw()
 
     def make_way(self) -> None:
-        """Leave the line to something else; it is drawn again when it changes."""
-        if self._text:
-            with self.lock:
+        """Leave the line to something else; it is drawn again when it changes. Does not wait."""
+        if self._text and self.lock.acquire(blocking=False):
+            try:
                 self.erase()
                 self._text = ""
+            finally:
+                self.lock.release()
 
     def erase(self) -> None:
         if self._text and not self.mid_line:
@@ -77,13 +79,13 @@ class _StatusLine:
 
     def draw(self) -> None:
         if self._text and not self.mid_line:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):  # a program's own stream raises anything
                 width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
                 self._write(cut(self._text, width - 1))
 
     def _write(self, text: str) -> None:
         """Only where it does not block: the terminal may be stopped."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):
             if can_write(sys.stderr.fileno()):
                 sys.stderr.write(text)
                 sys.stderr.flush()

@@ -120,11 +120,16 @@ def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:
 class Times:
     """When which part of a log file was written: offsets and times, both ascending."""
 
-    def __init__(self, text: str = "") -> None:
-        """From lines of an offset and a time."""
-        marks = re.findall(r"^(\d+) (\d+\.\d+)$", text, re.MULTILINE)
-        self._offsets = [int(offset) for offset, _ in marks]
-        self._times = [float(moment) for _, moment in marks]
+    def __init__(self) -> None:
+        """None is known."""
+        self._offsets: list[int] = []
+        self._times: list[float] = []
+
+    def extend(self, text: str) -> None:
+        """Take more lines of an offset and a time, in their order."""
+        for offset, moment in re.findall(r"^(\d+) (\d+\.\d+)$", text, re.MULTILINE):
+            self._offsets.append(int(offset))
+            self._times.append(float(moment))
 
     @staticmethod
     def mark(offset: int, moment: float) -> str:

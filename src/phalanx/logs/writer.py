@@ -81,28 +81,32 @@ class LogWriter:
             thread.close(patience)
 
     def _run(self) -> None:
-        while True:
-            try:
-                item = self._queue.get(timeout=self._pause())
-            except queue.Empty:
-                self._tick()
-                continue
+        try:
+            while self._step():
+                pass
+            self._console.finish()
+            STATUS.show(self, "")
+        finally:
+            finish(self._routes)
+
+    def _step(self) -> bool:
+        """Take one thing; False after the last. Whatever fails, output must go on being taken."""
+        done = None
+        try:
+            item = self._queue.get(timeout=self._pause())
             if item is None:
-                break
+                return False
             key, stream, data, done = item
-            route = self._routes.get(key)
-            try:
-                if route is not None:
-                    self._pass_on(route, stream, data)
-            except Exception:  # noqa: BLE001
-                # Whatever it is, the workers' output must go on being taken.
-                logger.exception("phalanx: some output of %s was lost", key)
-            finally:
-                if done is not None:
-                    done()
-        self._console.finish()
-        STATUS.show(self, "")
-        finish(self._routes)
+            if key in self._routes:
+                self._pass_on(self._routes[key], stream, data)
+        except queue.Empty:
+            self._tick()
+        except Exception:  # noqa: BLE001
+            logger.exception("phalanx: some of the workers' output was lost")
+        finally:
+            if done is not None:
+                done()
+        return True
 
     def _pause(self) -> float | None:
         due = self._console.due

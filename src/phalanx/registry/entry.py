@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.logs import logger
-from phalanx.logs.lines import Times
+from phalanx.logs.lines import Times, agent_key
 from phalanx.registry import VERSION, directory, owner, read, replace
 from phalanx.registry.recorded import apps
 from phalanx.rounds import Member
@@ -51,7 +51,8 @@ class Entry:
             path.mkdir(mode=0o700)
             replace(path / "app.json", _describe(app, name, members, logs, stop_grace))
             replace(path / "status.json", {"state": AppState.PENDING.value})
-            _prune(root)
+            with contextlib.suppress(OSError):
+                _prune(root)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             logger.info("phalanx: %s is not recorded: %s", app, error)
             if path is not None:
@@ -97,7 +98,7 @@ def _describe(
             "hostname": member.hostname,
             "ranks": list(member.ranks),
             "logs": {str(rank): str(logs[rank]) for rank in member.ranks if rank in logs},
-            "log": str(logs[-1 - member.agent]) if -1 - member.agent in logs else None,
+            "log": str(logs[key]) if (key := agent_key(member.agent)) in logs else None,
         }
         for member in members
     ]

@@ -166,7 +166,9 @@ class _Reader:
         self._hostname = replica["hostname"]
         self._local_rank = replica["ranks"].index(rank)
         self._path = path
-        self._times = app.path / f"times-{rank}"
+        self._marks = app.path / f"times-{rank}"
+        self._read_marks = 0
+        self._times = Times()
         self._at = 0
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
@@ -174,11 +176,18 @@ class _Reader:
             lines, end = read_lines(self._path, self._at, final=final)
             if not lines:
                 return
-            times = Times(self._times.read_text() if self._times.exists() else "")
+            self._look_for_marks()
             for offset, text in lines:
-                moment = times.at(offset)
+                moment = self._times.at(offset)
                 yield LogLine(self._rank, self._hostname, self._local_rank, text, moment)
             self._at = end
+
+    def _look_for_marks(self) -> None:
+        with contextlib.suppress(OSError), open(self._marks) as file:
+            file.seek(self._read_marks)
+            text = file.read()
+            self._read_marks = file.tell()
+            self._times.extend(text)
 
 
 def apps(root: Path | None = None) -> list[RecordedApp]:

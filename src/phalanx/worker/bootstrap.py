@@ -54,7 +54,7 @@ class Assignment:
 
 def adopt(prepare: wire.Prepare) -> None:
     """Take on the part of a worker's surroundings that is the same for all of them."""
-    for name in (*RANK_VARIABLES, *PASSING):
+    for name in (*RANK_VARIABLES, *(PASSING if prepare.passing else ())):
         os.environ.pop(name, None)
     os.environ.update(prepare.environment)
     sys.path[:] = prepare.python_path

@@ -8,6 +8,8 @@ sees it.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import logging
 import os
 import sys
 import threading
@@ -41,6 +43,8 @@ class _Tried:
     torch: bool
     failure: str | None
     printed: tuple[bytes, bytes]
+    marks: tuple[bool, ...]
+    """Whether it has changed what `_marks` looks at, `sys.path` first."""
 
 
 @dataclass
@@ -77,31 +81,37 @@ class Loaded:
         """Import one, and note what came of it."""
         top = item.module.partition(".")[0]
         before = "torch" in sys.modules
-        sizes = _sizes()
+        sizes, marks = _sizes(), _marks()
         failure = None
-        plain = builtins.__import__
-        if before:
-            builtins.__import__ = self._watched_import(plain)
+        plain: Any = builtins.__import__
+        watched = self._watched_import(plain) if before else plain
+        builtins.__import__ = watched
         try:
             __import__(item.module, fromlist=item.names)
         except BaseException as error:  # noqa: BLE001 the worker meets it too, and reports it
             failure = f"{item.module} ({type(error).__name__}: {error})"
         finally:
-            builtins.__import__ = plain
+            if builtins.__import__ is watched:
+                builtins.__import__ = plain
         torch = top in self._with_torch or ("torch" in sys.modules and not before)
         if torch:
             self._with_torch.add(top)
-        self._tried[item] = _Tried(torch, failure, _printed_since(sizes))
+        changed = tuple(a != b for a, b in zip(marks, _marks(), strict=True))
+        self._tried[item] = _Tried(torch, failure, _printed_since(sizes), changed)
 
     def _watched_import(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """An `__import__` that notes which packages import torch, though it is there already."""
 
         def watched(
-            name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+            name: str,
+            globals: Any = None,  # noqa: A002 packages call it by these names
+            locals: Any = None,  # noqa: A002
+            fromlist: Any = (),
+            level: int = 0,
         ) -> Any:
-            module = plain(name, names, local, fromlist, level)
+            module = plain(name, globals, locals, fromlist, level)
             if level == 0 and name.partition(".")[0] in self._with_torch:
-                importer = (names or {}).get("__name__") or ""
+                importer = (globals or {}).get("__name__") or ""
                 self._with_torch.add(importer.partition(".")[0])
             return module
 
@@ -123,6 +133,11 @@ class Loaded:
         """What is loaded is on disk as it was, and hinders nothing that this app wants."""
         extra = [item for item in self._tried if item not in prepare.preload]
         if extra and (prepare.late is None or self.unsafe is not None):
+            return False
+        # Every app begins with its own sys.path: what a package has added is lost to the next.
+        if any(t.marks[0] for t in self._tried.values()):
+            return False
+        if any(any(self._tried[item].marks) for item in extra):
             return False
         tops = {name.partition(".")[0] for name in sys.modules}
         if prepare.late is not None and not tops.isdisjoint(prepare.late):
@@ -158,10 +173,25 @@ def _stamp(path: str) -> tuple[int, int]:
     return (status.st_mtime_ns, status.st_size)
 
 
-def _sizes() -> tuple[int, int]:
+def _marks() -> tuple[Any, ...]:
+    """What a package may change for others when it is imported."""
+    return (
+        list(sys.path),
+        {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES},
+        [*logging.root.handlers, logging.root.level],
+        (sys.excepthook, sys.stdout, sys.stderr, builtins.__import__),
+    )
+
+
+def flush_streams() -> None:
+    """Flush what the packages have left as stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with contextlib.suppress(Exception):  # a stream of someone's own raises anything
             stream.flush()
+
+
+def _sizes() -> tuple[int, int]:
+    flush_streams()
     return os.fstat(1).st_size, os.fstat(2).st_size
 
 

@@ -83,6 +83,12 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def process_space() -> str:
+    """What names the table that our pids are in: this start of the machine, and our namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
 def session_of(pid: int) -> int | None:
     """The session id of a process, or None when it is gone."""
     try:

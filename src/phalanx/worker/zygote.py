@@ -99,9 +99,7 @@ class Zygote:
             importlib.import_module("phalanx.torch.group").let_users_replace_it()
         leaving.disown_finalizers()
         self.preloaded = frozenset(sys.modules)
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+        preload.flush_streams()
         gc.collect()
         gc.freeze()
 
