@@ -89,6 +89,8 @@ def _is_importable(module: Any) -> bool:
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or file is None:
         return True  # cloudpickle takes __main__ by value anyway, and a built-in is everywhere
+    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+        return True  # frozen ones do not say where they come from
     parent = sys.modules.get(module.__name__.rpartition(".")[0])
     if parent is not None and not _is_importable(parent):
         return False
