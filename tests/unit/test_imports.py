@@ -149,22 +149,6 @@ def test_builtins_and_packages_that_freeze_their_rank():
     assert modules(imports.of_function(run("def f():\n    import lightning\n"))) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "wanted"),
-    [
-        ("def f(): DDP(1)", True),
-        ("def f(): torch.nn.parallel.DistributedDataParallel(1)", True),
-        ("def f():\n    os.environ['TORCHDYNAMO_DISABLE'] = '1'\n    DDP(1)", False),
-    ],
-)
-def test_what_wraps_a_model_has_the_compiler_loaded_beforehand(tmp_path, code, wanted):
-    """DDP imports it the first time it is used: a second in every worker otherwise."""
-    top = "import os\nimport torch\n"
-    assert "torch._dynamo" not in modules(of_file(tmp_path, top + "def f(): torch.ones(1)"))
-    top += "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-    assert ("torch._dynamo" in modules(of_file(tmp_path, top + code))) == wanted
-
-
 def test_what_runs_after_a_change_of_the_environment_is_not_loaded_before(tmp_path, monkeypatch):
     """Though the change is in another file, or the import in another function."""
     (tmp_path / "sets.py").write_text("import os\nos.environ['MINE'] = '1'\n")

@@ -17,7 +17,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,6 @@ _FILE_LIMIT = 500
 
 _KNOWN_TO_READ_RANKS = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
 """Packages that freeze their rank when imported: trying them would cost a second start."""
-
-
-_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"})
-_TRAINERS = frozenset({"transformers", "accelerate", "lightning", "pytorch_lightning"})
-"""What has torch import its compiler the first time it is used: a second in every worker."""
-
-_COMPILER = Import("torch._dynamo")
-_TUNING = ("TORCHDYNAMO", "TORCHINDUCTOR", "TORCH_LOGS", "TORCH_COMPILE", "TRITON_")
-"""Variables that the compiler reads when it is imported: code that names one may set it first."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +51,12 @@ class _Search:
     files: set[str] = field(default_factory=set)
     changing: set[str] = field(default_factory=set)
     functions: set[int] = field(default_factory=set)
-    wraps: bool = False
-    tunes: bool = False
     prepared: bool = False
     """What is looked at now runs after the environment was changed."""
 
     def needs(self) -> Needs:
         torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
-        if any(item.module.partition(".")[0] == "torch" for item in self.preload):
-            if (self.wraps or self.names & _TRAINERS) and not self.tunes:
-                self.preload[_COMPILER] = None
         return Needs(tuple(self.preload), torch, tuple(self.late))
-
-    def mention(self, names: Iterable[str], constants: Iterable[Any]) -> None:
-        """Take the names and constants that some code uses."""
-        self.wraps = self.wraps or not _WRAPPERS.isdisjoint(names)
-        for constant in constants:
-            self.tunes = self.tunes or (isinstance(constant, str) and constant.startswith(_TUNING))
 
     # ── files ─────────────────────────────────────────────────────────────────
 
@@ -89,12 +69,6 @@ class _Search:
             return str(path) in self.changing
         self.files.add(str(path))
         statements = _parse(path)
-        for node in (node for statement in statements for node in ast.walk(statement)):
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
-                    self.mention((name,), ())
-                case ast.Constant(value=value):
-                    self.mention((), (value,))
         changes = self.block(statements, package)
         if changes:
             self.changing.add(str(path))
@@ -207,7 +181,6 @@ class _Search:
         before = self.prepared
         self.prepared = before or any(map(_sets_environment, _codes(code)))
         for nested in _codes(code):
-            self.mention(nested.co_names, nested.co_consts)
             for name in nested.co_names:
                 if name in names and not name.startswith("__"):
                     self.value(names[name])

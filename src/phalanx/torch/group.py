@@ -62,8 +62,10 @@ def _form(backend: str, store: Any, limit: timedelta) -> None:
 
 def _wait_until_all_have_formed() -> None:
     """Wait for the others: a rank that is quick to leave would break the connections they make."""
-    limit = time.monotonic() + _store.timeout.total_seconds()
-    while _store.add(_FORMED, 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < limit:
+    global _store
+    store, _store = _store, None
+    limit = time.monotonic() + store.timeout.total_seconds()
+    while store.add(_FORMED, 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < limit:
         time.sleep(_PAUSE)
 
 
