@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from phalanx.arrival import SOURCE
+
 # The directory that we are started in must not shadow the standard library, and it must be this
 # very phalanx that is found, wherever another may be installed.
 _BOOT = (
@@ -24,27 +26,7 @@ _BOOT = (
     "from {module} import main; main()"
 )
 
-SOURCE_FAILED = 97
-"""The exit code of the shell that sources `env_file`, when that fails."""
-
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-
-# Within a function, so that the file may change its arguments. The traps see an `exit` in the file,
-# and tell a command that failed from a last line such as `[ -n "$X" ] && export Y=1`.
-_SOURCE = f"""
-phalanx_source() {{ source "$1"; }}
-trap 'echo "env_file $1: it ended with exit $?" >&2; exit {SOURCE_FAILED}' EXIT
-set -E; trap '[ "${{FUNCNAME[0]-phalanx_source}}" = phalanx_source ] || phalanx_failed=yes' ERR
-phalanx_source "$1" >&2 </dev/null
-phalanx_status=$?
-trap - EXIT ERR; set +eE
-if [ "$phalanx_status" -gt 1 ] || [ "$phalanx_status${{phalanx_failed-}}" = 1yes ]; then
-    echo "env_file $1: its last command ended with status $phalanx_status" >&2
-    exit {SOURCE_FAILED}
-fi
-unset -f phalanx_source; unset phalanx_status phalanx_failed
-shift; exec "$@"
-"""
 
 
 def is_this_machine(name: str) -> bool:
@@ -110,7 +92,7 @@ def agent_command(*arguments: str, env_file: str | None = None) -> list[str]:
     """The command that runs an agent on this machine with this interpreter."""
     command = python_command("phalanx.agent.process", *arguments)
     if env_file is not None:
-        command = ["bash", "-c", _SOURCE, "bash", env_file, *command]
+        command = ["bash", "-c", SOURCE, "bash", env_file, env_file, *command]
     return command
 
 

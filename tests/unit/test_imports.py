@@ -76,7 +76,8 @@ def test_the_users_own_modules_are_read_and_not_preloaded(tmp_path, monkeypatch)
 
 def test_a_file_that_does_not_parse_needs_nothing(tmp_path):
     """The worker will say what is wrong with it."""
-    assert of_file(tmp_path, "this is not python") == imports.Needs((), torch=False)
+    found = of_file(tmp_path, "this is not python")
+    assert (found.preload, found.torch, found.late) == ((), False, ())
 
 
 def run(code, name="f", **names):

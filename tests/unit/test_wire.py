@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import wire
+from phalanx.wire import codec
 from phalanx.errors import WireError
 from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
 
@@ -113,11 +114,11 @@ json = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(sorted(wire._BY_NAME)) | st.text(max_size=5), json)
+@given(st.sampled_from(sorted(codec._BY_NAME)) | st.text(max_size=5), json)
 def test_heads_with_the_wrong_fields_raise_only_wire_errors(name, fields):
     """Fuzzed: valid msgpack of the wrong shape."""
     head = msgpack.packb([name, fields])
-    raw = wire._HEADER.pack(b"PHX", wire.VERSION, len(head), 0) + head
+    raw = codec._HEADER.pack(b"PHX", wire.VERSION, len(head), 0) + head
     try:
         (frame,) = wire.Decoder().feed(raw)
     except WireError:
@@ -142,12 +143,12 @@ def test_what_is_not_a_frame_is_shown():
 def test_lengths_over_the_limit_are_refused_before_they_are_allocated():
     """A header alone is enough."""
     with pytest.raises(WireError, match="over the limit"):
-        wire.Decoder().feed(wire._HEADER.pack(b"PHX", wire.VERSION, 1 << 31, 0))
+        wire.Decoder().feed(codec._HEADER.pack(b"PHX", wire.VERSION, 1 << 31, 0))
     with pytest.raises(WireError, match="at most"):
         wire.encode(wire.Log(stream="x", data=b"x" * (wire.PIECE + 1)))
 
 
 def test_text_that_is_not_unicode_survives():
     """Environment values and paths are bytes in truth."""
-    frame = wire.Want(digest="\udcff\udcfe")
+    frame = wire.Want(digests=("\udcff\udcfe",))
     assert wire.Decoder().feed(wire.encode(frame)) == [frame]

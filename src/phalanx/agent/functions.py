@@ -31,11 +31,11 @@ class Functions:
         """Where it is, once it is there; it must have been wanted."""
         return await asyncio.shield(self._paths[digest])
 
-    def receive(self, piece: wire.Piece) -> None:
-        """Take the next piece of one."""
+    def receive(self, piece: wire.Piece) -> bool:
+        """Take the next piece of one; False if it is none of ours, or nobody waits for it."""
         waiting = self._paths.get(piece.key)
         if waiting is None or waiting.done():
-            return  # nobody waits for it any more
+            return False
         path = os.path.join(self._spool, piece.key)
         mode = "r+b" if piece.offset else "wb"
         with open(path, mode, opener=lambda p, f: os.open(p, f, 0o600)) as file:
@@ -44,6 +44,7 @@ class Functions:
             done = file.tell() >= piece.total
         if done:
             waiting.set_result(path)
+        return True
 
     def forget(self) -> None:
         """Remove all but the last few, and what has not arrived."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 from phalanx import wire
+from phalanx.agent import landing
 from phalanx.agent.nursery import Nursery
 from phalanx.errors import WireError
 from phalanx.worker import processes
@@ -33,6 +34,7 @@ def main() -> None:
         prepare = frames.pop(0)
         if not isinstance(prepare, wire.Prepare):
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
+        prepare, tree = landing.settle(prepare)
         spool = tempfile.mkdtemp(prefix="phalanx-")
         nursery = _start_zygote(prepare, spool)
         processes.set_title(f"phalanx: {prepare.title} agent")
@@ -49,7 +51,7 @@ def main() -> None:
         from phalanx.channel import PipeChannel
 
         channel = await PipeChannel.open(*streams, decoder, frames)
-        agent = Agent(channel, nursery, prepare, spool)
+        agent = Agent(channel, nursery, prepare, spool, tree)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, agent.terminate)

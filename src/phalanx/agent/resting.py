@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx import wire
+from phalanx.channel import PipeChannel
 from phalanx.worker import processes
 
 Streams = tuple[int, int]
@@ -38,6 +39,24 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(raw)
     return pid, user
+
+
+async def wait_to_be_found(
+    rest: wire.Rest, facts: Mapping[str, Any], ending: asyncio.Event
+) -> PipeChannel | None:
+    """Let go of everything that belongs to the last command, and wait for the next, or the end."""
+    let_go()
+    visiting = asyncio.create_task(wait_for_visitor(rest, facts))
+    ended = asyncio.create_task(ending.wait())
+    await asyncio.wait({visiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    visiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        streams = await visiting
+        if streams is not None:
+            read, write = open(streams[0], "rb", 0), open(streams[1], "wb", 0)  # noqa: ASYNC230, SIM115
+            return await PipeChannel.open(read, write)
+    return None
 
 
 async def wait_for_visitor(rest: wire.Rest, facts: Mapping[str, Any]) -> Streams | None:

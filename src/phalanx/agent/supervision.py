@@ -12,14 +12,15 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Coroutine
-from typing import Any
 
 from phalanx import __version__, wire
-from phalanx.agent import resting
+from phalanx.agent import landing, resting
+from phalanx.agent.door import Door, reach
 from phalanx.agent.functions import Functions
 from phalanx.agent.nursery import Nursery
+from phalanx.agent.project import Project
 from phalanx.agent.turn import Turn, reserve_port
+from phalanx.background import Background
 from phalanx.channel import PipeChannel
 from phalanx.errors import WireError
 from phalanx.logs.records import pack
@@ -34,9 +35,17 @@ class Agent:
     """Supervises one host's workers, one app after another, until nobody wants it any more."""
 
     def __init__(
-        self, channel: PipeChannel, nursery: Nursery, prepare: wire.Prepare, spool: str
+        self,
+        channel: PipeChannel,
+        nursery: Nursery,
+        prepare: wire.Prepare,
+        spool: str,
+        tree: str = "",
     ) -> None:
-        """Take over a zygote that was started already. Owns nothing that is process-wide."""
+        """Take over a zygote that was started already. Owns nothing that is process-wide.
+
+        The project is put into `tree`, if it has to come here.
+        """
         self._channel = channel
         self._nursery = nursery
         self._spool = spool
@@ -47,14 +56,16 @@ class Agent:
         self._rest: wire.Rest | None = None
         self._parted = asyncio.Event()
         self._ending = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._take_up(prepare)
+        self._spawn = Background(self._failed).do
+        self._take_up(prepare, tree)
 
-    def _take_up(self, prepare: wire.Prepare) -> None:
+    def _take_up(self, prepare: wire.Prepare, tree: str) -> None:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
-        self._listening = reserve_port()
+        self._listening = reserve_port(networked=prepare.networked)
+        self._door = Door() if prepare.networked else None
+        self._project = Project(tree, prepare.app, self._tell)
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._turn: Turn | None = None
         self._stopped: set[int] = set()
@@ -67,6 +78,8 @@ class Agent:
             pid=os.getpid(),
             port=self._listening.getsockname()[1],
             spool=self._spool,
+            tree=tree,
+            **(self._door.describe(prepare.interface) if self._door is not None else {}),
         )
         self._spawn(self._tell(hello))
         packages = ", ".join(self._packages()) or "nothing"
@@ -79,9 +92,11 @@ class Agent:
         try:
             await self._serve()
             while self._rest is not None and not self._ending.is_set():
-                if (channel := await self._wait_to_be_found(self._rest)) is None:
+                facts = {"zygote": self._nursery.pid, "packages": self._packages()}
+                found = await resting.wait_to_be_found(self._rest, facts, self._ending)
+                if found is None:
                     break
-                self._channel = channel
+                self._channel = found
                 await self._serve()
         finally:
             await self._end()
@@ -94,22 +109,6 @@ class Agent:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in (hearing, watching, *ends):
             task.cancel()
-
-    async def _wait_to_be_found(self, rest: wire.Rest) -> PipeChannel | None:
-        """Let go of everything that belongs to the last command, and wait for the next."""
-        resting.let_go()
-        facts = {"zygote": self._nursery.pid, "packages": self._packages()}
-        visiting = asyncio.create_task(resting.wait_for_visitor(rest, facts))
-        ending = asyncio.create_task(self._ending.wait())
-        await asyncio.wait({visiting, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        visiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            streams = await visiting
-            if streams is not None:
-                read, write = open(streams[0], "rb", 0), open(streams[1], "wb", 0)  # noqa: ASYNC230, SIM115
-                return await PipeChannel.open(read, write)
-        return None
 
     def _age(self) -> float:
         return time.monotonic() - self._began
@@ -147,7 +146,13 @@ class Agent:
         self._nursery.dismiss()
         if self._turn is not None:
             await self._turn.close(drain=True)
+        await self._project.tidy_and_tell()
         self._ending.set()
+
+    def _close_ports(self) -> None:
+        self._listening.close()
+        if self._door is not None:
+            self._door.close()
 
     async def _lie_down(self, rest: wire.Rest) -> None:
         """Be done with the app, and ready for another."""
@@ -160,8 +165,9 @@ class Agent:
             await turn.close(drain=True)
             shutil.rmtree(turn.directory, ignore_errors=True)
         self._turn = None
-        self._listening.close()
+        self._close_ports()
         self._functions.forget()
+        await self._project.tidy_and_tell()
         await self._tell(wire.Rested(app=rest.app))
         if rest.keep:
             self._nursery.send(rest)
@@ -176,9 +182,9 @@ class Agent:
                 self._rest = frame if frame.keep else None
                 self._spawn(self._lie_down(frame))
             case wire.Prepare() if self._turn is None:
-                self._listening.close()
-                self._take_up(frame)
-                if self._warming is None:
+                self._close_ports()
+                self._take_up(*landing.settle(frame))
+                if self._warming is None and not self._project.tree:
                     self._warm()
             case wire.Ping() if not self._channel.congested:
                 # Not awaited: what the launcher does not read must not keep us from hearing it.
@@ -187,10 +193,18 @@ class Agent:
             case wire.Begin() if self._turn is None and frame.round not in self._stopped:
                 directory = os.path.join(self._spool, f"{frame.app}-{frame.round}")
                 environment = {**os.environ, **self._prepare.environment}
-                self._turn = Turn(frame, directory, environment, self._tell, self._spawn)
+                interface = self._prepare.interface
+                self._turn = Turn(
+                    *(frame, directory, environment, interface, self._tell, self._spawn)
+                )
                 self._spawn(self._start(self._turn))
             case wire.Piece():
-                self._functions.receive(frame)
+                if not self._functions.receive(frame):
+                    self._project.receive(frame)
+            case wire.Ship():
+                self._spawn(self._ship(frame.manifest))
+            case wire.Reach():
+                self._spawn(reach(frame, self._tell))
             case wire.Taken() if self._turn is not None and self._is_current(frame):
                 self._turn.taken(frame.size)
             case wire.Stop() if self._is_current(frame):
@@ -223,8 +237,9 @@ class Agent:
     async def _start(self, turn: Turn) -> None:
         begin = turn.begin
         if self._functions.want(begin.function):
-            await self._tell(wire.Want(app=begin.app, digest=begin.function))
+            await self._tell(wire.Want(app=begin.app, digests=(begin.function,)))
         path = await self._functions.path(begin.function)
+        await self._project.wait_until_complete()
         await asyncio.shield(self._ready)
         if turn.cleared.is_set():
             return
@@ -277,12 +292,18 @@ class Agent:
                 self._note(f"workers started after {self._age():.2f} s: {pids}")
             case wire.Exit() if turn is not None and frame.rank is not None:
                 turn.worker_exited(frame.rank, frame.status, frame.clock, frame.signalled)
-                self._note(f"rank {frame.rank} is gone: {_describe(frame.status)}")
+                self._note(f"rank {frame.rank} is gone: {processes.describe_status(frame.status)}")
             case wire.Stopped() if turn is not None:
                 self._note(f"nothing is left of the workers after {self._age():.2f} s")
                 self._spawn(turn.processes_gone())
             case wire.Broken():
                 self._spawn(self._break(frame.message))
+
+    async def _ship(self, manifest: str) -> None:
+        await self._project.ship(manifest)
+        self._note(f"the project is in {self._project.tree} after {self._age():.2f} s")
+        if self._warming is None and not self._ready.done():
+            self._warm()  # it was there already, and had to see the project first
 
     def _warm(self) -> None:
         """Have the zygote load what this app wants and it has not loaded yet."""
@@ -324,7 +345,7 @@ class Agent:
 
     async def _zygote_died(self) -> None:
         how = self._nursery.describe_end()
-        processes.kill_descendants(_reap)
+        processes.kill_descendants(processes.reap)
         await self._break(f"the zygote died {how}, and its workers with it")
         if self._turn is not None:
             self._turn.cleared.set()
@@ -363,35 +384,14 @@ class Agent:
         if self._nursery.control.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._nursery.control)
         self._nursery.kill()
-        processes.kill_descendants(_reap)
-        self._listening.close()
+        processes.kill_descendants(processes.reap)
+        self._close_ports()
+        self._project.tidy()
         shutil.rmtree(self._spool, ignore_errors=True)
         self._channel.close()
 
-    def _spawn(self, coroutine: Coroutine[None, None, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        """Let nothing that fails in the background go unheard: the agent says so, and ends."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            traceback.print_exception(error)
-            if not self._ending.is_set():
-                self._spawn(self._break(f"{type(error).__name__}: {error}"))
-
-
-def _reap() -> None:
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return
-
-
-def _describe(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    def _failed(self, error: BaseException) -> None:
+        """Something in the background has failed: say so, and end."""
+        traceback.print_exception(error)
+        if not self._ending.is_set():
+            self._spawn(self._break(f"{type(error).__name__}: {error}"))

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 
-from phalanx import wire
+from phalanx import network, wire
 from phalanx.agent import following
 from phalanx.errors import WireError
 from phalanx.nesting import DEPTH
@@ -37,12 +37,14 @@ class Turn:
         begin: wire.Begin,
         directory: str,
         environment: Mapping[str, str],
+        interface: str,
         send: Send,
         spawn: Spawn,
     ) -> None:
         """Make the directory that the workers' own are put in.
 
-        `environment` is the workers'; `spawn` runs something whose failure is not overlooked.
+        `environment` is the workers'; `interface` the network's to use, or empty for the one that
+        leads to the store; `spawn` runs something whose failure is not overlooked.
         """
         self.begin = begin
         self.member: Member = begin.membership.members[begin.agent]
@@ -52,6 +54,7 @@ class Turn:
         self.started = False
         self.cleared = asyncio.Event()
         self._environment = environment
+        self._interface = interface or _interface_towards(begin.membership.store.address)
         self._send = send
         self._spawn = spawn
         self._pids: dict[int, int] = {}
@@ -91,8 +94,9 @@ class Turn:
         depth = self._environment.get(DEPTH, "0")
         variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
         defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-        if self.begin.membership.store.address == "127.0.0.1":
-            defaults |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        interface = self._interface
+        if interface is not None:
+            defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         return variables | {k: v for k, v in defaults.items() if k not in self._environment}
 
     def workers_started(self, pids: dict[int, int]) -> None:
@@ -251,9 +255,27 @@ class Turn:
         return dataclasses.replace(frame, app=self.begin.app, round=self.begin.round)
 
 
-def reserve_port() -> socket.socket:
-    """Bind a free port without listening yet: until then rank 0 may bind it as well."""
-    reserved = socket.socket()
+def _interface_towards(address: str) -> str | None:
+    own = network.address_towards(address)
+    return None if own is None else network.interface_of(own)
+
+
+def reserve_port(*, networked: bool) -> socket.socket:
+    """Bind a free port without listening yet: until then rank 0 may bind it as well.
+
+    Of loopback alone, unless other hosts take part.
+    """
+    if networked:
+        try:
+            return _bind(socket.socket(socket.AF_INET6), "::")
+        except OSError:
+            return _bind(socket.socket(), "0.0.0.0")  # noqa: S104 by every address that it has
+    return _bind(socket.socket(), "127.0.0.1")
+
+
+def _bind(reserved: socket.socket, address: str) -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    if reserved.family == socket.AF_INET6:
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    reserved.bind((address, 0))
     return reserved

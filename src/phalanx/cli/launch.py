@@ -246,7 +246,7 @@ def _load_call(target: _Target, own: list[str]) -> payload.Function:
     args, kwargs = _parse_own(function, own, target)
     check_call(function, args, kwargs)
     needs = imports.of_function(function)
-    return payload.pack(function, args, kwargs, uses_torch=needs.torch)
+    return payload.pack(function, args, kwargs, needs)
 
 
 def _print_users_part(error: Exception) -> None:

@@ -34,11 +34,13 @@ class Launcher:
     """Where and how to run functions. Plain data: it can be copied, pickled and changed."""
 
     hostnames: list[str] | Literal["auto", "slurm"] = "auto"
-    """Hosts to run on, one agent for each entry; "auto" is this machine."""
+    """Hosts to run on, one agent for each entry: names that your ssh knows, user@host or
+    user@host:port. "slurm" is the hosts of the allocation; "auto" is that inside salloc or sbatch,
+    and this machine elsewhere."""
 
     workers_per_host: int | list[int] | Literal["cpu", "gpu", "auto"] = "auto"
     """Workers on each host: a number, one for each host, "cpu" (one a processor), "gpu" (one a
-    GPU), or "auto" (the GPUs if there are any, else 1)."""
+    GPU), or "auto" (the allocation's tasks, or the GPUs if there are any, else 1)."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi", "ucc"] | None = "auto"
     """The process group that workers find: "auto" makes one if the function uses torch."""
@@ -50,8 +52,19 @@ class Launcher:
     extra_env_vars: dict[str, str] = field(default_factory=dict)
     """More environment variables for the workers (on a command line: NAME VALUE NAME VALUE …)."""
 
+    host_env_vars: dict[str, dict[str, str]] = field(default_factory=dict)
+    """More environment variables for the workers of single hosts, by their names."""
+
     env_file: str | None = None
-    """A bash file that is sourced on each host before anything else."""
+    """A bash file that is sourced on each host before anything else. Hosts need not have it."""
+
+    python: str | dict[str, str] | None = None
+    """The interpreter on other hosts, or a virtual environment there; one for all, or by host. By
+    default this one's path if it is there, else python3."""
+
+    workspace: str | None = "auto"
+    """The project that hosts without this directory are sent: "auto" (the git repository, or the
+    directory that this runs in), a directory, or None for nothing."""
 
     preload: list[str] | Literal["auto"] = "auto"
     """Packages to load once for all workers of a host: "auto" finds what the function imports."""
@@ -84,6 +97,16 @@ class Launcher:
 
     ssh_config_file: str | None = None
     """The ssh configuration for other hosts; by default the user's own."""
+
+    address: str | None = None
+    """The address of the first host at which workers meet; by default the one that ssh came to."""
+
+    interface: str | None = None
+    """The network interface that workers use, the same on every host; by default the one that leads
+    to that address."""
+
+    parallel_logins: int = 64
+    """How many hosts are dialled at a time."""
 
     keep_warm: float = 0.0
     """Seconds that this machine's agent, with the packages it has loaded, waits for the next
@@ -179,15 +202,15 @@ class Launcher:
         check_may_launch(os.environ)
         check_call(func, args, kwargs)
         needs = imports.of_function(func)
-        plan = self._plan(needs, _title(func))
         call: Future[Function] = Future()
-        call.set_result(payload.pack(func, args, kwargs or {}, uses_torch=needs.torch))
-        return plan, call
+        call.set_result(payload.pack(func, args, kwargs or {}, needs))
+        return self._plan(needs, _title(func)), call
 
     def _plan(self, needs: Needs, title: str) -> Plan:
         from phalanx.launcher.plan import make_plan
 
-        return make_plan(dataclasses.replace(self), needs, title)
+        known = {} if self._pool is None else self._pool.known
+        return make_plan(dataclasses.replace(self), needs, title, known)
 
     def _run_inline(
         self, func: Callable[..., R], args: Sequence[Any], kwargs: Mapping[str, Any]

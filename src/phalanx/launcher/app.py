@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.errors import ConfigError, LaunchError, ResultError
 from phalanx.launcher.payload import Function, Inbox
-from phalanx.launcher.placement import LocalPlacement
+from phalanx.launcher.placement import Placement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_LAST_LOGS = 3.0
-"""Seconds that a reader who does not read may hold up the end of a cancelled app."""
 _ASKED_EVERY = 0.5
 """Seconds between looks for someone who wants the end."""
 _QUIET = 0.4
@@ -69,15 +67,24 @@ class App(Generic[R]):
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
         self._watchers: list[Callable[[], None]] = []
-        self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
+        self._placement = Placement(plan, shelters)
+        try:
+            self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
+        except BaseException:
+            plan.dials.give_up()
+            raise
         self._paths = {k: r.file.path for k, r in self._routes.items() if r.file is not None}
         self._writer: LogWriter | None = None
         self._inboxes: dict[int, Inbox] = {}
         self._started = False
-        self._placement = LocalPlacement(plan.env_file, shelters)
         try:
-            self._placement.start(plan.prepare)
+            if plan.token is not None:
+                plan.token.create()
+            self._placement.start()
         except BaseException:
+            if plan.token is not None:
+                plan.token.remove()
+            self._placement.kill()
             finish(self._routes)
             raise
         title, grace = plan.prepare[0].title, plan.settings.stop_grace
@@ -163,8 +170,10 @@ class App(Generic[R]):
             self._cancelled.append(grace)
             if self._cancel is not None:
                 self._cancel(grace)
+        from phalanx.launcher.agents import LAST_LOGS
+
         if self._writer is not None:
-            self._writer.give_up(after=_LAST_LOGS)
+            self._writer.give_up(after=LAST_LOGS)
 
     def status(self) -> AppStatus:
         """How it stands now."""
@@ -215,6 +224,8 @@ class App(Generic[R]):
             self._error = error
             self._placement.kill()
         finally:
+            if self._plan.token is not None:
+                self._plan.token.remove()
             if self._writer is not None:
                 self._writer.close()
             with self._lock:

@@ -14,6 +14,8 @@ import socket
 import subprocess
 import time
 import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO, Protocol, Self
 
 from phalanx import hosts
@@ -37,6 +39,21 @@ class Process(Protocol):
         """Wait for its end."""
 
 
+@dataclass(frozen=True)
+class Abroad:
+    """What is known of an agent on another host; the process here is the one that leads to it."""
+
+    host: str
+    tool: str
+    """What leads there: ssh or srun."""
+    changed: frozenset[str] = frozenset()
+    """The environment variables that `env_file` has set there."""
+    processors: int = 0
+    gpus: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """How long the login took, and all of it."""
+
+
 class Child:
     """A process and our ends of the streams to it."""
 
@@ -52,6 +69,10 @@ class Child:
         """Use `start` or `found`. `used`: it was there already, and may have gone meanwhile."""
         self.process = process
         self.used = used
+        self.abroad: Abroad | None = None
+        """Where it is, if not on this machine."""
+        self.early = b""
+        """What it has said outside of its channel before anybody listened."""
         self._read, self._write, self._errors = read, write, errors
         self._unsaid = b""
         os.set_blocking(write.fileno(), False)
@@ -80,6 +101,26 @@ class Child:
             child = cls(process, *pipes.take())
         child.say(first)
         return child
+
+    @classmethod
+    def remote(cls, command: Sequence[str], host: str) -> Child:
+        """Run a command that leads to another host; its streams are the channel."""
+        with _Pipes() as pipes:
+            process = subprocess.Popen(
+                command,
+                stdin=pipes.theirs[0],
+                stdout=pipes.theirs[1],
+                stderr=pipes.theirs[2],
+                start_new_session=True,
+            )
+            child = cls(process, *pipes.take())
+        child.abroad = Abroad(host, command[0])
+        return child
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """Our ends of the streams: to read, to write, and for errors."""
+        return self._read.fileno(), self._write.fileno(), self._errors.fileno()
 
     @classmethod
     def found(cls, connection: socket.socket, pid: int) -> Child:

@@ -12,46 +12,30 @@ import dataclasses
 import functools
 import platform
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
-from phalanx.channel import Channel
-from phalanx.clock import ClockOffset, Interval
+from phalanx.background import Background
+from phalanx.clock import Interval
 from phalanx.errors import LaunchError, WireError
+from phalanx.launcher.agents import Agent
+from phalanx.launcher.meeting import Meeting
 from phalanx.launcher.payload import Function, Inbox
-from phalanx.launcher.placement import Placed, Placement
+from phalanx.launcher.placement import NotPlaced, Placement
 from phalanx.launcher.plan import Plan
-from phalanx.logs import logger
+from phalanx.launcher.shipping import Shipping
 from phalanx.logs.lines import agent_key
 from phalanx.logs.writer import LogWriter
 from phalanx.rendezvous import coordinator as c
-from phalanx.rounds import Endpoint, Round
+from phalanx.rounds import Endpoint, Outcome, Round
 
 _TICK = 0.1
 _SETTLE = 0.1
+_START_SETTLE = 8.0
+"""Once a host could not be used, how long the others are waited for: to name all that cannot be."""
 _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
-_LAST_LOGS = 3.0
-"""How long a cancelled app's logs may take to be written before they are given up."""
-
-
-class _Agent:
-    """What the launcher knows of one agent."""
-
-    def __init__(self, placed: Placed) -> None:
-        self.placed = placed
-        self.channel: Channel = placed.channel
-        self.clock = ClockOffset()
-        self.heard = 0
-        self.silent = 0.0
-        self.last_heard = time.monotonic()
-        self.gone = False
-        self.rests = False
-        self.lost = asyncio.Event()
-        self.hello: wire.Hello | None = None
-        self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self.listening: asyncio.Task[None] | None = None
 
 
 class Drive:
@@ -79,16 +63,19 @@ class Drive:
         self._function = function
         self._logs = logs
         self._on_event = on_event
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, Agent] = {}
         self._verdict: asyncio.Future[c.Verdict] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._failed)
+        self._do = self._background.do
         self._gave_up = asyncio.Event()
         self._asleep = 0.0
+        self._shipping = None if plan.workspace is None else Shipping(plan.workspace)
         policy = c.Policy(
             members=plan.members,
             start_timeout=settings.start_timeout,
             stop_grace=settings.stop_grace,
             settle=_SETTLE if len(plan.members) > 1 else 0.0,
+            start_settle=_START_SETTLE,
         )
         self.coordinator = c.Coordinator(policy, self._now())
 
@@ -96,25 +83,34 @@ class Drive:
         """Run the app to its end; when this returns, nothing of it is left."""
         self._do(self._tick())
         self._do(self._ping())
+        placing = self._do(self._place())
         try:
-            async for placed in self._placement.place():
-                agent = self._agents[placed.index] = _Agent(placed)
-                key = agent_key(placed.index)
-                placed.on_errors(functools.partial(self._logs.write, key, "stderr"))
-                agent.listening = self._do(self._listen(placed.index, agent))
             verdict = await asyncio.shield(self._verdict)
+            self._placement.abandon()
+            await placing  # those that are there already are let go in order
             await self._dismiss(verdict)
             return verdict
         except BaseException:
+            grace = self.plan.settings.stop_grace
             await asyncio.gather(
-                *(self._dismiss_one(a, orderly=False) for a in self._agents.values())
+                *(a.dismiss(self._gave_up, grace, orderly=False) for a in self._agents.values())
             )
             raise
         finally:
-            for task in self._tasks:
-                task.cancel()
+            self._background.cancel()
             for agent in self._agents.values():
                 agent.channel.abort()
+
+    async def _place(self) -> None:
+        async for placed in self._placement.place():
+            if isinstance(placed, NotPlaced):
+                now = self._now()
+                self._feed(c.Gone(placed.index, placed.reason, Interval(now, now)))
+                continue
+            agent = self._agents[placed.index] = Agent(placed, self.plan.app)
+            key = agent_key(placed.index)
+            placed.on_errors(functools.partial(self._logs.write, key, "stderr"))
+            agent.listening = self._do(self._listen(placed.index, agent))
 
     def cancel(self, grace: float | None) -> None:
         """Ask for the end."""
@@ -134,7 +130,7 @@ class Drive:
                     self._do(self._begin(round_))
                 case c.HaltRound(number, grace):
                     for agent in self._agents.values():
-                        self._do(self._send(agent, wire.Stop(round=number, grace=grace)))
+                        self._do(agent.send(wire.Stop(round=number, grace=grace)))
                 case c.Finish(verdict):
                     self._verdict.set_result(verdict)
                     self._reach("ended")
@@ -145,7 +141,6 @@ class Drive:
 
     def describe(self) -> str:
         """Where things stand, in a few words."""
-        agents = list(self._agents.values())
         total = sum(member.workers for member in self.plan.members)
         workers = "1 worker" if total == 1 else f"{total} workers"
         if self.coordinator.phase is c.Phase.STOPPING:
@@ -153,16 +148,17 @@ class Drive:
         if "workers forked" in self.phases:
             ended = len(self.coordinator.outcomes)
             return f"running {workers}" + (f", {ended} returned" if ended else "")
-        if len(agents) < len(self.plan.members) or not all(a.hello for a in agents):
-            return "starting on " + ", ".join(dict.fromkeys(m.hostname for m in self.plan.members))
-        if not all(agent.ready.done() for agent in agents):
+        there = {i for i, agent in self._agents.items() if agent.hello is not None}
+        if awaited := [m.hostname for m in self.plan.members if m.agent not in there]:
+            return f"starting on {_some(awaited)}"
+        if self._shipping is not None and (sending := self._shipping.describe()):
+            return sending
+        if not all(agent.ready.done() for agent in self._agents.values()):
             tops = [item.module.partition(".")[0] for item in self.plan.prepare[0].preload]
-            names = list(dict.fromkeys(tops))
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            return f"loading {', '.join(names[:4]) or 'Python'}{more}"
+            return f"loading {_some(tops) or 'Python'}"
         return f"starting {workers}"
 
-    async def _listen(self, index: int, agent: _Agent) -> None:
+    async def _listen(self, index: int, agent: Agent) -> None:
         try:
             async for frame in agent.channel.frames():
                 agent.last_heard = time.monotonic()
@@ -180,14 +176,18 @@ class Drive:
             reason = f"it sent {error}"
         self._lose(index, agent, reason)
 
-    def _hear(self, index: int, agent: _Agent, frame: wire.Frame) -> None:
+    def _hear(self, index: int, agent: Agent, frame: wire.Frame) -> None:
         match frame:
             case wire.Hello():
                 self._greet(index, agent, frame)
             case wire.Pong():
                 agent.clock.observe(frame.sent, frame.clock, time.monotonic())
             case wire.Want():
-                self._do(self._send_function(agent))
+                self._do(self._send_wanted(index, agent, frame.digests))
+            case wire.Reached() if not agent.reached.done():
+                agent.reached.set_result(frame.problem)
+            case wire.Note():
+                self.notes.append(frame.message)
             case wire.Ready():
                 self._note(frame)
                 agent.ready.set_result(frame)
@@ -205,7 +205,8 @@ class Drive:
                     ago = frame.outcome.clock - frame.outcome.joined
                     self._reach("group formed", ago + self._asleep + time.monotonic() - when.latest)
                 self._reach("functions ended")
-                self._feed(c.WorkerEnded(index, frame.round, frame.outcome, when))
+                outcome = self._as_here(agent, frame.outcome)
+                self._feed(c.WorkerEnded(index, frame.round, outcome, when))
             case wire.Log() if frame.stream in ("stdout", "stderr", "records"):
                 self._log(agent, frame, agent_key(index) if frame.rank is None else frame.rank)
             case wire.Stopped():
@@ -233,7 +234,7 @@ class Drive:
                 f"the value of rank {rank} ({piece.total} bytes) cannot be kept here: {error}"
             ) from error
 
-    def _greet(self, index: int, agent: _Agent, hello: wire.Hello) -> None:
+    def _greet(self, index: int, agent: Agent, hello: wire.Hello) -> None:
         ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
         if hello.version != __version__:
             self._lose(index, agent, f"it runs phalanx {hello.version}, the launcher {__version__}")
@@ -242,46 +243,51 @@ class Drive:
         else:
             agent.hello = hello
             self._reach("agents up")
-            self._do(self._send(agent, wire.Ping(sent=time.monotonic())))
-            self._feed(c.Joined(index, Endpoint("127.0.0.1", hello.port)))
+            self._do(agent.send(wire.Ping(sent=time.monotonic())))
+            if hello.tree:
+                self._do(self._ship(agent))
+            self._feed(c.Joined(index, Endpoint(hello.address, hello.port)))
 
-    def _lose(self, index: int, agent: _Agent, reason: str) -> None:
+    def _as_here(self, agent: Agent, outcome: Outcome) -> Outcome:
+        """What is said of files of the project, in terms of the launcher's own."""
+        workspace, fault = self.plan.workspace, outcome.fault
+        if agent.hello is None or not agent.hello.tree or workspace is None or fault is None:
+            return outcome
+        trace = fault.traceback.replace(agent.hello.tree, workspace.root)
+        return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
+
+    def _lose(self, index: int, agent: Agent, reason: str) -> None:
         agent.lost.set()
         if not agent.gone:
             agent.gone = True
             when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
             self._feed(c.Gone(index, reason, when))
 
-    def _log(self, agent: _Agent, frame: wire.Log, key: int) -> None:
+    def _log(self, agent: Agent, frame: wire.Log, key: int) -> None:
         loop = asyncio.get_running_loop()
         taken = wire.Taken(app=frame.app, round=frame.round, size=len(frame.data))
 
         def done() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
-                loop.call_soon_threadsafe(lambda: self._do(self._send(agent, taken)))
+                loop.call_soon_threadsafe(lambda: self._do(agent.send(taken)))
 
         self._logs.write(key, frame.stream, frame.data, None if key < 0 else done)
 
     # ── actions ───────────────────────────────────────────────────────────────
 
-    def _do(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        """Let nothing that fails in the background go unheard: it ends the app."""
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not self._verdict.done():
-            self._verdict.set_exception(task.exception())  # type: ignore[arg-type]
-
-    async def _send(self, agent: _Agent, frame: wire.Frame) -> None:
-        with contextlib.suppress(ConnectionError):  # its end is heard where it is listened to
-            await agent.channel.send(dataclasses.replace(frame, app=self.plan.app))
+    def _failed(self, error: BaseException) -> None:
+        """Something in the background has failed: it ends the app."""
+        if not self._verdict.done():
+            self._verdict.set_exception(error)
 
     async def _begin(self, round_: Round) -> None:
         settings = self.plan.settings
+        if self.plan.token is not None:
+            self.plan.token.remove()  # everybody has looked
+        meeting = Meeting(self.plan, self._agents)
+        self._do(meeting.try_to_reach())
+        store = Endpoint(meeting.address, round_.store.port)
+        round_ = dataclasses.replace(round_, store=store)
         function = await self._get_function()
         ready = [await agent.ready for agent in self._agents.values()]
         if self.coordinator.phase is not c.Phase.RUNNING:
@@ -289,6 +295,10 @@ class Drive:
         # One decision for all hosts, or they would wait for each other in a group.
         uses_torch = function.uses_torch or settings.backend not in (None, "auto")
         uses_torch = uses_torch or any(r.torch for r in ready)
+        if self.plan.errand is not None:
+            uses_torch = uses_torch or function.names_torch
+        if uses_torch:
+            await meeting.check()
         for index, agent in self._agents.items():
             frame = wire.Begin(
                 round=round_.number,
@@ -300,12 +310,21 @@ class Drive:
                 process_group_timeout=settings.process_group_timeout,
                 records=self._logs.wants_records,
             )
-            self._do(self._send(agent, frame))
+            self._do(agent.send(frame))
 
-    async def _send_function(self, agent: _Agent) -> None:
+    async def _ship(self, agent: Agent) -> None:
+        assert self._shipping is not None
+        manifest = await self._shipping.manifest()
+        await agent.send(wire.Ship(manifest=manifest.digest))
+
+    async def _send_wanted(self, index: int, agent: Agent, digests: tuple[str, ...]) -> None:
         function = await self._get_function()
-        for piece in function.pieces():
-            await self._send(agent, piece)
+        if function.digest in digests:
+            for piece in function.pieces():
+                await agent.send(piece)
+        elif self._shipping is not None:
+            host = self.plan.members[index].hostname
+            await self._shipping.send(host, digests, agent.send)
 
     async def _get_function(self) -> Function:
         # Shielded: whoever provides it must not find it cancelled.
@@ -315,37 +334,14 @@ class Drive:
         """Let the agents go: those that can, once their logs are here; the others by force."""
         await asyncio.gather(
             *(
-                self._dismiss_one(agent, orderly=not agent.gone and i not in verdict.unconfirmed)
-                for i, agent in self._agents.items()
+                agent.dismiss(
+                    self._gave_up,
+                    self.plan.settings.stop_grace,
+                    orderly=not agent.gone and index not in verdict.unconfirmed,
+                )
+                for index, agent in self._agents.items()
             )
         )
-
-    async def _dismiss_one(self, agent: _Agent, *, orderly: bool) -> None:
-        if orderly:
-            await self._send(agent, agent.placed.rest or wire.Leave())
-            await self._await_logs(agent)
-            if agent.rests:
-                agent.placed.keep()
-            else:
-                await agent.placed.end(2.0)
-            return
-        agent.channel.close()
-        await agent.placed.end(self.plan.settings.stop_grace + 3.0)
-        if agent.hello is not None:
-            agent.placed.sweep(self.plan.app, agent.hello.spool)
-
-    async def _await_logs(self, agent: _Agent) -> None:
-        """Until the agent has nothing left to say; not much longer once the app was given up."""
-        if agent.listening is None:
-            return
-        ends = [asyncio.create_task(event.wait()) for event in (self._gave_up, agent.lost)]
-        await asyncio.wait({agent.listening, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        if not agent.listening.done():
-            await asyncio.wait({agent.listening}, timeout=_LAST_LOGS)
-            if not agent.listening.done():
-                logger.warning("phalanx: the last of the workers' output was given up")
 
     # ── time ──────────────────────────────────────────────────────────────────
 
@@ -373,5 +369,12 @@ class Drive:
         while True:
             for agent in list(self._agents.values()):
                 if not agent.gone and not agent.channel.congested:
-                    await self._send(agent, wire.Ping(sent=time.monotonic()))
+                    await agent.send(wire.Ping(sent=time.monotonic()))
             await asyncio.sleep(self.plan.prepare[0].heartbeat)
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first few of them."""
+    known = list(dict.fromkeys(names))
+    more = f" and {len(known) - 4} more" if len(known) > 4 else ""
+    return ", ".join(known[:4]) + more

@@ -38,15 +38,22 @@ class Needs:
 
     preload: tuple[Import, ...]
     torch: bool
+    """It is named, and installed here."""
     late: tuple[str, ...] | None = ()
     """Packages that are imported after the code has changed the environment, perhaps for them;
     None where that is not known."""
+    elsewhere: tuple[Import, ...] = ()
+    """To load as well on other hosts: packages that are not found here, and may be there."""
+    names_torch: bool = False
+    files: tuple[str, ...] = ()
+    """The user's own files that were read."""
 
 
 @dataclass
 class _Search:
     preload: dict[Import, None] = field(default_factory=dict)
     late: dict[str, None] = field(default_factory=dict)
+    elsewhere: dict[Import, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
     changing: set[str] = field(default_factory=set)
@@ -55,8 +62,15 @@ class _Search:
     """What is looked at now runs after the environment was changed."""
 
     def needs(self) -> Needs:
-        torch = "torch" in self.names and importlib.util.find_spec("torch") is not None
-        return Needs(tuple(self.preload), torch, tuple(self.late))
+        named = "torch" in self.names
+        return Needs(
+            preload=tuple(self.preload),
+            torch=named and importlib.util.find_spec("torch") is not None,
+            late=tuple(self.late),
+            elsewhere=tuple(self.elsewhere),
+            names_torch=named,
+            files=tuple(self.files),
+        )
 
     # ── files ─────────────────────────────────────────────────────────────────
 
@@ -105,6 +119,8 @@ class _Search:
             if late:
                 self.late[top] = None
             return False
+        if leading and not _is_found(top):
+            self.elsewhere[item] = None
         changes = False
         for name in (item.module, *(f"{item.module}.{n}" for n in item.names)):
             path = find_source(name)
@@ -337,6 +353,14 @@ def _is_installed(top: str) -> bool:
         return False
     places = [spec.origin, *(spec.submodule_search_locations or ())]
     return any(p is not None and is_installed(p + os.sep) for p in places)
+
+
+@functools.cache
+def _is_found(top: str) -> bool:
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError, AttributeError):
+        return top in sys.modules
 
 
 def _is_installed_class(kind: type) -> bool:

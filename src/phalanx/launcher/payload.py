@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from phalanx import wire
 from phalanx.errors import ConfigError
+from phalanx.launcher.imports import Needs
 from phalanx.worker import outcome
 
 _IN_MEMORY = 4 << 20
@@ -30,6 +31,8 @@ class Function:
     data: bytes
     digest: str
     uses_torch: bool
+    """It is named, and installed here."""
+    names_torch: bool
 
     def pieces(self) -> Iterator[wire.Piece]:
         """The frames that carry it."""
@@ -43,8 +46,7 @@ def pack(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    *,
-    uses_torch: bool,
+    needs: Needs,
 ) -> Function:
     """Pickle a call. Raises `ConfigError` that names what cannot be pickled."""
     import cloudpickle
@@ -61,7 +63,7 @@ def pack(
             f"{name} or its arguments cannot be pickled: {type(error).__name__}: {error}. "
             "Create what cannot be pickled inside the function."
         ) from error
-    return Function(data, hashlib.sha256(data).hexdigest(), uses_torch)
+    return Function(data, hashlib.sha256(data).hexdigest(), needs.torch, needs.names_torch)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where agents come from. Here: this machine, as child processes with pipes.
+"""Where agents come from: children of this process, hosts that were dialled, or an app before.
 
 A placement starts agents and gives a channel to each; it does not know what an agent does.
 """
@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from phalanx import wire
-from phalanx.channel import Channel, PipeChannel
+from phalanx.arrival import SOURCE_FAILED
+from phalanx.channel import PipeChannel
 from phalanx.errors import StartFailed
-from phalanx.hosts import SOURCE_FAILED
 from phalanx.launcher.children import Child
-from phalanx.launcher.surroundings import Surroundings, surroundings
+from phalanx.launcher.plan import Plan
+from phalanx.launcher.surroundings import Surroundings, surroundings, surroundings_abroad
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
+
+if TYPE_CHECKING:
+    from phalanx.launcher.dialing import Dial
 
 _TAIL = 64 << 10
 _FIRST_WORD = 5.0
@@ -31,110 +36,146 @@ _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
 
 
-class Placed(Protocol):
-    """An agent that was started, and the channel to it."""
-
-    @property
-    def index(self) -> int:
-        """Which of the first frames it was started with."""
-
-    @property
-    def channel(self) -> Channel:
-        """The stream of frames to and from it."""
-
-    async def describe_end(self) -> str:
-        """How it ended, for an error; called when its channel has ended."""
-
-    def on_errors(self, take: Callable[[bytes], None]) -> None:
-        """Have what it says outside of its channel, from the beginning, passed on to this."""
-
-    async def end(self, patience: float) -> None:
-        """Wait so long for it to end by itself, then kill it."""
-
-    @property
-    def rest(self) -> wire.Rest | None:
-        """What to tell it so that it stays for another app; None if it is to leave."""
-
-    def keep(self) -> None:
-        """It has said that it rests: the next app may have it."""
-
-    def sweep(self, app: str, spool: str) -> None:
-        """After it was lost: end and remove what it can have left behind, as far as that goes."""
-
-
-class Placement(Protocol):
-    """Starts agents."""
-
-    def start(self, first: Sequence[wire.Prepare]) -> None:
-        """Begin to start one agent for each of these first frames; does not wait."""
-
-    def place(self) -> AsyncIterator[Placed]:
-        """The agents, as each can be spoken to."""
-
-
 @dataclass(frozen=True)
-class _Started:
-    """An agent, and where it stays after the app, as one for which surroundings."""
+class NotPlaced:
+    """An agent that could not be started, and why."""
 
-    child: Child
-    shelter: Shelter | None
+    index: int
+    reason: str
+
+
+@dataclass
+class _Start:
+    """An agent, or one that is being dialled, and where it stays after the app."""
+
+    frame: wire.Prepare
     around: Surroundings
+    shelter: Shelter | None
+    child: Child | None = None
+    dial: Dial | None = None
 
 
-class LocalPlacement:
-    """Agents as children of this process, or such as were left from an app before."""
+class Placement:
+    """Starts the agents of a plan, each on its host; or takes such as were left from before."""
 
-    def __init__(self, env_file: str | None, shelters: Sequence[Shelter] = ()) -> None:
-        """`env_file` is sourced before each agent; new agents stay in the first shelter."""
-        self._env_file = env_file
+    def __init__(self, plan: Plan, shelters: Sequence[Shelter] = ()) -> None:
+        """New agents stay in the first shelter."""
+        self._plan = plan
         self._shelters = shelters
-        self._first: Sequence[wire.Prepare] = ()
-        self._started: list[_Started] = []
+        self._starts: list[_Start] = []
 
-    def start(self, first: Sequence[wire.Prepare]) -> None:
-        """Start or find the agents, and give each its first frame; does not wait."""
-        self._first = first
-        for frame in first:
+    def start(self) -> None:
+        """Start, dial or find the agents; does not wait. Raises `StartFailed`."""
+        new: list[int] = []
+        for index, frame in enumerate(self._plan.prepare):
             # Now, not later: the program may change its environment at any time.
-            around = surroundings(frame, self._env_file) if self._shelters else {}
-            self._started.append(self._find(frame, around) or self._start(frame, around))
+            around = self._surroundings(index, frame) if self._shelters else {}
+            start = _Start(frame, around, self._shelters[0] if self._shelters else None)
+            self._starts.append(start)
+            start.dial = self._plan.dials.by_index.get(index)
+            if start.dial is None and not self._find(index, start):
+                new.append(index)
+        dialled = [index for index in new if self._plan.places[index].target is not None]
+        self._dial(dialled)
+        for index in new:
+            if index not in dialled:
+                self._start_here(self._starts[index])
 
-    def _find(self, frame: wire.Prepare, around: Surroundings) -> _Started | None:
+    def _surroundings(self, index: int, frame: wire.Prepare) -> Surroundings:
+        target, errand = self._plan.places[index].target, self._plan.errand
+        if target is None or errand is None:
+            return surroundings(frame, self._plan.env_file)
+        return surroundings_abroad(frame, target, errand.bundle.digest, errand.env_file)
+
+    def _find(self, index: int, start: _Start) -> bool:
         for shelter in self._shelters:
-            while (child := shelter.take(around)) is not None:
+            while (child := shelter.take(start.around)) is not None:
+                frame = self._told(index, child)
                 if child.process.poll() is None and child.say(wire.encode(frame)):
-                    return _Started(child, shelter, around)
+                    start.child, start.shelter = child, shelter
+                    return True
                 child.end(0.0)
         for shelter in self._shelters:
-            shelter.make_room(around)
-        return None
+            shelter.make_room(start.around)
+        return False
 
-    def _start(self, frame: wire.Prepare, around: Surroundings) -> _Started:
+    def _start_here(self, start: _Start) -> None:
         try:
-            child = Child.start(self._env_file, wire.encode(frame))
+            start.child = Child.start(self._plan.env_file, wire.encode(start.frame))
         except OSError as error:
-            self.kill()
             raise StartFailed(
                 f"the agent on this machine could not be started: {error}", hostname="localhost"
             ) from error
-        return _Started(child, self._shelters[0] if self._shelters else None, around)
 
-    async def place(self) -> AsyncIterator[LocalAgent]:
-        """Channels to the agents, in order. One that was gone already is replaced."""
-        for index, frame in enumerate(self._first):
-            started = self._started[index]
-            agent = await LocalAgent.open(index, started)
-            if started.child.used and not await _is_well(agent.channel, frame.app):
-                await agent.end(0.0)
-                self._started[index] = self._start(frame, started.around)
-                agent = await LocalAgent.open(index, self._started[index])
-            yield agent
+    def _dial(self, indexes: Sequence[int]) -> None:
+        plan = self._plan
+        chosen = [target for i in indexes if (target := plan.places[i].target) is not None]
+        if not chosen or plan.errand is None:
+            return
+        from phalanx.launcher.dialing import dial_all
+
+        dials = dial_all(chosen, plan.errand, plan.settings.parallel_logins)
+        for index, dial in zip(indexes, dials, strict=True):
+            self._starts[index].dial = dial
+
+    def _told(self, index: int, child: Child) -> wire.Prepare:
+        """The first frame for an agent: what `env_file` set there is not set from here again."""
+        frame = self._plan.prepare[index]
+        if child.abroad is None or not child.abroad.changed:
+            return frame
+        kept = child.abroad.changed - self._plan.own_variables(index).keys()
+        environment = {k: v for k, v in frame.environment.items() if k not in kept}
+        return dataclasses.replace(frame, environment=environment)
+
+    async def place(self) -> AsyncIterator[PlacedAgent | NotPlaced]:
+        """The agents, as each can be spoken to, in any order. One that has gone is replaced."""
+        opening = [asyncio.create_task(self._open(i)) for i in range(len(self._starts))]
+        try:
+            for opened in asyncio.as_completed(opening):
+                yield await opened
+        finally:
+            for task in opening:
+                task.cancel()
+
+    async def _open(self, index: int) -> PlacedAgent | NotPlaced:
+        start = self._starts[index]
+        if start.child is not None:
+            agent = await PlacedAgent.open(index, start, start.child)
+            if not start.child.used or await _is_well(agent.channel, start.frame.app):
+                return agent
+            await agent.end(0.0)
+            start.child = None
+            if self._plan.places[index].target is None:
+                self._start_here(start)
+            else:
+                self._dial([index])
+        if start.child is None and start.dial is not None:
+            try:
+                child = await asyncio.shield(asyncio.wrap_future(start.dial.future))
+            except StartFailed as error:
+                return NotPlaced(index, str(error))
+            start.child = child
+            child.say(wire.encode(self._told(index, child)))
+        assert start.child is not None
+        return await PlacedAgent.open(index, start, start.child)
+
+    def abandon(self) -> None:
+        """Give up those that were not reached yet; those that were are not touched."""
+        for start in self._starts:
+            if start.dial is None or start.child is not None:
+                continue
+            start.dial.give_up()
+            with contextlib.suppress(StartFailed):
+                if start.dial.future.done():
+                    start.dial.future.result().end(0.0)
 
     def kill(self) -> None:
         """End the agents that were started, without waiting for anything in order."""
-        for started in self._started:
-            started.child.process.kill()
-            started.child.end(1.0)
+        self.abandon()
+        for start in self._starts:
+            if start.child is not None:
+                start.child.process.kill()
+                start.child.end(1.0)
 
 
 async def _is_well(channel: PipeChannel, app: str) -> bool:
@@ -150,30 +191,35 @@ async def _is_well(channel: PipeChannel, app: str) -> bool:
     return not says(wire.Broken) and not channel.has_ended
 
 
-class LocalAgent:
-    """An agent on this machine."""
+class PlacedAgent:
+    """An agent that was started, and the channel to it."""
 
-    def __init__(self, index: int, started: _Started, channel: PipeChannel) -> None:
+    def __init__(self, index: int, start: _Start, child: Child, channel: PipeChannel) -> None:
         """Use `open` instead."""
         self.index = index
         self.channel = channel
-        self._child = started.child
-        self._process = started.child.process
-        self._shelter = started.shelter
-        self._around = started.around
-        self._errors = _Tail()
+        self._child = child
+        self._process = child.process
+        self._shelter = start.shelter
+        self._around = start.around
+        self._errors = _Tail(child.early)
         self._described = False
 
     @classmethod
-    async def open(cls, index: int, started: _Started) -> LocalAgent:
+    async def open(cls, index: int, start: _Start, child: Child) -> PlacedAgent:
         """Open a channel over the child's streams."""
-        read, write, errors, unsaid = started.child.streams()
+        read, write, errors, unsaid = child.streams()
         channel = await PipeChannel.open(read, write)
         channel.send_raw(unsaid)
-        agent = cls(index, started, channel)
+        agent = cls(index, start, child, channel)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: agent._errors, errors)
         return agent
+
+    @property
+    def is_abroad(self) -> bool:
+        """It is on another host: what is here only leads to it."""
+        return self._child.abroad is not None
 
     @property
     def rest(self) -> wire.Rest | None:
@@ -205,6 +251,9 @@ class LocalAgent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._errors.ended.wait(), 1.0)
         text = self._errors.text()
+        if self._child.abroad is not None:
+            tool = self._child.abroad.tool
+            return f"{tool} ended with code {code}" + (f": {text}" if text else "")
         if code == SOURCE_FAILED:
             return f"sourcing env_file failed:\n{text}"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
@@ -213,7 +262,8 @@ class LocalAgent:
     async def end(self, patience: float) -> None:
         """Wait so long for it to end by itself, then kill it."""
         try:
-            if await self._wait(patience) > 0 and not self._described:
+            code = await self._wait(patience)
+            if code > 0 and not self._described and not self.is_abroad:
                 logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
         except TimeoutError:
             self._process.kill()
@@ -227,6 +277,8 @@ class LocalAgent:
 
         Agent and zygote may have been killed both; what workers had started is then nobody's.
         """
+        if self.is_abroad:
+            return
         mark = f"TORCHELASTIC_RUN_ID={app}\0".encode()
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
@@ -253,9 +305,9 @@ class LocalAgent:
 class _Tail(asyncio.Protocol):
     """Keeps the end of what an agent wrote to its stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, early: bytes) -> None:
         self.ended = asyncio.Event()
-        self._data = bytearray()
+        self._data = bytearray(early)
         self._transport: asyncio.BaseTransport | None = None
         self._take: Callable[[bytes], None] | None = None
 

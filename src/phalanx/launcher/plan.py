@@ -5,9 +5,9 @@ Nothing here starts a process, and nothing torch is imported. Every mistake is a
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
-import operator
 import os
 import re
 import secrets
@@ -15,15 +15,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from phalanx import environment, hosts, ranks, wire
 from phalanx.errors import ConfigError
+from phalanx.launcher.places import Dials, Facts, Place
+from phalanx.launcher.places import counts as count_workers
+from phalanx.launcher.places import find as find_places
+from phalanx.logs.spec import DefaultLogSpec
 from phalanx.rounds import Member
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
+    from phalanx.launcher.dialing import Errand
     from phalanx.launcher.imports import Needs
+    from phalanx.launcher.workspace import Token, Workspace
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
 START_METHODS = ("zygote", "spawn", "inline")
@@ -38,30 +45,70 @@ class Plan:
     members: tuple[Member, ...]
     prepare: tuple[wire.Prepare, ...]
     """The first frame for each member."""
+    places: tuple[Place, ...]
+    """Where each member is."""
+    dials: Dials
+    """The hosts that had to be dialled for the plan to be made."""
+    errand: Errand | None
+    """What agents on other hosts need first; None when all are here."""
+    workspace: Workspace | None
+    """The project, if it may have to be sent."""
+    token: Token | None
     env_file: str | None
     settings: Launcher
 
+    def own_variables(self, index: int) -> Mapping[str, str]:
+        """The variables that were given for a member, rather than copied."""
+        return _own_variables(self.settings, self.places[index])
 
-def make_plan(launcher: Launcher, needs: Needs, title: str) -> Plan:
-    """Check a launcher's fields and lay out the launch."""
+
+def make_plan(
+    launcher: Launcher, needs: Needs, title: str, known: Mapping[str, Facts] = MappingProxyType({})
+) -> Plan:
+    """Check a launcher's fields and lay out the launch.
+
+    `known` are the facts of hosts that have an agent already. Hosts whose number of workers has to
+    be found out are dialled; `Plan.dials` has to be used, or given up.
+    """
     check(launcher)
-    members = place_members(launcher)
-    app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+    places = find_places(launcher, os.environ)
+    away = any(place.target is not None for place in places)
+    if launcher.start_method == "inline" and away:
+        raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
+    if launcher.backend not in (None, "auto") and not away:
+        _need_torch(str(launcher.backend))
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
+    errand = _errand(env_file) if away else None
+    counts, dials = count_workers(launcher, places, errand, known)
+    try:
+        members = ranks.members([place.name for place in places], counts)
+        workspace = _workspace(launcher, needs) if away else None
+        app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+    except BaseException:
+        dials.give_up()
+        raise
+    token = None if workspace is None else _token(workspace)
+    home = wire.Away(workspace.root, token.name) if workspace and token else wire.Away("", "")
+    here = _prepare(launcher, needs, title, app)
     return Plan(
         app=app,
         members=members,
-        prepare=tuple(_prepare(launcher, needs, title, app, member) for member in members),
+        prepare=tuple(
+            _for_place(here, launcher, needs, place, member, home, networked=away)
+            for place, member in zip(places, members, strict=True)
+        ),
+        places=tuple(places),
+        dials=dials,
+        errand=errand,
+        workspace=workspace,
+        token=token,
         env_file=env_file,
         settings=launcher,
     )
 
 
-def _prepare(
-    launcher: Launcher, needs: Needs, title: str, app: str, member: Member
-) -> wire.Prepare:
-    main = sys.modules.get("__main__")
-    main_file = getattr(main, "__file__", None)
+def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Prepare:
+    """The first frame for an agent on this machine, but for the number of its workers."""
     return wire.Prepare(
         app=app,
         preload=_preload(launcher, needs),
@@ -74,14 +121,85 @@ def _prepare(
         passing=launcher.env_file is None,
         argv=tuple(map(str, sys.argv)),
         cwd=_working_directory(),
-        main_file=os.path.abspath(main_file) if main_file else None,
+        main_file=_main_file(),
         title=title,
         spawn=launcher.start_method == "spawn",
-        workers=member.workers,
+        workers=1,
         heartbeat=min(5.0, launcher.host_timeout / 4),
         orphan_timeout=launcher.orphan_timeout,
         stop_grace=launcher.stop_grace,
+        interface=launcher.interface or "",
     )
+
+
+def _for_place(
+    here: wire.Prepare,
+    launcher: Launcher,
+    needs: Needs,
+    place: Place,
+    member: Member,
+    home: wire.Away,
+    *,
+    networked: bool,
+) -> wire.Prepare:
+    own = _own_variables(launcher, place)
+    frame = dataclasses.replace(here, workers=member.workers, networked=networked)
+    if place.target is None:
+        return dataclasses.replace(frame, environment={**here.environment, **own})
+    copied = environment.copied(os.environ, launcher.env_vars)
+    if "PYTHONHOME" not in launcher.env_vars:
+        copied.pop("PYTHONHOME", None)  # where this interpreter is, theirs need not be
+    preload = here.preload
+    if launcher.preload == "auto":
+        preload += needs.elsewhere
+    return dataclasses.replace(
+        frame,
+        preload=preload,
+        python_path=tuple(filter(_is_users, here.python_path)),
+        environment={**copied, **own},
+        passing=False,
+        away=home,
+    )
+
+
+def _own_variables(launcher: Launcher, place: Place) -> dict[str, str]:
+    return {**launcher.extra_env_vars, **launcher.host_env_vars.get(place.name, {})}
+
+
+def _is_users(path: str) -> bool:
+    """A place of the user's own code, not one that every interpreter has of its own."""
+    return not hosts.is_installed(path + os.sep) and not path.endswith(".zip")
+
+
+def _errand(env_file: str | None) -> Errand:
+    from phalanx.launcher.bundle import make_bundle
+    from phalanx.launcher.dialing import Errand
+
+    text = None
+    if env_file is not None:
+        text = Path(env_file).read_bytes().decode("utf-8", "surrogateescape")
+    return Errand(make_bundle(), None if text is None else {"path": str(env_file), "text": text})
+
+
+def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
+    from phalanx.launcher import workspace
+
+    found = workspace.find(launcher.workspace, _working_directory(), _main_file(), needs.files)
+    logs = getattr(launcher.log_spec or DefaultLogSpec(), "log_dir", None)
+    if found is None or logs is None:
+        return found
+    return dataclasses.replace(found, without=os.path.abspath(logs))
+
+
+def _token(workspace: Workspace) -> Token:
+    from phalanx.launcher.workspace import Token
+
+    return Token(workspace.root)
+
+
+def _main_file() -> str | None:
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(path) if path else None
 
 
 def _preload(launcher: Launcher, needs: Needs) -> tuple[wire.Import, ...]:
@@ -101,74 +219,6 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "app"
 
 
-# ── hosts and workers ─────────────────────────────────────────────────────────
-
-
-def place_members(launcher: Launcher) -> tuple[Member, ...]:
-    """The rank table: which host has which ranks."""
-    names = _host_names(launcher.hostnames)
-    return ranks.members(names, _worker_counts(launcher.workers_per_host, names))
-
-
-def _host_names(hostnames: object) -> tuple[str, ...]:
-    if hostnames in ("auto", ["auto"]):
-        return ("localhost",)
-    if hostnames in ("slurm", ["slurm"]):
-        raise ConfigError(
-            'hostnames="slurm" is not supported by this version yet. Use "auto" for this machine.'
-        )
-    if isinstance(hostnames, str):
-        raise ConfigError(
-            f'hostnames={hostnames!r} is neither "auto" nor a list. '
-            f"Write hostnames=[{hostnames!r}]."
-        )
-    names = tuple(hostnames) if isinstance(hostnames, Sequence) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(
-            f"hostnames={hostnames!r}: give a list of at least one host name, or leave it out for "
-            "this machine."
-        )
-    for name in dict.fromkeys(names):
-        if not hosts.is_this_machine(name):
-            raise ConfigError(
-                f"host {name!r} is not this machine, and other hosts are not supported by this "
-                'version yet. Use "localhost" or leave hostnames out.'
-            )
-    return names
-
-
-def _worker_counts(workers: object, names: Sequence[str]) -> list[int]:
-    if isinstance(workers, Sequence) and not isinstance(workers, str):
-        counts = list(workers)
-    else:
-        counts = [workers] * len(names)
-    return [_worker_count(count) for count in counts]
-
-
-def _worker_count(count: object) -> int:
-    if not isinstance(count, bool) and hasattr(count, "__index__"):
-        return operator.index(count)
-    match count:
-        case "auto":
-            return hosts.gpus() or 1
-        case "cpu":
-            return hosts.processors()
-        case "gpu":
-            found = hosts.gpus()
-            if not found:
-                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-                why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-                raise ConfigError(
-                    f'workers_per_host="gpu": no NVIDIA GPU is visible on this machine{why}. '
-                    'Give a number, or "cpu".'
-                )
-            return found
-    raise ConfigError(
-        f"workers_per_host: {count!r} is not a number of workers. "
-        'Give a number, "cpu", "gpu" or "auto", or a list with one number for each host.'
-    )
-
-
 # ── checks ────────────────────────────────────────────────────────────────────
 
 
@@ -181,6 +231,7 @@ def check(launcher: Launcher) -> None:
     for name in ("stop_grace", "keep_warm"):
         _seconds(name, getattr(launcher, name), minimum_excluded=False)
     _check_environment(launcher)
+    _check_hosts(launcher)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
             f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
@@ -191,8 +242,6 @@ def check(launcher: Launcher) -> None:
     spec = launcher.log_spec
     if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
         raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")
-    if launcher.backend not in (None, "auto"):
-        _need_torch(str(launcher.backend))
 
 
 def _is_list_of_names(value: object) -> bool:
@@ -212,16 +261,37 @@ def _check_environment(launcher: Launcher) -> None:
         )
     if not isinstance(launcher.extra_env_vars, Mapping):
         raise ConfigError(f"extra_env_vars is a dict, not {launcher.extra_env_vars!r}.")
-    for name, value in launcher.extra_env_vars.items():
-        environment.check(name, value)
-        if name in ranks.RANK_VARIABLES:
-            raise ConfigError(f"extra_env_vars: {name} is set by phalanx for every worker.")
+    for variables in (launcher.extra_env_vars, *launcher.host_env_vars.values()):
+        if not isinstance(variables, Mapping):
+            raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
+        for name, value in variables.items():
+            environment.check(name, value)
+            if name in ranks.RANK_VARIABLES:
+                raise ConfigError(f"extra_env_vars: {name} is set by phalanx for every worker.")
     if launcher.env_file is not None:
         try:
             with open(launcher.env_file, "rb"):
                 pass
         except OSError as error:
             raise ConfigError(f"env_file {launcher.env_file}: {error.strerror}.") from None
+
+
+def _check_hosts(launcher: Launcher) -> None:
+    python = launcher.python
+    if python is not None and not isinstance(python, str | Mapping | os.PathLike):
+        raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
+    named = {*(python if isinstance(python, Mapping) else ()), *launcher.host_env_vars}
+    listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
+    if not isinstance(listed, str):
+        for name in named - set(listed):
+            near = difflib.get_close_matches(str(name), listed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"python or host_env_vars names {name!r}, which is no host.{hint}")
+    count = launcher.parallel_logins
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")
+    if launcher.ssh_config_file is not None and not os.path.isfile(launcher.ssh_config_file):
+        raise ConfigError(f"ssh_config_file {launcher.ssh_config_file}: there is no such file.")
 
 
 def _need_torch(backend: str) -> None:

@@ -12,10 +12,10 @@ from phalanx.errors import (
     Cancelled,
     LaunchError,
     ResultError,
-    StartFailed,
     StartTimeout,
     WorkerFailed,
 )
+from phalanx.launcher.places import not_started
 from phalanx.rendezvous.causes import Failure
 from phalanx.rendezvous.coordinator import Reason, Verdict
 from phalanx.rounds import Ended, Member, signal_name
@@ -48,7 +48,7 @@ def make_exception(
     outcome = cause.outcome
     error: BaseException
     if outcome.kind is Ended.LOST:
-        error = _lost(cause, members, started=started)
+        error = _lost(cause, verdict.others, members, started=started)
     elif outcome.fault is not None and outcome.fault.result:
         error = _no_result(cause)
     elif outcome.fault is not None:
@@ -84,15 +84,17 @@ def _start_timeout(verdict: Verdict, members: tuple[Member, ...], timeout: float
     )
 
 
-def _lost(cause: Failure, members: tuple[Member, ...], *, started: bool) -> LaunchError:
+def _lost(
+    cause: Failure, others: Sequence[Failure], members: tuple[Member, ...], *, started: bool
+) -> LaunchError:
     detail = cause.outcome.detail
     if not started:
-        return StartFailed(
-            f"the agent on {cause.hostname} could not be started: {detail}", hostname=cause.hostname
-        )
+        return not_started({f.hostname: f.outcome.detail for f in (cause, *others)})
     ranks = next((m.ranks for m in members if cause.outcome.rank in m.ranks), range(0))
-    others = len(members) - 1
-    rest = f" The other {others} agents were stopped." if others else ""
+    count = len(members) - 1
+    rest = f" The other {count} agents were stopped." if count > 1 else ""
+    if count == 1:
+        rest = " The other agent was stopped."
     return AgentLost(
         f"lost the agent on {cause.hostname}: {detail}.{rest}",
         hostname=cause.hostname,

@@ -36,6 +36,21 @@ def surroundings(prepare: wire.Prepare, env_file: str | None) -> Surroundings:
     }
 
 
+def surroundings_abroad(
+    prepare: wire.Prepare, target: object, code: str, env_file: object
+) -> Surroundings:
+    """The same for an agent on another host, as far as it is told from here."""
+    return {
+        "host": target,
+        "phalanx": code,
+        "environment": prepare.environment,
+        "sys.path": list(prepare.python_path),
+        "env_file": env_file,
+        "start_method": prepare.spawn,
+        "several workers": prepare.workers > 1,
+    }
+
+
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 

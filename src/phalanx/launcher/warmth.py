@@ -28,6 +28,7 @@ from typing import Any, Protocol, Self
 from phalanx import wire
 from phalanx.errors import ConfigError
 from phalanx.launcher.children import Child
+from phalanx.launcher.places import Facts, find
 from phalanx.launcher.surroundings import Surroundings, digest, surroundings
 from phalanx.logs import logger
 from phalanx.worker.processes import process_space, start_time
@@ -62,6 +63,8 @@ class Pool:
         self._closed = False
         self._asked = asked
         self._kept = kept
+        self.known: dict[str, Facts] = {}
+        """What is known of the hosts that have had an agent."""
         _POOLS.add(self)
 
     def __enter__(self) -> Self:
@@ -104,6 +107,9 @@ class Pool:
         with self._lock:
             if not self._closed:
                 self._idle.append((around, child))
+                if child.abroad is not None:
+                    known = Facts(child.abroad.processors, child.abroad.gpus)
+                    self.known[child.abroad.host] = known
                 return
         self._dismiss(around, child)
 
@@ -178,6 +184,11 @@ def warm(*packages: str, **options: Any) -> Pool:
                 f"{name!r} is not the name of a package. Write phalanx.warm('torch')."
             )
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
+    if any(place.target is not None for place in find(launcher, os.environ)):
+        raise ConfigError(
+            "phalanx.warm is for this machine. For other hosts, run twice within: "
+            "with phalanx.Launcher(hostnames=[...]) as launcher:"
+        )
     plan = make_plan(launcher, needs, "warm")
     pool = Pool(asked=True)
     for prepare in plan.prepare:
@@ -242,7 +253,7 @@ class Kept:
 
     def take(self, around: Surroundings) -> Child | None:
         """Connect to an agent that waits in these surroundings."""
-        if self._place is None:
+        if self._place is None or "host" in around:
             return None
         for found in kept_agents(self._place, digest(around)):
             if (child := found.visit()) is not None:
@@ -253,8 +264,8 @@ class Kept:
         """There is room."""
 
     def rest(self, around: Surroundings) -> wire.Rest | None:
-        """It waits at a socket of its own."""
-        if self._place is None:
+        """It waits at a socket of its own, on this machine."""
+        if self._place is None or "host" in around:
             return None
         return wire.Rest(keep=self._seconds, place=str(self._place), key=digest(around))
 

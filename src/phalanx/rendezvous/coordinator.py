@@ -32,6 +32,8 @@ class Policy:
     stop_grace: float
     settle: float = 0.0
     """After a first failure, wait so long for other hosts' own failures before stopping them."""
+    start_settle: float = 0.0
+    """While hosts gather and one cannot be used, wait so long for word from the others."""
 
 
 # ── events ────────────────────────────────────────────────────────────────────
@@ -184,7 +186,7 @@ class Coordinator:
             return []
         match event:
             case Joined(agent, endpoint):
-                return self._join(agent, endpoint)
+                return self._join(agent, endpoint, now)
             case Running(agent):
                 self._running.add(agent)
                 if len(self._running) == len(self.policy.members) and self.phase is Phase.RUNNING:
@@ -206,10 +208,12 @@ class Coordinator:
             return self.round is None or event.round != self.round.number
         return False
 
-    def _join(self, agent: int, endpoint: Endpoint) -> list[Action]:
+    def _join(self, agent: int, endpoint: Endpoint, now: float) -> list[Action]:
         self._joined[agent] = endpoint
-        if self.phase is not Phase.GATHERING or len(self._joined) < len(self.policy.members):
+        if self.phase is not Phase.GATHERING or not self._all_heard_of():
             return []
+        if self._failures:
+            return self._fail(now) + self._conclude()
         store = self._joined[self.policy.members[0].agent]
         self.round = Round(1, self.policy.members, store)
         self.phase = Phase.RUNNING
@@ -274,10 +278,16 @@ class Coordinator:
                 self.phase = Phase.SETTLING
                 self.deadline = now + self.policy.settle
                 return []
+            case Phase.GATHERING if not self._all_heard_of():
+                self.deadline = min(self.deadline or now, now + self.policy.start_settle)
+                return []
             case Phase.GATHERING | Phase.RUNNING:
                 return self._halt(self.policy.stop_grace, now)
             case _:
                 return []
+
+    def _all_heard_of(self) -> bool:
+        return len(self._joined.keys() | self._gone) == len(self.policy.members)
 
     def _cancel(self, grace: float | None, now: float) -> list[Action]:
         grace = self.policy.stop_grace if grace is None else grace
@@ -293,6 +303,8 @@ class Coordinator:
         if self.deadline is None or now < self.deadline:
             return []
         match self.phase:
+            case Phase.GATHERING if self._failures:
+                return self._halt(self.policy.stop_grace, now) + self._conclude()
             case Phase.GATHERING | Phase.RUNNING:
                 there = self._joined if self.round is None else self._running
                 self._reason = Reason.START_TIMEOUT

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from phalanx.rounds import signal_name
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -113,6 +115,22 @@ def send(pid: int, number: int) -> None:
     """Signal one process; that it is already gone is fine."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def reap() -> None:
+    """Bury all children that have died; how they did is of no interest."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, by its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def kill_descendants(reap: Callable[[], object]) -> None:

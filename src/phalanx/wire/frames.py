@@ -1,35 +1,10 @@
-"""Frames: what launcher, agent and zygote say to each other, and how it is written down.
-
-A frame is a small frozen dataclass. On the wire it is a fixed header (magic, version, two
-lengths), a msgpack head, and at most one piece of raw bytes (the field `data`). Every frame
-carries app, round and rank, so that what is stale can be dropped. Decoding checks every field's
-type and raises only `WireError`: nothing here runs what a peer sent. No I/O, no clock.
-"""
+"""Every frame: what launcher, agent and zygote say to each other. Data alone."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import struct
-import types
-import typing
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import msgpack
-
-from phalanx.errors import WireError
 from phalanx.rounds import Outcome, Round
-
-VERSION = 1
-PIECE = 1 << 20
-"""The most raw bytes that one frame carries."""
-
-_MAGIC = b"PHX"
-_HEADER = struct.Struct("!3sBII")
-_HEAD_LIMIT = 32 << 20
-
-F = TypeVar("F", bound="Frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +22,16 @@ class Import:
 
     module: str
     names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """What an agent on another host has to know of the launcher's."""
+
+    project: str
+    """The launcher's directory with the user's code; empty when nothing is to be sent."""
+    token: str
+    """The name of a file in it. Where that is found, the directory is shared."""
 
 
 # ── launcher to agent ─────────────────────────────────────────────────────────
@@ -72,6 +57,13 @@ class Prepare(Frame):
     heartbeat: float
     orphan_timeout: float
     stop_grace: float
+    away: Away | None = None
+    """For another host than the launcher's: `python_path` has the user's own places alone, and
+    paths below the project are as they are at the launcher's."""
+    networked: bool = False
+    """Other hosts take part: the store must be reached from there."""
+    interface: str = ""
+    """The network interface to use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +96,21 @@ class Taken(Frame):
     """So many bytes of log have been written away; as many may be sent again."""
 
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ship(Frame):
+    """The project's files, by the digest of their list; what is not there is to be asked for."""
+
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach(Frame):
+    """Try to connect to this address, and say `Reached`."""
+
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +151,35 @@ class Hello(Frame):
     pid: int
     port: int
     spool: str
+    space: str = ""
+    """Names the network that loopback addresses are of."""
+    address: str = ""
+    """An address of the host that others can reach, as far as it knows."""
+    door: int = 0
+    """A port that takes connections, for others to try."""
+    tree: str = ""
+    """Where the project is put; empty when it is not to be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want(Frame):
-    """The agent does not have this function yet."""
+    """The agent does not have these yet: the function, or files of the project."""
 
-    digest: str
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(Frame):
+    """What came of trying: empty, or why it could not be reached."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Frame):
+    """Something that the user should know when the app has ended."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,130 +290,7 @@ class Exit(Frame):
     signalled: int | None
 
 
-_MESSAGES: tuple[type[Frame], ...] = (
-    Prepare, Begin, Stop, Taken, Leave, Rest, Ping, Hello, Want, Ready, Started, Report, Log,
-    Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
+MESSAGES: tuple[type[Frame], ...] = (
+    Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Reached, Note, Ready,
+    Started, Report, Log, Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
 )  # fmt: skip
-_BY_NAME = {kind.__name__: kind for kind in _MESSAGES}
-
-
-def encode(frame: Frame) -> bytes:
-    """Write one frame down."""
-    fields = {f.name: _plain(getattr(frame, f.name)) for f in dataclasses.fields(frame)}
-    data = fields.pop("data", b"")
-    if len(data) > PIECE:
-        raise WireError(f"a piece of {len(data)} bytes: at most {PIECE} fit in a frame")
-    head: bytes = msgpack.packb([type(frame).__name__, fields], unicode_errors="surrogateescape")
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, len(head), len(data)), head, data))
-
-
-class Decoder:
-    """Bytes in, frames out. After it has raised `WireError` it must not be fed again."""
-
-    def __init__(self) -> None:
-        """Start at a frame's beginning."""
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take some bytes; give the frames that they complete."""
-        self._buffer += data
-        frames: list[Frame] = []
-        at = 0
-        while len(self._buffer) - at >= _HEADER.size:
-            magic, version, head, extra = _HEADER.unpack_from(self._buffer, at)
-            if magic != _MAGIC:
-                seen = bytes(self._buffer[at : at + 40])
-                raise WireError(f"not a frame: {seen!r}. Something else writes into the channel.")
-            if version != VERSION:
-                raise WireError(
-                    f"the peer speaks version {version} of the frames, this side {VERSION}. "
-                    "Install the same version of phalanx on both."
-                )
-            if head > _HEAD_LIMIT or extra > PIECE:
-                raise WireError(f"a frame of {head} + {extra} bytes is over the limit")
-            end = at + _HEADER.size + head + extra
-            if len(self._buffer) < end:
-                break
-            with memoryview(self._buffer) as view:
-                start = at + _HEADER.size
-                frames.append(_decode(view[start : start + head], bytes(view[start + head : end])))
-            at = end
-        if at:
-            del self._buffer[:at]
-        return frames
-
-
-def _decode(head: memoryview, data: bytes) -> Frame:
-    try:
-        name, fields = msgpack.unpackb(
-            head, strict_map_key=False, unicode_errors="surrogateescape", use_list=False
-        )
-        kind = _BY_NAME[name]
-        fields = dict(fields)
-    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
-        raise WireError(f"a frame whose head cannot be read: {error!r}") from None
-    finally:
-        head.release()
-    if "data" in _hints(kind):
-        fields["data"] = data
-    elif data:
-        raise WireError(f"{name} carries {len(data)} bytes that do not belong to it")
-    return typing.cast(Frame, _typed(kind, fields, name))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    return value
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
-
-
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Give `value` as an instance of `hint`, or raise `WireError` naming the field."""
-    origin = typing.get_origin(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        hints = _hints(hint)
-        if not isinstance(value, dict) or not value.keys() <= hints.keys():
-            raise WireError(f"{where}: not the fields of a {hint.__name__}")
-        typed = {key: _typed(hints[key], item, f"{where}.{key}") for key, item in value.items()}
-        try:
-            return hint(**typed)
-        except TypeError as error:
-            raise WireError(f"{where}: {error}") from None
-    if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        (hint,) = (option for option in options if option is not type(None))
-        return _typed(hint, value, where)
-    if origin is tuple and isinstance(value, tuple):
-        item_hint = typing.get_args(hint)[0]
-        return tuple(_typed(item_hint, item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        key_hint, item_hint = typing.get_args(hint)
-        return {
-            _typed(key_hint, key, where): _typed(item_hint, item, f"{where}[{key!r}]")
-            for key, item in value.items()
-        }
-    if hint is float and type(value) is int:
-        return float(value)
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        try:
-            return hint(value)
-        except ValueError:
-            raise WireError(f"{where}: {value!r} is not a {hint.__name__}") from None
-    if origin is None and type(value) is hint:
-        return value
-    raise WireError(f"{where}: {value!r:.80} is not a {hint}")

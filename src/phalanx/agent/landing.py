@@ -1,0 +1,88 @@
+"""What is different for an agent on another host than the launcher's: where things are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+
+from phalanx import arrival, wire
+
+
+def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, str]:
+    """An app's first frame in terms of this host, and the directory that the project is put in.
+
+    That is empty where the project is here already, or none is sent. Raises `OSError`.
+    """
+    away = prepare.away
+    if away is None:
+        return prepare, ""
+    tree = ""
+    if away.project and not _is_shared(away):
+        tree = _make_tree(prepare.app)
+    move = _Move(away.project, tree)
+    environment = dict(prepare.environment)
+    if tree and "PYTHONPATH" in environment:
+        places = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(map(move, places))
+    own = [place for place in sys.path if place]
+    users = [move(place) for place in prepare.python_path]
+    settled = dataclasses.replace(
+        prepare,
+        python_path=tuple(dict.fromkeys([*users, *own])),
+        environment=environment,
+        cwd=_directory(prepare.cwd, move, tree),
+        main_file=None if prepare.main_file is None else move(prepare.main_file),
+    )
+    return settled, tree
+
+
+class _Move:
+    """From a path at the launcher's to the same here."""
+
+    def __init__(self, project: str, tree: str) -> None:
+        self._project, self._tree = project, tree
+
+    def __call__(self, path: str) -> str:
+        if not self._tree:
+            return path
+        if path == self._project:
+            return self._tree
+        if path.startswith(self._project.rstrip(os.sep) + os.sep):
+            return os.path.join(self._tree, os.path.relpath(path, self._project))
+        return path
+
+
+def _directory(cwd: str | None, move: _Move, tree: str) -> str:
+    """Where workers run: the launcher's directory, or what is nearest to it here."""
+    if cwd is not None:
+        moved = move(cwd)
+        if tree and moved != cwd:
+            os.makedirs(moved, exist_ok=True)
+        if os.access(moved, os.X_OK) and os.path.isdir(moved):
+            return moved
+    home = os.path.expanduser("~")
+    return tree or (home if os.path.isdir(home) else os.sep)
+
+
+def _is_shared(away: wire.Away) -> bool:
+    """The launcher's very directory is here: the file that it has just made there is."""
+    try:
+        with open(os.path.join(away.project, away.token)) as file:
+            return bool(away.token) and file.read() == away.token
+    except OSError:
+        return False
+
+
+def _make_tree(app: str) -> str:
+    problem: OSError | None = None
+    for cache in arrival.caches():
+        place = os.path.join(cache, "trees")
+        try:
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            if arrival.is_own(cache):
+                return tempfile.mkdtemp(prefix=f"{app}-", dir=place)
+        except OSError as error:
+            problem = problem or error
+    raise problem or OSError(f"no directory of this user's alone among {list(arrival.caches())}")

@@ -1,0 +1,219 @@
+"""The user's project on this host: files kept by their digests, and a tree of them for each app.
+
+Files that are here already are not sent again. They are copied into the app's tree, so that nothing
+that workers write can reach what is kept; each is checked while it is copied. When the app has
+ended, what was sent is removed from the tree; what workers have written stays for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from phalanx import arrival, wire
+
+KEPT_DAYS = 7
+"""How long what workers have written into a tree stays."""
+_FILES_DAYS = 30
+_DAY = 86400.0
+
+Tell = Callable[[wire.Frame], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the project: its contents by their digest, or where it links to."""
+
+    path: str
+    mode: int
+    size: int
+    digest: str = ""
+    link: str = ""
+
+
+def pack(entries: Iterable[Entry]) -> bytes:
+    """A list of files as it travels."""
+    rows = [[e.path, e.mode, e.size, e.digest, e.link] for e in entries]
+    return zlib.compress(json.dumps(rows).encode(), 1)
+
+
+def unpack(data: bytes) -> list[Entry]:
+    """The reverse. Raises `ValueError` for a path that leads out of the tree."""
+    entries = [Entry(*row) for row in json.loads(zlib.decompress(data))]
+    for entry in entries:
+        if os.path.isabs(entry.path) or ".." in entry.path.split(os.sep):
+            raise ValueError(f"{entry.path!r} is not a path within the project")
+    return entries
+
+
+class Project:
+    """The project of one app, on its way here."""
+
+    def __init__(self, tree: str, app: str, tell: Tell) -> None:
+        """`tree` is empty when nothing is to come."""
+        self.tree = tree
+        self._app = app
+        self._tell = tell
+        self._files = os.path.join(os.path.dirname(os.path.dirname(tree)), "files")
+        self._arriving: dict[str, asyncio.Future[None]] = {}
+        self._built: dict[str, tuple[int, int]] = {}
+        self._complete = asyncio.get_running_loop().create_future()
+        if not tree:
+            self._complete.set_result(None)
+
+    async def wait_until_complete(self) -> None:
+        """Until the tree is as the project is."""
+        await asyncio.shield(self._complete)
+
+    async def ship(self, manifest: str) -> None:
+        """Make the tree from a list of files, asking for what is not here. Raises `OSError`."""
+        os.makedirs(self._files, mode=0o700, exist_ok=True)
+        await self._have([manifest])
+        with open(self._place(manifest), "rb") as file:  # noqa: ASYNC230 small, on local disk
+            entries = unpack(file.read())
+        for _ in range(3):
+            missing = await asyncio.to_thread(self._build, entries)
+            if not missing:
+                break
+            await self._have(missing)
+        else:
+            raise OSError(f"{len(missing)} files of the project were damaged on their way")
+        self._complete.set_result(None)
+        await asyncio.to_thread(self._prune)
+
+    async def _have(self, digests: list[str]) -> None:
+        wanted = self._missing(digests)
+        if not wanted:
+            return
+        loop = asyncio.get_running_loop()
+        self._arriving = {digest: loop.create_future() for digest in wanted}
+        arriving = list(self._arriving.values())
+        await self._tell(wire.Want(app=self._app, digests=tuple(wanted)))
+        await asyncio.gather(*arriving)
+
+    def _missing(self, digests: list[str]) -> list[str]:
+        return [digest for digest in digests if not os.path.exists(self._place(digest))]
+
+    def receive(self, piece: wire.Piece) -> None:
+        """Take the next piece of a file. Raises `OSError`."""
+        waiting = self._arriving.get(piece.key)
+        if waiting is None or waiting.done():
+            return
+        place = self._place(piece.key)
+        new = f"{place}.{os.getpid()}.new"
+        if not piece.offset:
+            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+        with open(new, "ab" if piece.offset else "wb") as file:
+            file.write(piece.data)
+            done = file.tell() >= piece.total
+        if done:
+            os.chmod(new, 0o400)
+            os.rename(new, place)
+            waiting.set_result(None)
+
+    def _place(self, digest: str) -> str:
+        return os.path.join(self._files, digest[:2], digest)
+
+    # ── the tree ──────────────────────────────────────────────────────────────
+
+    def _build(self, entries: Iterable[Entry]) -> list[str]:
+        """Put into the tree what is here; gives what is not. In a thread."""
+        missing: dict[str, None] = {}
+        made: set[str] = set()
+        for entry in entries:
+            path = os.path.join(self.tree, entry.path)
+            if entry.path in self._built:
+                continue
+            parent = os.path.dirname(path)
+            if parent not in made:
+                os.makedirs(parent, exist_ok=True)
+                made.add(parent)
+            if entry.link:
+                os.symlink(entry.link, path)
+            elif not self._copy(entry, path):
+                missing[entry.digest] = None
+                continue
+            status = os.lstat(path)
+            self._built[entry.path] = (status.st_mtime_ns, status.st_size)
+        return list(missing)
+
+    def _copy(self, entry: Entry, path: str) -> bool:
+        """Copy one file and check it on the way; a damaged one is removed."""
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, entry.mode | 0o600)
+        with open(number, "wb", buffering=0) as target:
+            if not entry.size:
+                return True
+            place = self._place(entry.digest)
+            digest = hashlib.sha256()
+            try:
+                with open(place, "rb", buffering=0) as source:
+                    while data := source.read(wire.PIECE):
+                        digest.update(data)
+                        target.write(data)
+                    used = os.fstat(source.fileno()).st_mtime
+            except FileNotFoundError:
+                return False
+        if digest.hexdigest() != entry.digest:
+            os.unlink(place)
+            return False
+        if time.time() - used > _DAY:
+            with contextlib.suppress(OSError):
+                os.utime(place)
+        return True
+
+    def tidy(self) -> tuple[int, int]:
+        """Remove what was sent, and give how many files and bytes workers have written instead."""
+        count = size = 0
+        for place, directories, files in os.walk(self.tree, topdown=False):
+            if os.path.basename(place) == "__pycache__":
+                shutil.rmtree(place, ignore_errors=True)
+                continue
+            linked = [d for d in directories if os.path.islink(os.path.join(place, d))]
+            for name in (*files, *linked):
+                path = os.path.join(place, name)
+                with contextlib.suppress(OSError):
+                    status = os.lstat(path)
+                    known = self._built.get(os.path.relpath(path, self.tree))
+                    if known == (status.st_mtime_ns, status.st_size):
+                        os.unlink(path)
+                    else:
+                        count, size = count + 1, size + status.st_size
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+        return count, size
+
+    async def tidy_and_tell(self) -> None:
+        """Remove what was sent, and say what workers have written instead."""
+        count, size = self.tidy()
+        if count:
+            message = (
+                f"workers wrote {count} files ({size} bytes) below {self.tree} on "
+                f"{socket.gethostname()}. They are not brought home, and are removed after "
+                f"{KEPT_DAYS} days."
+            )
+            await self._tell(wire.Note(app=self._app, message=message))
+
+    def _prune(self) -> None:
+        """Remove what is old: trees of earlier apps, and files that no app has wanted for long."""
+        with contextlib.suppress(OSError):
+            arrival.remove_unused(os.path.dirname(self.tree), KEPT_DAYS * _DAY)
+            for shard in os.listdir(self._files):
+                place = os.path.join(self._files, shard)
+                if time.time() - os.stat(place).st_mtime > _DAY:
+                    os.utime(place)
+                    _remove_old_files(place)
+
+
+def _remove_old_files(place: str) -> None:
+    for entry in os.scandir(place):
+        if time.time() - entry.stat().st_mtime > _FILES_DAYS * _DAY:
+            os.unlink(entry.path)

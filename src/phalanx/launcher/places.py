@@ -1,0 +1,231 @@
+"""Which hosts a launch is on, and how many workers each has.
+
+A number of workers that depends on the host ("gpu", "cpu", "auto") is not known before the host was
+dialled; the agent that is there then is the one that the launch uses.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from phalanx import hosts
+from phalanx.errors import ConfigError, StartFailed
+from phalanx.launcher import slurm, targets
+from phalanx.launcher.targets import Target
+
+if TYPE_CHECKING:
+    from phalanx.launcher import Launcher
+    from phalanx.launcher.dialing import Dial, Errand
+
+_LOOKUP = 1.0
+"""Seconds for the resolver to say whether a name is this machine's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host by the user's name for it, and how to get there; None for this machine."""
+
+    name: str
+    target: Target | None = None
+    tasks: int | None = None
+    """What the host's scheduler has for it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a number of workers may depend on."""
+
+    processors: int
+    gpus: int
+
+
+@dataclass
+class Dials:
+    """The hosts that are being dialled, by their position in the list."""
+
+    by_index: dict[int, Dial] = field(default_factory=dict)
+
+    def give_up(self) -> None:
+        """End all of it, agents that were reached too. Idempotent."""
+        for dial in self.by_index.values():
+            dial.give_up()
+
+
+def find(launcher: Launcher, environ: Mapping[str, str]) -> list[Place]:
+    """The hosts. Raises `ConfigError`."""
+    wanted = launcher.hostnames
+    if wanted in ("slurm", ["slurm"]) or (
+        wanted in ("auto", ["auto"]) and slurm.is_within(environ)
+    ):
+        found = slurm.allocation(environ)
+        tasks = found.tasks or [None] * len(found.hosts)
+        return [
+            Place(name, slurm.srun_target(name, targets.pythons(launcher.python, name)), count)
+            for name, count in zip(found.hosts, tasks, strict=True)
+        ]
+    names = _names(wanted)
+    here = _on_this_machine(names)
+    return [
+        Place(
+            name,
+            None
+            if name in here
+            else targets.ssh_target(
+                name,
+                targets.pythons(launcher.python, name),
+                config_file=launcher.ssh_config_file,
+                host_timeout=launcher.host_timeout,
+            ),
+        )
+        for name in names
+    ]
+
+
+def _names(wanted: object) -> tuple[str, ...]:
+    if wanted in ("auto", ["auto"]):
+        return ("localhost",)
+    if isinstance(wanted, str):
+        raise ConfigError(
+            f'hostnames={wanted!r} is neither "auto", "slurm" nor a list. '
+            f"Write hostnames=[{wanted!r}]."
+        )
+    names = tuple(wanted) if isinstance(wanted, Sequence) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"hostnames={wanted!r}: give a list of at least one host name, or leave it out for "
+            "this machine."
+        )
+    for name in names:
+        targets.parse(name)
+    return names
+
+
+def _on_this_machine(names: Sequence[str]) -> set[str]:
+    """The names that mean this machine. A resolver that does not answer is not waited for."""
+    found: set[str] = set()
+
+    def look(name: str) -> None:
+        if hosts.is_this_machine(name):
+            found.add(name)
+
+    # A name with a user or a port means that ssh is wanted.
+    plain = [n for n in dict.fromkeys(names) if targets.parse(n)[::2] == (None, None)]
+    looking = [threading.Thread(target=look, args=(name,), daemon=True) for name in plain]
+    for thread in looking:
+        thread.start()
+    for thread in looking:
+        thread.join(_LOOKUP)
+    return set(found)
+
+
+# ── workers ───────────────────────────────────────────────────────────────────
+
+
+def counts(
+    launcher: Launcher, places: Sequence[Place], errand: Errand | None, known: Mapping[str, Facts]
+) -> tuple[list[int], Dials]:
+    """How many workers each host has; hosts that have to be asked are dialled.
+
+    `known` are the facts of hosts with an agent already. Raises `ConfigError`, and `StartFailed`
+    for hosts that could not be asked.
+    """
+    workers = launcher.workers_per_host
+    if isinstance(workers, Sequence) and not isinstance(workers, str):
+        wanted: list[object] = list(workers)
+    else:
+        wanted = [workers] * len(places)
+    given = [_number(want) for want in wanted]
+    if len(wanted) != len(places):
+        raise ConfigError(
+            f"workers_per_host has {len(wanted)} entries for {len(places)} hosts. "
+            "Give one number for all, or one for each host."
+        )
+    numbers = [
+        place.tasks if want == "auto" and place.tasks is not None and place.tasks > 1 else number
+        for number, want, place in zip(given, wanted, places, strict=True)
+    ]
+    dials = Dials()
+    asked = [
+        i
+        for i, (number, place) in enumerate(zip(numbers, places, strict=True))
+        if number is None and place.target is not None and place.name not in known
+    ]
+    if asked and errand is not None:
+        from phalanx.launcher.dialing import dial_all
+
+        chosen = [target for i in asked if (target := places[i].target) is not None]
+        started = dial_all(chosen, errand, launcher.parallel_logins)
+        dials.by_index.update(zip(asked, started, strict=True))
+    try:
+        facts = _facts(places, dials, known)
+        result = [
+            number if number is not None else _count(want, place, facts[i])
+            for i, (number, want, place) in enumerate(zip(numbers, wanted, places, strict=True))
+        ]
+    except BaseException:
+        dials.give_up()
+        raise
+    return result, dials
+
+
+def _facts(places: Sequence[Place], dials: Dials, known: Mapping[str, Facts]) -> list[Facts]:
+    """What is known of every host; waits for those that were dialled, all of them."""
+    failures: dict[str, str] = {}
+    facts: list[Facts] = []
+    for i, place in enumerate(places):
+        dial = dials.by_index.get(i)
+        if dial is None:
+            here = known.get(place.name)
+            facts.append(here or Facts(hosts.processors(), 0 if place.target else hosts.gpus()))
+            continue
+        try:
+            abroad = dial.future.result().abroad
+            assert abroad is not None
+            facts.append(Facts(abroad.processors, abroad.gpus))
+        except StartFailed as error:
+            failures[place.name] = str(error)
+    if failures:
+        raise not_started(failures)
+    return facts
+
+
+def not_started(reasons: Mapping[str, str]) -> StartFailed:
+    """One error for all hosts that could not be used."""
+    first = next(iter(reasons))
+    if len(reasons) == 1:
+        message = f"the agent on {first} could not be started: {reasons[first]}"
+    else:
+        lines = [f"  {name}: {reason}" for name, reason in reasons.items()]
+        message = f"the agents on {len(reasons)} hosts could not be started:\n" + "\n".join(lines)
+    return StartFailed(message, hostname=first)
+
+
+def _number(want: object) -> int | None:
+    """A number that was given; None for one that depends on the host."""
+    if not isinstance(want, bool) and hasattr(want, "__index__"):
+        return operator.index(want)
+    if want not in ("auto", "cpu", "gpu"):
+        raise ConfigError(
+            f"workers_per_host: {want!r} is not a number of workers. "
+            'Give a number, "cpu", "gpu" or "auto", or a list with one number for each host.'
+        )
+    return None
+
+
+def _count(want: object, place: Place, facts: Facts) -> int:
+    if want == "cpu":
+        return facts.processors
+    if want == "gpu" and not facts.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if place.target is None else None
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        where = "this machine" if place.target is None else place.name
+        raise ConfigError(
+            f'workers_per_host="gpu": no NVIDIA GPU is visible on {where}{why}. '
+            'Give a number, or "cpu".'
+        )
+    return facts.gpus or place.tasks or 1

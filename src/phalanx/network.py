@@ -1,0 +1,102 @@
+"""Addresses of this host: which it has, which leads to another, and whether another is reached."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+
+_SIOCGIFCONF = 0x8912
+_IFREQ = 40
+"""The size of what the kernel tells of each address: the name first, the address from 20 on."""
+_NOWHERE = "198.51.100.1"
+"""An address for documentation: the way to it is the way out. Nothing is sent there."""
+
+
+def interfaces() -> list[tuple[str, str]]:
+    """Every (name, address) of this host, loopback among them."""
+    found: list[tuple[str, str]] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        buffer = array.array("B", bytes(128 * _IFREQ))
+        place, length = buffer.buffer_info()
+        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iL", length, place))
+        used = struct.unpack("iL", answer)[0]
+    for at in range(0, used, _IFREQ):
+        name, address = buffer[at : at + 16].tobytes(), buffer[at + 20 : at + 24].tobytes()
+        found.append((name.partition(b"\0")[0].decode(), socket.inet_ntoa(address)))
+    try:
+        with open("/proc/net/if_inet6") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        lines = []
+    found += [(f[5], str(ipaddress.IPv6Address(bytes.fromhex(f[0])))) for f in lines]
+    return found
+
+
+def address_of(interface: str) -> str | None:
+    """An address of an interface, of version 4 if it has one."""
+    return next((address for name, address in interfaces() if name == interface), None)
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an address."""
+    wanted = _parsed(address)
+    for name, own in interfaces():
+        if wanted is not None and _parsed(own) == wanted:
+            return name.partition(":")[0]
+    return None
+
+
+def address_towards(other: str = _NOWHERE) -> str | None:
+    """The address that this host uses towards another; by default, towards the world."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            other, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def is_loopback(address: str) -> bool:
+    """It leads nowhere else than to this host."""
+    parsed = _parsed(address)
+    return parsed is not None and parsed.is_loopback
+
+
+def own_address() -> str:
+    """The address that others may reach this host at: the one ssh came to, or the way out."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    candidates = [connection[2]] if len(connection) == 4 else []
+    candidates.append(address_towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")) or "")
+    for address in candidates:
+        if address and not is_loopback(address) and interface_of(address) is not None:
+            return address
+    return address_towards() or ""
+
+
+def space() -> str:
+    """Names the network that loopback addresses are of: equal for processes that share it."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+
+
+def bind_anywhere() -> socket.socket:
+    """A socket on a free port of every address, of both versions where there are two."""
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0))
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
