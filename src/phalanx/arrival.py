@@ -200,8 +200,11 @@ def remove_unused(place: str, seconds: float) -> None:
 
 
 def _load(root: str) -> None:
-    """Load the very package that was sent, wherever another may be installed."""
-    sys.path[:] = [place for place in sys.path if place] + [root]
+    """Load the very packages that were sent, whatever else is installed here.
+
+    What the launcher's cloudpickle has written, another version may not be able to read.
+    """
+    sys.path[:] = [root] + [place for place in sys.path if place]
     package = os.path.join(root, "phalanx")
     spec = importlib.util.spec_from_file_location(
         "phalanx", os.path.join(package, "__init__.py"), submodule_search_locations=[package]

@@ -20,7 +20,8 @@ from phalanx.arrival import SOURCE
 # The directory that we are started in must not shadow the standard library, and it must be this
 # very phalanx that is found, wherever another may be installed.
 _BOOT = (
-    "import sys; sys.path[:] = [p for p in sys.path if p] + {roots!r}; import importlib.util as u; "
+    "import sys; sys.path[:] = {first!r} + [p for p in sys.path if p] + {roots!r}; "
+    "import importlib.util as u; "
     "s = u.spec_from_file_location('phalanx', {init!r}, submodule_search_locations=[{package!r}]); "
     "m = sys.modules['phalanx'] = u.module_from_spec(s); s.loader.exec_module(m); "
     "from {module} import main; main()"
@@ -100,7 +101,9 @@ def python_command(module: str, *arguments: str) -> list[str]:
     """The command that runs `main()` of one of our modules in an interpreter like this one."""
     package = os.path.dirname(os.path.abspath(__file__))
     roots = [_root("msgpack"), _root("cloudpickle")]
+    sent = {os.path.dirname(package)} == set(roots)
     code = _BOOT.format(
+        first=roots[:1] if sent else [],  # a directory with nothing but what was sent here
         roots=list(dict.fromkeys(roots)),
         init=os.path.join(package, "__init__.py"),
         package=package,

@@ -19,18 +19,20 @@ def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, str]:
     if away is None:
         return prepare, ""
     tree = ""
-    if away.project and not _is_shared(away):
+    if not all(map(_is_shared, away.roots)):
         tree = _make_tree(prepare.app)
-    move = _Move(away.project, tree)
+    move = _Move(away.roots, tree)
     environment = dict(prepare.environment)
     if tree and "PYTHONPATH" in environment:
         places = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(map(move, places))
     own = [place for place in sys.path if place]
     users = [move(place) for place in prepare.python_path]
+    # What was sent here comes first among what is not the user's, behind the script's directory.
+    places = [*users[:1], own[0], *users[1:], *own]
     settled = dataclasses.replace(
         prepare,
-        python_path=tuple(dict.fromkeys([*users, *own])),
+        python_path=tuple(dict.fromkeys(places)),
         environment=environment,
         cwd=_directory(prepare.cwd, move, tree),
         main_file=None if prepare.main_file is None else move(prepare.main_file),
@@ -41,16 +43,15 @@ def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, str]:
 class _Move:
     """From a path at the launcher's to the same here."""
 
-    def __init__(self, project: str, tree: str) -> None:
-        self._project, self._tree = project, tree
+    def __init__(self, roots: tuple[wire.Root, ...], tree: str) -> None:
+        self._places = [(r.path, os.path.join(tree, r.name)) for r in roots] if tree else []
 
     def __call__(self, path: str) -> str:
-        if not self._tree:
-            return path
-        if path == self._project:
-            return self._tree
-        if path.startswith(self._project.rstrip(os.sep) + os.sep):
-            return os.path.join(self._tree, os.path.relpath(path, self._project))
+        for root, place in self._places:
+            if path == root:
+                return place
+            if path.startswith(root.rstrip(os.sep) + os.sep):
+                return os.path.join(place, os.path.relpath(path, root))
         return path
 
 
@@ -66,11 +67,11 @@ def _directory(cwd: str | None, move: _Move, tree: str) -> str:
     return tree or (home if os.path.isdir(home) else os.sep)
 
 
-def _is_shared(away: wire.Away) -> bool:
+def _is_shared(root: wire.Root) -> bool:
     """The launcher's very directory is here: the file that it has just made there is."""
     try:
-        with open(os.path.join(away.project, away.token)) as file:
-            return bool(away.token) and file.read() == away.token
+        with open(os.path.join(root.path, root.token)) as file:
+            return file.read() == root.token
     except OSError:
         return False
 

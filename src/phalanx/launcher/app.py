@@ -78,12 +78,10 @@ class App(Generic[R]):
         self._inboxes: dict[int, Inbox] = {}
         self._started = False
         try:
-            if plan.token is not None:
-                plan.token.create()
+            plan.tokens.create()
             self._placement.start()
         except BaseException:
-            if plan.token is not None:
-                plan.token.remove()
+            plan.tokens.remove()
             self._placement.kill()
             finish(self._routes)
             raise
@@ -224,8 +222,7 @@ class App(Generic[R]):
             self._error = error
             self._placement.kill()
         finally:
-            if self._plan.token is not None:
-                self._plan.token.remove()
+            self._plan.tokens.remove()
             if self._writer is not None:
                 self._writer.close()
             with self._lock:

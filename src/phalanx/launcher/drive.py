@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable
@@ -253,7 +254,9 @@ class Drive:
         workspace, fault = self.plan.workspace, outcome.fault
         if agent.hello is None or not agent.hello.tree or workspace is None or fault is None:
             return outcome
-        trace = fault.traceback.replace(agent.hello.tree, workspace.root)
+        trace = fault.traceback
+        for name, root in workspace.roots.items():
+            trace = trace.replace(os.path.join(agent.hello.tree, name), root.path)
         return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
 
     def _lose(self, index: int, agent: Agent, reason: str) -> None:
@@ -282,8 +285,7 @@ class Drive:
 
     async def _begin(self, round_: Round) -> None:
         settings = self.plan.settings
-        if self.plan.token is not None:
-            self.plan.token.remove()  # everybody has looked
+        self.plan.tokens.remove()  # everybody has looked
         meeting = Meeting(self.plan, self._agents)
         self._do(meeting.try_to_reach())
         store = Endpoint(meeting.address, round_.store.port)

@@ -23,6 +23,7 @@ from phalanx.errors import ConfigError
 from phalanx.launcher.places import Dials, Facts, Place
 from phalanx.launcher.places import counts as count_workers
 from phalanx.launcher.places import find as find_places
+from phalanx.launcher.tokens import Tokens
 from phalanx.logs.spec import DefaultLogSpec
 from phalanx.rounds import Member
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.launcher import Launcher
     from phalanx.launcher.dialing import Errand
     from phalanx.launcher.imports import Needs
-    from phalanx.launcher.workspace import Token, Workspace
+    from phalanx.launcher.workspace import Workspace
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
 START_METHODS = ("zygote", "spawn", "inline")
@@ -53,7 +54,7 @@ class Plan:
     """What agents on other hosts need first; None when all are here."""
     workspace: Workspace | None
     """The project, if it may have to be sent."""
-    token: Token | None
+    tokens: Tokens
     env_file: str | None
     settings: Launcher
 
@@ -87,8 +88,10 @@ def make_plan(
     except BaseException:
         dials.give_up()
         raise
-    token = None if workspace is None else _token(workspace)
-    home = wire.Away(workspace.root, token.name) if workspace and token else wire.Away("", "")
+    tokens = Tokens(
+        {name: root.path for name, root in workspace.roots.items()} if workspace else {}
+    )
+    home = wire.Away(tokens.roots)
     here = _prepare(launcher, needs, title, app)
     return Plan(
         app=app,
@@ -101,7 +104,7 @@ def make_plan(
         dials=dials,
         errand=errand,
         workspace=workspace,
-        token=token,
+        tokens=tokens,
         env_file=env_file,
         settings=launcher,
     )
@@ -184,17 +187,11 @@ def _errand(env_file: str | None) -> Errand:
 def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
     from phalanx.launcher import workspace
 
-    found = workspace.find(launcher.workspace, _working_directory(), _main_file(), needs.files)
+    found = workspace.find(launcher.workspace, _working_directory(), needs.files)
     logs = getattr(launcher.log_spec or DefaultLogSpec(), "log_dir", None)
     if found is None or logs is None:
         return found
     return dataclasses.replace(found, without=os.path.abspath(logs))
-
-
-def _token(workspace: Workspace) -> Token:
-    from phalanx.launcher.workspace import Token
-
-    return Token(workspace.root)
 
 
 def _main_file() -> str | None:

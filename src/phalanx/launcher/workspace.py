@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import stat
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from phalanx import wire
 from phalanx.agent.project import Entry, pack
 from phalanx.errors import ConfigError, LaunchError
+from phalanx.launcher import tokens
 from phalanx.logs import logger
 
 LIMIT = 256 << 20
@@ -29,17 +29,45 @@ _LARGEST_SHOWN = 5
 
 IGNORE_FILE = ".phalanxignore"
 _NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules", ".ipynb_checkpoints"})
-_TOKEN = ".phalanx-"  # noqa: S105 no secret
 _CACHES = frozenset({".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".hypothesis"})
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """A project that may have to be sent."""
+class Root:
+    """A directory of the user's, and which of its files are sent."""
 
-    root: str
+    path: str
     only: tuple[str, ...] | None = None
-    """These files alone, where the directory is not one that is a project's."""
+    """These files and directories within it alone."""
+
+    def files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """The files, by their paths within it. Raises `LaunchError` when there are too many."""
+        ignored = _ignored(self.path)
+        for path in sorted(self._listed()):
+            full = os.path.join(self.path, path)
+            if ignored(path) or os.path.basename(path).startswith(tokens.PREFIX):
+                continue
+            with contextlib.suppress(OSError):  # tracked, and removed
+                status = os.lstat(full)
+                if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                    yield path, status
+
+    def _listed(self) -> set[str]:
+        if self.only is None:
+            return _listed(self.path)
+        found: set[str] = set()
+        for name in self.only:
+            full = os.path.join(self.path, name)
+            inner = _listed(full) if os.path.isdir(full) else None
+            found |= {name} if inner is None else {os.path.join(name, path) for path in inner}
+        return found
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A project that may have to be sent: directories, by their names within it."""
+
+    roots: dict[str, Root]
     without: str | None = None
     """A directory that is left out: that of the launch's logs."""
 
@@ -47,10 +75,14 @@ class Workspace:
         """List and read the files. Raises `LaunchError` when there is too much."""
         entries: list[Entry] = []
         sources: dict[str, str] = {}
-        found = list(self._files())
-        _check_size(self.root, found)
-        for path, status in found:
-            full = os.path.join(self.root, path)
+        found = [
+            (os.path.join(name, path), os.path.join(root.path, path), status)
+            for name, root in self.roots.items()
+            for path, status in root.files()
+        ]
+        found = [f for f in found if not _is_within(f[1], self.without)]
+        _check_size([(full, status.st_size) for _, full, status in found])
+        for path, full, status in found:
             mode = stat.S_IMODE(status.st_mode) & 0o777
             try:
                 if stat.S_ISLNK(status.st_mode):
@@ -65,20 +97,6 @@ class Workspace:
         data = pack(entries)
         sizes = {entry.digest: entry.size for entry in entries}
         return Manifest(hashlib.sha256(data).hexdigest(), data, sources, sizes)
-
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        listed = self.only if self.only is not None else _listed(self.root)
-        ignored = _ignored(self.root)
-        for path in sorted(listed):
-            full = os.path.join(self.root, path)
-            if self.without is not None and _is_within(full, self.without):
-                continue
-            if ignored(path) or os.path.basename(path).startswith(_TOKEN):
-                continue
-            with contextlib.suppress(OSError):  # tracked, and removed
-                status = os.lstat(full)
-                if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-                    yield path, status
 
 
 @dataclass(frozen=True)
@@ -119,30 +137,49 @@ def _pieces(digest: str, total: int, blocks: Iterable[bytes]) -> Iterator[wire.P
         offset += len(block)
 
 
-def find(
-    workspace: object, cwd: str | None, main_file: str | None, files: Collection[str]
-) -> Workspace | None:
-    """The project that `workspace` means; None for nothing. Raises `ConfigError`."""
+def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspace | None:
+    """The project that `workspace` means; None for nothing. Raises `ConfigError`.
+
+    `files` are those of the user's that the function was seen to need.
+    """
     if workspace is None:
         return None
+    roots: list[Root] = []
     if workspace != "auto":
-        root = os.path.abspath(os.path.expanduser(str(workspace)))
-        if not os.path.isdir(root):
+        path = os.path.abspath(os.path.expanduser(str(workspace)))
+        if not os.path.isdir(path):
             raise ConfigError(
                 f'workspace={workspace!r} is not a directory. Give one, "auto" or None.'
             )
-        return Workspace(root)
-    start = cwd
-    if main_file is not None and not _is_within(main_file, cwd):
-        start = os.path.dirname(main_file)
-    if start is None:
-        return None
-    root = _repository(start) or start
-    if root in _too_wide():
-        # A home directory is nobody's project: only what the function was seen to import.
-        own = [os.path.relpath(file, root) for file in files if _is_within(file, root)]
-        return Workspace(root, only=tuple(own))
-    return Workspace(root)
+        roots.append(Root(path))
+    elif cwd is not None:
+        path = _repository(cwd) or cwd
+        # A home directory is nobody's project: only what the function was seen to need of it.
+        wide = path in _too_wide()
+        own = tuple(os.path.relpath(f, path) for f in files if _is_within(f, path))
+        roots.append(Root(path, only=own if wide else None))
+    outside: dict[str, dict[str, None]] = {}
+    for file in files:
+        if not any(_is_within(file, root.path) for root in roots):
+            place = _import_place(file)
+            top = os.path.relpath(file, place).split(os.sep)[0]
+            outside.setdefault(place, {})[top] = None
+    roots += [Root(place, only=tuple(tops)) for place, tops in outside.items()]
+    named: dict[str, Root] = {}
+    for root in roots:
+        name = os.path.basename(root.path) or "root"
+        while name in named:
+            name += "_"
+        named[name] = root
+    return Workspace(named)
+
+
+def _import_place(file: str) -> str:
+    """The directory that a module's file is imported from: above its packages."""
+    place = os.path.dirname(file)
+    while os.path.exists(os.path.join(place, "__init__.py")) and place != os.sep:
+        place = os.path.dirname(place)
+    return place
 
 
 def _is_within(path: str, directory: str | None) -> bool:
@@ -233,41 +270,19 @@ class _ignored:  # noqa: N801 asked like a function
         return self._spec is not None and self._spec.match_file(path)
 
 
-def _check_size(root: str, found: Collection[tuple[str, os.stat_result]]) -> None:
-    total = sum(status.st_size for _, status in found)
+def _check_size(files: Collection[tuple[str, int]]) -> None:
+    total = sum(size for _, size in files)
     if total <= LIMIT:
         return
-    largest = sorted(found, key=lambda item: -item[1].st_size)[:_LARGEST_SHOWN]
-    lines = [f"  {status.st_size / (1 << 20):8.1f} MiB  {path}" for path, status in largest]
+    largest = sorted(files, key=lambda item: -item[1])[:_LARGEST_SHOWN]
+    lines = [f"  {size / (1 << 20):8.1f} MiB  {path}" for path, size in largest]
     raise LaunchError(
-        f"the project in {root} has {total / (1 << 20):.0f} MiB; at most {LIMIT >> 20} are sent. "
-        "The largest files:\n" + "\n".join(lines) + f"\nLeave some out in {IGNORE_FILE} (as in "
-        ".gitignore), name another directory with workspace=..., or send nothing: workspace=None."
+        f"the project has {total / (1 << 20):.0f} MiB; at most {LIMIT >> 20} are sent. The largest "
+        "files:\n" + "\n".join(lines) + f"\nLeave some out in {IGNORE_FILE} (as in .gitignore), "
+        "name another directory with workspace=..., or send nothing: workspace=None."
     )
 
 
 def _digest(path: str) -> str:
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ── is it shared? ─────────────────────────────────────────────────────────────
-
-
-class Token:
-    """A file in the project's directory for a moment: where it is seen, the directory is shared."""
-
-    def __init__(self, root: str) -> None:
-        """A name that nothing has; `create` makes the file."""
-        self.name = f"{_TOKEN}{secrets.token_hex(8)}"
-        self._path = os.path.join(root, self.name)
-
-    def create(self) -> None:
-        """Make the file. Where that cannot be, it is seen nowhere, and the project is sent."""
-        with contextlib.suppress(OSError), open(self._path, "x") as file:
-            file.write(self.name)
-
-    def remove(self) -> None:
-        """Remove it; idempotent."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)

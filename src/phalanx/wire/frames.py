@@ -25,13 +25,21 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
+class Root:
+    """A directory of the launcher's with the user's code, and its name within the project."""
+
+    path: str
+    name: str
+    token: str
+    """The name of a file in it. Where that is found, the directory is shared."""
+
+
+@dataclass(frozen=True, slots=True)
 class Away:
     """What an agent on another host has to know of the launcher's."""
 
-    project: str
-    """The launcher's directory with the user's code; empty when nothing is to be sent."""
-    token: str
-    """The name of a file in it. Where that is found, the directory is shared."""
+    roots: tuple[Root, ...] = ()
+    """The project's directories; none when nothing is to be sent."""
 
 
 # ── launcher to agent ─────────────────────────────────────────────────────────
@@ -59,7 +67,7 @@ class Prepare(Frame):
     stop_grace: float
     away: Away | None = None
     """For another host than the launcher's: `python_path` has the user's own places alone, and
-    paths below the project are as they are at the launcher's."""
+    paths below the project's are as they are at the launcher's."""
     networked: bool = False
     """Other hosts take part: the store must be reached from there."""
     interface: str = ""

@@ -1,0 +1,39 @@
+"""Whether hosts share the project's directories: there, a file of a moment's life is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+
+from phalanx import wire
+
+PREFIX = ".phalanx-"
+
+
+class Tokens:
+    """One file in each directory."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        """Names that nothing has, for the directories by their names; `create` makes the files."""
+        self.roots = tuple(
+            wire.Root(path, name, f"{PREFIX}{secrets.token_hex(8)}")
+            for name, path in places.items()
+        )
+
+    def create(self) -> None:
+        """Make the files. One that cannot be made is seen nowhere, and the project is sent."""
+        for root in self.roots:
+            with contextlib.suppress(OSError), open(_path(root), "x") as file:
+                file.write(root.token)
+
+    def remove(self) -> None:
+        """Remove them; idempotent."""
+        for root in self.roots:
+            with contextlib.suppress(OSError):
+                os.unlink(_path(root))
+
+
+def _path(root: wire.Root) -> str:
+    return os.path.join(root.path, root.token)
