@@ -75,6 +75,29 @@ def arrive(incoming: "IO[bytes]") -> None:
     importlib.import_module("phalanx.agent.process").main()
 
 
+def sweep(incoming: "IO[bytes]") -> None:
+    """End what carries an app's id in its environment, and remove the spool of its agent."""
+    import shutil
+
+    wanted = json.loads(incoming.readline().decode())
+    sweep_up(wanted["app"])
+    if os.path.basename(wanted["spool"]).startswith("phalanx-"):
+        shutil.rmtree(wanted["spool"], ignore_errors=True)
+    _say(state="done")
+
+
+def sweep_up(app: str) -> None:
+    """End what carries an app's id in its environment: it was a worker's, and is nobody's now."""
+    mark = f"TORCHELASTIC_RUN_ID={app}\0".encode()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read() and pid != os.getpid():
+                    os.kill(pid, 9)
+        except OSError:
+            continue
+
+
 def _say(**message: "Any") -> None:
     data = json.dumps(message).encode() + b"\n"
     while data:

@@ -21,6 +21,8 @@ from tests.conftest import is_alive, wait_until
 REPOSITORY = Path(__file__).parents[2]
 TOOLS = ("sshd", "ssh", "ssh-keygen", "ip", "iptables", "tc", "nsenter", "unshare")
 
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
 _SSHD = """\
 HostKey /etc/ssh/own_key
 AuthorizedKeysFile .ssh/authorized_keys
@@ -203,7 +205,18 @@ class Host:
 
     def enter(self, *command, check=True, **kwargs):
         """Run something there, without ssh."""
-        done = _run("nsenter", "-t", str(self.pid), "-a", "--", *command, check=check, **kwargs)
+        nsenter = [
+            "nsenter",
+            "-t",
+            str(self.pid),
+            "-a",
+            "--",
+            "env",
+            "-i",
+            "HOME=/root",
+            f"PATH={PATH}",
+        ]
+        done = _run(*nsenter, *command, check=check, **kwargs)
         return done.stdout
 
     def write(self, path, text, mode=0o644):

@@ -6,22 +6,33 @@ import dataclasses
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from phalanx import arrival, wire
 
 
-def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, str]:
-    """An app's first frame in terms of this host, and the directory that the project is put in.
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """Where the project is put that has to come here: those of its directories, by their names.
 
-    That is empty where the project is here already, or none is sent. Raises `OSError`.
+    The path is empty where all of it is here already, or none is sent.
+    """
+
+    path: str = ""
+    names: frozenset[str] = frozenset()
+
+
+def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, Tree]:
+    """An app's first frame in terms of this host, and where the project is put.
+
+    Raises `OSError`.
     """
     away = prepare.away
     if away is None:
-        return prepare, ""
-    tree = ""
-    if not all(map(_is_shared, away.roots)):
-        tree = _make_tree(prepare.app)
-    move = _Move(away.roots, tree)
+        return prepare, Tree()
+    missing = [root for root in away.roots if not _is_shared(root)]
+    tree = _make_tree(prepare.app) if missing else ""
+    move = _Move(missing, tree)
     environment = dict(prepare.environment)
     if tree and "PYTHONPATH" in environment:
         places = environment["PYTHONPATH"].split(os.pathsep)
@@ -34,20 +45,20 @@ def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, str]:
         prepare,
         python_path=tuple(dict.fromkeys(places)),
         environment=environment,
-        cwd=_directory(prepare.cwd, move, tree),
+        cwd=_directory(prepare.cwd, move),
         main_file=None if prepare.main_file is None else move(prepare.main_file),
     )
-    return settled, tree
+    return settled, Tree(tree, frozenset(root.name for root in missing))
 
 
 class _Move:
     """From a path at the launcher's to the same here."""
 
-    def __init__(self, roots: tuple[wire.Root, ...], tree: str) -> None:
-        self._places = [(r.path, os.path.join(tree, r.name)) for r in roots] if tree else []
+    def __init__(self, roots: Sequence[wire.Root], tree: str) -> None:
+        self.places = [(root.path, os.path.join(tree, root.name)) for root in roots]
 
     def __call__(self, path: str) -> str:
-        for root, place in self._places:
+        for root, place in self.places:
             if path == root:
                 return place
             if path.startswith(root.rstrip(os.sep) + os.sep):
@@ -55,16 +66,19 @@ class _Move:
         return path
 
 
-def _directory(cwd: str | None, move: _Move, tree: str) -> str:
+def _directory(cwd: str | None, move: _Move) -> str:
     """Where workers run: the launcher's directory, or what is nearest to it here."""
-    if cwd is not None:
-        moved = move(cwd)
-        if tree and moved != cwd:
-            os.makedirs(moved, exist_ok=True)
-        if os.access(moved, os.X_OK) and os.path.isdir(moved):
-            return moved
+    moved = None if cwd is None else move(cwd)
+    if moved is not None and moved != cwd:
+        os.makedirs(moved, exist_ok=True)
+    if moved is not None and os.path.isdir(moved) and os.access(moved, os.X_OK):
+        return moved
+    if move.places:
+        place = move.places[0][1]
+        os.makedirs(place, exist_ok=True)
+        return place
     home = os.path.expanduser("~")
-    return tree or (home if os.path.isdir(home) else os.sep)
+    return home if os.path.isdir(home) else os.sep
 
 
 def _is_shared(root: wire.Root) -> bool:

@@ -40,7 +40,7 @@ class Agent:
         nursery: Nursery,
         prepare: wire.Prepare,
         spool: str,
-        tree: str = "",
+        tree: landing.Tree,
     ) -> None:
         """Take over a zygote that was started already. Owns nothing that is process-wide.
 
@@ -59,7 +59,7 @@ class Agent:
         self._spawn = Background(self._failed).do
         self._take_up(prepare, tree)
 
-    def _take_up(self, prepare: wire.Prepare, tree: str) -> None:
+    def _take_up(self, prepare: wire.Prepare, tree: landing.Tree) -> None:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
@@ -78,7 +78,7 @@ class Agent:
             pid=os.getpid(),
             port=self._listening.getsockname()[1],
             spool=self._spool,
-            tree=tree,
+            tree=tree.path,
             **(self._door.describe(prepare.interface) if self._door is not None else {}),
         )
         self._spawn(self._tell(hello))

@@ -65,18 +65,22 @@ class Dial:
         self.future: Future[Child] = Future()
         self._errand = errand
         self._turns = turns
+        self.is_taken = False
+        """Somebody else sees to the agent now."""
         self._line: Line | None = None
         self._given_up = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name=f"phalanx-{target.name}", daemon=True).start()
 
     def give_up(self) -> None:
-        """End it, wherever it is, unless its agent was handed over. Idempotent."""
+        """End it, wherever it is, unless its agent was taken. Idempotent."""
         with self._lock:
             self._given_up.set()
-        line = self._line
-        if line is not None and not self.future.done():
-            line.child.process.kill()
+            landed = self.future.done()
+        if landed and not self.is_taken and self.future.exception() is None:
+            self.future.result().end(0.0)
+        elif not landed and self._line is not None:
+            self._line.child.process.kill()  # its thread sees the end
 
     def _run(self) -> None:
         try:
@@ -281,6 +285,21 @@ def _read(number: int) -> bytes:
         return os.read(number, 1 << 16)
     except BlockingIOError:
         return b""
+
+
+def sweep(target: Target, app: str, spool: str) -> None:
+    """End and remove what an agent that was lost may have left on its host; tries once."""
+    try:
+        line = Line.open(target, "sweep", inspect.getsource(arrival))
+    except (LineEnded, StartFailed):
+        return  # then there is nobody who could be asked
+    try:
+        line.write(json.dumps({"app": app, "spool": spool}).encode() + b"\n")
+        line.read_message()
+    except LineEnded:
+        pass
+    finally:
+        line.child.end(1.0)
 
 
 def dial_all(targets: Sequence[Target], errand: Errand, parallel: int) -> list[Dial]:

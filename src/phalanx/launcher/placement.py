@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import shutil
-import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx import wire
-from phalanx.arrival import SOURCE_FAILED
+from phalanx.arrival import SOURCE_FAILED, sweep_up
 from phalanx.channel import PipeChannel
 from phalanx.errors import StartFailed
 from phalanx.launcher.children import Child
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.surroundings import Surroundings, surroundings, surroundings_abroad
+from phalanx.launcher.targets import Target
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _TAIL = 64 << 10
 _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
+_SWEEPING = 1.0
+"""Seconds that a lost host's sweeping up may hold up the report of its loss."""
 _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
 
@@ -51,6 +53,7 @@ class _Start:
     frame: wire.Prepare
     around: Surroundings
     shelter: Shelter | None
+    target: Target | None
     child: Child | None = None
     dial: Dial | None = None
 
@@ -70,12 +73,13 @@ class Placement:
         for index, frame in enumerate(self._plan.prepare):
             # Now, not later: the program may change its environment at any time.
             around = self._surroundings(index, frame) if self._shelters else {}
-            start = _Start(frame, around, self._shelters[0] if self._shelters else None)
+            shelter = self._shelters[0] if self._shelters else None
+            start = _Start(frame, around, shelter, self._plan.places[index].target)
             self._starts.append(start)
             start.dial = self._plan.dials.by_index.get(index)
             if start.dial is None and not self._find(index, start):
                 new.append(index)
-        dialled = [index for index in new if self._plan.places[index].target is not None]
+        dialled = [index for index in new if self._starts[index].target is not None]
         self._dial(dialled)
         for index in new:
             if index not in dialled:
@@ -145,7 +149,7 @@ class Placement:
                 return agent
             await agent.end(0.0)
             start.child = None
-            if self._plan.places[index].target is None:
+            if start.target is None:
                 self._start_here(start)
             else:
                 self._dial([index])
@@ -154,7 +158,7 @@ class Placement:
                 child = await asyncio.shield(asyncio.wrap_future(start.dial.future))
             except StartFailed as error:
                 return NotPlaced(index, str(error))
-            start.child = child
+            start.child, start.dial.is_taken = child, True
             child.say(wire.encode(self._told(index, child)))
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)
@@ -162,12 +166,8 @@ class Placement:
     def abandon(self) -> None:
         """Give up those that were not reached yet; those that were are not touched."""
         for start in self._starts:
-            if start.dial is None or start.child is not None:
-                continue
-            start.dial.give_up()
-            with contextlib.suppress(StartFailed):
-                if start.dial.future.done():
-                    start.dial.future.result().end(0.0)
+            if start.dial is not None:
+                start.dial.give_up()
 
     def kill(self) -> None:
         """End the agents that were started, without waiting for anything in order."""
@@ -202,6 +202,7 @@ class PlacedAgent:
         self._process = child.process
         self._shelter = start.shelter
         self._around = start.around
+        self._target = start.target
         self._errors = _Tail(child.early)
         self._described = False
 
@@ -272,21 +273,21 @@ class PlacedAgent:
         self._errors.close()
         self._child.close()
 
-    def sweep(self, app: str, spool: str) -> None:
-        """End what carries the app's id in its environment, and remove the spool.
+    async def sweep(self, app: str, spool: str) -> None:
+        """After it was lost: end and remove what it can have left behind.
 
-        Agent and zygote may have been killed both; what workers had started is then nobody's.
+        Agent and zygote may have been killed both; what workers had started is then nobody's. A
+        host that does not answer is not waited for.
         """
-        if self.is_abroad:
+        if self._target is None:
+            sweep_up(app)
+            shutil.rmtree(spool, ignore_errors=True)
             return
-        mark = f"TORCHELASTIC_RUN_ID={app}\0".encode()
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    environ = file.read()
-                if mark in environ and pid != os.getpid():
-                    os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(spool, ignore_errors=True)
+        from phalanx.launcher.dialing import sweep
+
+        sweeping = threading.Thread(target=sweep, args=(self._target, app, spool), daemon=True)
+        sweeping.start()
+        await asyncio.to_thread(sweeping.join, _SWEEPING)
 
     async def _wait(self, patience: float | None) -> int:
         """Poll: a child watcher would want this process's SIGCHLD or a thread."""

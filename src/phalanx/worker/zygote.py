@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.util
 import os
 import select
 import shutil
@@ -185,7 +186,8 @@ class Zygote:
         self._descriptors = []
         brood = self._brood = _Brood(fork)
         parent = os.getpid()
-        if listening:
+        # Where there is no torch, workers say so better than a store that cannot be carried.
+        if listening and importlib.util.find_spec("torch") is not None:
             brood.store = self._fork_store(listening[0], parent)
         pids: dict[int, int] = {}
         printed = self._loaded.printed(self._prepare.preload)
