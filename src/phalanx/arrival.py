@@ -70,7 +70,8 @@ def arrive(incoming: "IO[bytes]") -> None:
         os._exit(0)
     _load(root)
     hosts = importlib.import_module("phalanx.hosts")
-    _say(state="ready", changed=changed, processors=hosts.processors(), gpus=hosts.gpus())
+    gpus = hosts.gpus() or int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    _say(state="ready", changed=changed, processors=hosts.processors(), gpus=gpus)
     sys.argv = ["phalanx", str(READ), str(WRITE)]
     importlib.import_module("phalanx.agent.process").main()
 

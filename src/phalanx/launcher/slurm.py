@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -78,9 +77,3 @@ def srun_target(name: str, pythons: Sequence[str]) -> Target:
     transport = ["srun", "-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "-w", name]
     transport += ["--export=ALL", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"]
     return Target(name, tuple(pythons), tuple(transport), through_shell=False)
-
-
-def environment() -> dict[str, str]:
-    """The environment for `srun`: what the job asked for its own tasks is not for the agent."""
-    drop = {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NPROCS"}
-    return {name: value for name, value in os.environ.items() if name not in drop}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -162,4 +163,11 @@ def set_title(title: str) -> None:
     text = title.encode("utf-8", "replace")[: length - 1]
     ctypes.memmove(start, text.ljust(length, b"\0"), length)
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
-        comm.write(text[:15])
+        comm.write(_short(title).encode("utf-8", "replace"))
+
+
+def _short(title: str) -> str:
+    """Fifteen characters of it, with the end. No spaces: Slurm, for one, loses count of them."""
+    first, *rest = title.removeprefix("phalanx: ").split() or [""]
+    end = "".join(f"-{word}" for word in rest)[-14:]
+    return re.sub(r"[^\w.-]", "_", first[: 15 - len(end)], flags=re.ASCII) + end

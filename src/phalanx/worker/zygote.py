@@ -379,7 +379,9 @@ def main() -> None:
     if not isinstance(prepare, wire.Prepare):
         raise TypeError(f"the zygote was started with {type(prepare).__name__}, not Prepare")
     processes.reset_signals()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The agent decides when workers end: Slurm, for one, signals all processes of a step alike.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     processes.become_subreaper()
     _keep_output(spool)
     zygote = Zygote(control, prepare, spool)
