@@ -125,7 +125,7 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 LAYERS = [
     {"errors", "rounds", "ranks", "environment", "clock", "wire", "specs", "nesting"},
-    {"arrival", "background", "channel", "hosts", "network"},
+    {"arrival", "background", "channel", "examination", "hosts", "network"},
     {"logs"},
     {"rendezvous"},
     {"worker"},

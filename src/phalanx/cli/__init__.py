@@ -19,6 +19,7 @@ VERBS = {
     "log": "what an app's workers have printed",
     "cancel": "have an app end",
     "clean": "forget old apps",
+    "hosts": "whether hosts are fit for a launch",
     "warm": "the agents that wait for the next command",
     "version": "print the version",
 }

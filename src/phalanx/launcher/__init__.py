@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from phalanx.launcher.app import App
+    from phalanx.launcher.checking import HostsReport
     from phalanx.launcher.imports import Needs
     from phalanx.launcher.payload import Function
     from phalanx.launcher.plan import Plan
@@ -184,6 +185,15 @@ class Launcher:
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         return self._start(*self._prepare(func, args, kwargs))
+
+    def check(self) -> HostsReport:
+        """Log in to the hosts and tell what they are and have, and whether they reach each other.
+
+        Blocks until all have answered. A host that cannot be used is part of the report.
+        """
+        from phalanx.launcher.checking import check
+
+        return check(self)
 
     def _start(self, plan: Plan, call: Future[Function]) -> App[Any]:
         from phalanx.launcher.app import App

@@ -1,0 +1,248 @@
+"""Whether hosts are fit for a launch: what `phalanx hosts check` and `Launcher.check` tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import platform
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from phalanx import examination, network
+from phalanx.errors import StartFailed
+from phalanx.launcher import targets
+from phalanx.launcher.places import Place, find
+from phalanx.launcher.targets import Target
+
+if TYPE_CHECKING:
+    from phalanx.launcher import Launcher
+    from phalanx.launcher.dialing import Line
+
+_PINGS = 5
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What is known of one host."""
+
+    hostname: str
+    """As it was asked for."""
+    problem: str | None = None
+    """Why it cannot be used; the rest is then not known."""
+    address: str = ""
+    login_seconds: float = 0.0
+    python_seconds: float = 0.0
+    """From the login until Python had answered."""
+    python: str = ""
+    executable: str = ""
+    torch: str | None = None
+    cuda: str | None = None
+    gpus: tuple[str, ...] = ()
+    processors: int = 0
+    memory: int = 0
+    memory_free: int = 0
+    disk_free: int = 0
+    memlock: int = 0
+    """In bytes; -1 without a limit."""
+    clock_offset: float = 0.0
+    """Seconds that its clock is ahead of this machine's."""
+    round_trip: float = 0.0
+    unreached: dict[str, str] = field(default_factory=dict)
+    """The other hosts that it does not reach, and why."""
+
+
+@dataclass(frozen=True)
+class HostsReport:
+    """What is known of all of them."""
+
+    hosts: tuple[HostReport, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def usable(self) -> bool:
+        """A launch on all of them can start, and its workers meet."""
+        ours = _minor(platform.python_version())
+        return all(
+            host.problem is None and not host.unreached and _minor(host.python) == ours
+            for host in self.hosts
+        )
+
+
+def _minor(version: str) -> str:
+    return version.rpartition(".")[0]
+
+
+def check(launcher: Launcher) -> HostsReport:
+    """Ask all hosts at once; blocks until all have answered."""
+    from phalanx.launcher.plan import check as check_fields
+
+    check_fields(launcher)
+    places = find(launcher, os.environ)
+    turns = threading.BoundedSemaphore(launcher.parallel_logins)
+    visits = [Visit(place, turns) for place in dict.fromkeys(places)]
+    _all(visits, Visit.arrive)
+    peers = _peers(visits)
+    _all(visits, lambda visit: visit.try_peers(peers))
+    for visit in visits:
+        visit.leave()
+    reports = tuple(visit.report for visit in visits)
+    return HostsReport(reports, tuple(warnings(reports, platform.python_version())))
+
+
+def _peers(visits: Sequence[Visit]) -> list[tuple[str, str, int]]:
+    """Where each is found by the others; this machine, by the address that leads to them."""
+    others = [v.peer[1] for v in visits if v.peer is not None and not v.is_here]
+    for visit in visits:
+        if visit.peer is not None and visit.is_here and others:
+            name, address, port = visit.peer
+            visit.peer = (name, network.address_towards(others[0]) or address, port)
+    return [visit.peer for visit in visits if visit.peer is not None]
+
+
+def _all(visits: Sequence[Visit], what: Callable[[Visit], None]) -> None:
+    threads = [threading.Thread(target=what, args=(visit,), daemon=True) for visit in visits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Visit:
+    """One host, from the login on."""
+
+    def __init__(self, place: Place, turns: threading.Semaphore) -> None:
+        """Nothing is asked yet."""
+        self.report = HostReport(place.name)
+        self.peer: tuple[str, str, int] | None = None
+        self._target = place.target or _here(place.name)
+        self.is_here = place.target is None
+        self._turns = turns
+        self._line: Line | None = None
+
+    def arrive(self) -> None:
+        """Log in and ask for the facts."""
+        from phalanx.launcher.dialing import Line, LineEnded
+
+        began = time.monotonic()
+        try:
+            with self._turns:
+                source = inspect.getsource(examination)
+                line = self._line = Line.open(self._target, "examine", source)
+            facts = self._ask(line, ask="facts")
+            python = time.monotonic() - line.begun_at
+            offset, trip = self._compare_clocks(line)
+        except LineEnded as ended:
+            self._fail(ended.describe())
+        except StartFailed as error:
+            self._fail(str(error))
+        else:
+            port, name = facts.pop("port"), facts.pop("name")
+            address = facts.pop("address") or network.address_towards() or name
+            self.peer = (self.report.hostname, address, port)
+            self.report = dataclasses.replace(
+                self.report,
+                **{**facts, "gpus": tuple(facts["gpus"])},
+                address=address,
+                login_seconds=line.begun_at - began,
+                python_seconds=python,
+                clock_offset=offset,
+                round_trip=trip,
+            )
+
+    def _ask(self, line: Line, **question: Any) -> dict[str, Any]:
+        import json
+
+        line.write(json.dumps(question).encode() + b"\n")
+        return line.read_message()
+
+    def _compare_clocks(self, line: Line) -> tuple[float, float]:
+        """The offset, and the round trip, of the quickest of a few questions."""
+        best = (0.0, float("inf"))
+        for _ in range(_PINGS):
+            sent = time.time()
+            clock = self._ask(line, ask="ping")["clock"]
+            received = time.time()
+            best = min(best, (clock - (sent + received) / 2, received - sent), key=lambda b: b[1])
+        return best
+
+    def try_peers(self, peers: Sequence[tuple[str, str, int]]) -> None:
+        """Have it try whether it reaches the others."""
+        from phalanx.launcher.dialing import LineEnded
+
+        if self.peer is None or self._line is None:
+            return
+        others = [peer for peer in peers if peer != self.peer]
+        try:
+            reached = self._ask(self._line, ask="peers", peers=others)["reached"]
+        except LineEnded as ended:
+            self._fail(ended.describe())
+            return
+        unreached = {name: problem for name, problem in reached.items() if problem}
+        self.report = dataclasses.replace(self.report, unreached=unreached)
+
+    def leave(self) -> None:
+        """Let it end."""
+        if self._line is not None:
+            self._line.child.end(2.0)
+
+    def _fail(self, reason: str) -> None:
+        self.report = HostReport(self.report.hostname, problem=reason)
+
+
+def _here(name: str) -> Target:
+    """The very same for this machine, but for the login."""
+    return Target(name, targets.pythons(None, name), (), through_shell=False)
+
+
+def warnings(reports: Sequence[HostReport], python: str) -> list[str]:
+    """What may make a launch fail, or run otherwise than meant. Pure."""
+    known = [report for report in reports if report.problem is None]
+    found: list[str] = []
+    for report in known:
+        if _minor(report.python) != _minor(python):
+            found.append(
+                f"{report.hostname} has Python {report.python}, the launcher {python}: "
+                "name another one with python=..."
+            )
+        if report.disk_free < _GIB:
+            free = report.disk_free / (1 << 20)
+            found.append(f"{report.hostname} has {free:.0f} MiB of disk left in its home")
+        if report.gpus and 0 <= report.memlock < _GIB:
+            found.append(
+                f"{report.hostname} may lock {report.memlock >> 10} KiB of memory: InfiniBand "
+                "wants more (memlock in limits.conf)"
+            )
+        if abs(report.clock_offset) > 1.0:
+            found.append(
+                f"the clock of {report.hostname} is {abs(report.clock_offset):.1f} s "
+                f"{'ahead' if report.clock_offset > 0 else 'behind'}: times in logs will differ"
+            )
+        for name, problem in report.unreached.items():
+            found.append(f"{report.hostname} does not reach {name}: {problem}")
+    found += _differences(known, "torch", lambda r: r.torch or "no torch")
+    found += _differences(known, "CUDA", lambda r: r.cuda or "none")
+    found += _differences(known, "GPUs", lambda r: describe_gpus(r.gpus) or "none")
+    return found
+
+
+def _differences(
+    reports: Sequence[HostReport], what: str, of: Callable[[HostReport], str]
+) -> list[str]:
+    """One line if hosts differ in something: who is unlike most."""
+    values = Counter(of(report) for report in reports)
+    if len(values) < 2:
+        return []
+    usual = values.most_common(1)[0][0]
+    others = [f"{r.hostname}: {of(r)}" for r in reports if of(r) != usual]
+    return [f"{what} differ: most have {usual}; {', '.join(others)}"]
+
+
+def describe_gpus(gpus: Sequence[str]) -> str:
+    """`8 × H200`, for people."""
+    return ", ".join(f"{count} × {name}" for name, count in Counter(gpus).items())
