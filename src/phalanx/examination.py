@@ -55,12 +55,19 @@ def facts() -> "dict[str, Any]":
         "torch": torch,
         "cuda": cuda,
         "gpus": _gpus(),
-        "processors": len(os.sched_getaffinity(0)),
+        "processors": _processors(),
         "memory": memory.get("MemTotal", 0),
         "memory_free": memory.get("MemAvailable", 0),
         "disk_free": shutil.disk_usage(_home()).free,
         "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
     }
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # other Pythons may not have it
+        return os.cpu_count() or 1
 
 
 def _home() -> str:
