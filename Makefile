@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests are skipped, with the reason.
 SYSTEM ?=
 
-.PHONY: demo test lint types unit system bench reference lock clean
+.PHONY: demo test lint types unit system bench bench-hosts reference lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -31,6 +31,9 @@ reference: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
+
+bench-hosts: $(VENV)/ready
+	$(BIN)/python bench/hosts.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv

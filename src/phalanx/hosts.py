@@ -15,8 +15,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from phalanx.arrival import SOURCE
-
 # The directory that we are started in must not shadow the standard library, and it must be this
 # very phalanx that is found, wherever another may be installed.
 _BOOT = (
@@ -93,6 +91,8 @@ def agent_command(*arguments: str, env_file: str | None = None) -> list[str]:
     """The command that runs an agent on this machine with this interpreter."""
     command = python_command("phalanx.agent.process", *arguments)
     if env_file is not None:
+        from phalanx.arrival import SOURCE
+
         command = ["bash", "-c", SOURCE, "bash", env_file, env_file, *command]
     return command
 

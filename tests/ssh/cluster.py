@@ -5,7 +5,6 @@ machine's, in which homes, /tmp, and this repository are hidden, and the interpr
 read-only: nothing of ours is installed there, and nothing is shared. Needs root.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from pathlib import Path
 
 from tests.conftest import is_alive, wait_until
@@ -87,7 +85,9 @@ def _run(*command, check=True, **kwargs):
 class Cluster:
     """Some hosts on one network, and the ssh configuration that knows them."""
 
-    def __init__(self, count, shared=None):
+    def __init__(self, count, shared=None, shown=()):
+        """`shared` is a directory that they and this machine share, `shown` some that they see."""
+        self.shown = [*_interpreter(), *shown]
         self.directory = Path(tempfile.mkdtemp(prefix="hosts-of-", dir="/tmp"))
         self.shared = shared
         tag = f"{os.getpid() % 100000}{os.urandom(1).hex()}"
@@ -177,7 +177,7 @@ class Host:
             **os.environ,
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
             "HIDDEN": f"/root /home /tmp {REPOSITORY}",
-            "SHOWN": " ".join(_interpreter()),
+            "SHOWN": " ".join(self.cluster.shown),
         }
         # What the tests are marked with must not be found on the hosts' processes.
         environ.pop("PHALANX_TESTS", None)
@@ -261,9 +261,8 @@ class Host:
 
     def slow_down(self, rate):
         """Let only so much through."""
-        _run("tc", "qdisc", "replace", "dev", self.link, "root") if not rate else _run(
-            *f"tc qdisc replace dev {self.link} root tbf rate {rate} burst 16kb latency 400ms".split()
-        )
+        shape = f"tc qdisc replace dev {self.link} root tbf rate {rate} burst 16kb latency 400ms"
+        _run(*shape.split())
 
     def reboot(self, sshd_config=""):
         """Fresh, and connected again."""

@@ -30,9 +30,10 @@ from phalanx.rounds import Ended, Endpoint, Fault, Outcome
 STORE = Endpoint("127.0.0.1", 1234)
 
 
-def coordinator(*workers, settle=0.0):
+def coordinator(*workers, settle=0.0, start_settle=0.0):
     table = members([f"h{i}" for i in range(len(workers))], workers)
-    return Coordinator(Policy(table, start_timeout=10, stop_grace=3, settle=settle), now=0.0)
+    policy = Policy(table, 10, 3, settle=settle, start_settle=start_settle)
+    return Coordinator(policy, now=0.0)
 
 
 def at(t):
@@ -62,6 +63,32 @@ def test_the_round_begins_when_all_have_joined():
     assert begin.round.store == STORE
     assert [list(m.ranks) for m in begin.round.members] == [[0, 1], [2]]
     assert begin.round.world_size == 3
+
+
+def test_all_hosts_that_cannot_be_used_are_named():
+    """Word from every host is waited for, once one has failed."""
+    c = coordinator(1, 1, 1, start_settle=5.0)
+    assert c.handle(Gone(1, "no route", at(0.1)), 0.1) == []
+    assert c.handle(Joined(0, STORE), 0.2) == []
+    halt, finish = c.handle(Gone(2, "refused", at(0.3)), 0.3)
+    assert isinstance(halt, HaltRound)
+    verdict = finish.verdict
+    assert {f.hostname for f in (verdict.cause, *verdict.others)} == {"h1", "h2"}
+
+
+def test_a_host_of_which_nothing_is_heard_does_not_hold_up_the_failure_of_another():
+    """For longer than the settling time; and a host that joins late changes nothing."""
+    c = coordinator(1, 1, start_settle=5.0)
+    assert c.handle(Gone(1, "no route", at(0.1)), 0.1) == []
+    assert c.deadline == 5.1
+    assert c.handle(Tick(), 5.0) == []
+    _, finish = c.handle(Tick(), 5.1)
+    assert finish.verdict.reason is Reason.FAILED
+    assert finish.verdict.cause.hostname == "h1"
+    late = coordinator(1, 1, start_settle=5.0)
+    late.handle(Gone(1, "no route", at(0.1)), 0.1)
+    _, finish = late.handle(Joined(0, STORE), 1.0)
+    assert finish.verdict.reason is Reason.FAILED
 
 
 def test_success_waits_for_the_last_host_to_be_clear():
@@ -178,7 +205,8 @@ def test_any_order_of_events_ends_once_and_truthfully(data):
     """Hypothesis: crashes, repeats, stale rounds, in any order; then only time passes."""
     workers = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     total = sum(workers)
-    c = coordinator(*workers, settle=data.draw(st.sampled_from([0.0, 0.1])))
+    settles = st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 2.0])
+    c = coordinator(*workers, settle=data.draw(settles[0]), start_settle=data.draw(settles[1]))
     joined = data.draw(st.booleans())
     sequence = [Joined(a, STORE) for a in range(len(workers))] if joined else []
     sequence += data.draw(st.lists(events(len(workers), total), max_size=40))

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from phalanx import arrival, wire
+from phalanx import wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +91,8 @@ def _is_shared(root: wire.Root) -> bool:
 
 
 def _make_tree(app: str) -> str:
+    from phalanx import arrival
+
     problem: OSError | None = None
     for cache in arrival.caches():
         place = os.path.join(cache, "trees")

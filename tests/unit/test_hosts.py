@@ -1,0 +1,240 @@
+"""Hosts by their names, commands that lead there, allocations, addresses: all without any host."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx import network, wire
+from phalanx.agent import landing
+from phalanx.agent.project import Entry, pack, unpack
+from phalanx.errors import ConfigError
+from phalanx.launcher import slurm, targets
+from phalanx.launcher.checking import HostReport, warnings
+from phalanx.launcher.meeting import choose
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("gpu-1", (None, "gpu-1", None)),
+        ("me@gpu-1", ("me", "gpu-1", None)),
+        ("gpu-1:2222", (None, "gpu-1", "2222")),
+        ("me@gpu-1:2222", ("me", "gpu-1", "2222")),
+        ("me@10.0.0.1:22", ("me", "10.0.0.1", "22")),
+        ("fe80::1", (None, "fe80::1", None)),
+        ("[fe80::1]:22", (None, "fe80::1", "22")),
+        ("me@[::1]", ("me", "::1", None)),
+        ("domain\\me@host", ("domain\\me", "host", None)),
+    ],
+)
+def test_names_of_hosts(name, parts):
+    """As ssh users write them."""
+    assert targets.parse(name) == parts
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "me@", "@host", "a\nb", "me@-x"])
+def test_what_is_no_name_of_a_host(name):
+    """Above all, no option of ssh."""
+    with pytest.raises(ConfigError, match="is not a host"):
+        targets.parse(name)
+
+
+def command(**options):
+    return targets.ssh_target("me@h:7", ["/a b/python", "python3"], **options).command("mark", "go")
+
+
+def test_the_command_is_the_users_own_ssh():
+    """In batch mode, and never without checking host keys."""
+    words = command(config_file="/c", host_timeout=30)
+    assert words[:3] == ["ssh", "-F", "/c"]
+    assert words[-3:-1] == ["--", "h"]
+    assert "BatchMode=yes" in words
+    assert not any("StrictHostKeyChecking" in word for word in words)
+    assert "-F" not in command(config_file=None, host_timeout=30)
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "zsh", "fish", "mksh"])
+def test_what_runs_there_means_the_same_to_every_shell(shell, tmp_path):
+    """Login shells differ in what quotes, backslashes and exclamation marks mean."""
+    import shutil
+
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    bin_ = tmp_path / "it's a bin"
+    bin_.mkdir()
+    (bin_ / "python").symlink_to(sys.executable)
+    target = targets.Target("x", (str(tmp_path / "none"), str(bin_ / "python")), ())
+    (text,) = target.command("the-mark", "go")
+    program = b"def go(incoming):\n    import os\n    os.write(4, incoming.read())\n"
+    done = subprocess.run(
+        [shell, "-c", text],
+        input=b"%d\n" % len(program) + program + b"the rest",
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.stdout == b"the-mark\nthe rest", done.stderr
+
+
+def test_without_any_python_the_exit_code_says_so():
+    """Not a message that has to be understood."""
+    (text,) = targets.Target("x", ("/none", "no-such-python"), ()).command("m", "go")
+    assert subprocess.run(["sh", "-c", text], stdin=subprocess.DEVNULL).returncode == 96
+
+
+def test_the_interpreter_for_a_host():
+    """One for all, one for some, or one like this."""
+    assert targets.pythons(None, "a") == (sys.executable, "python3")
+    assert targets.pythons("~/venv", "a") == ("~/venv",)
+    assert targets.pythons({"a": "/p"}, "a") == ("/p",)
+    assert targets.pythons({"a": "/p"}, "b") == (sys.executable, "python3")
+
+
+# ── Slurm ─────────────────────────────────────────────────────────────────────
+
+
+def test_slurms_counts():
+    """Repeated ones are written once."""
+    assert slurm.counts("2(x3),1") == (2, 2, 2, 1)
+    assert slurm.counts("4") == (4,)
+    assert slurm.counts("nonsense") == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "within"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "1"}, True),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, False),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "4294967290"}, True),
+        ({"SLURM_JOB_ID": "1", "PHALANX_DEPTH": "1"}, False),
+    ],
+)
+def test_where_a_launch_means_the_allocation(environ, within):
+    """In salloc and sbatch; not in a task, nor in a worker."""
+    assert slurm.is_within(environ) is within
+
+
+def test_an_allocation_by_its_environment():
+    """Tasks count where the job has said how many."""
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "2,1"}
+    assert slurm.allocation(environ) == slurm.Allocation(("a", "b"), None)
+    given_ = slurm.allocation({**environ, "SLURM_NTASKS": "3"})
+    assert given_ == slurm.Allocation(("a", "b"), (2, 1))
+
+
+# ── addresses ─────────────────────────────────────────────────────────────────
+
+
+def hello(space, address):
+    return wire.Hello(
+        version="", python="", hostname="", pid=1, port=1, spool="", space=space, address=address
+    )
+
+
+def test_where_workers_meet():
+    """Loopback where all share it, else an address of the first host."""
+    same = {0: hello("s", "10.0.0.1"), 1: hello("s", "10.0.0.1")}
+    apart = {0: hello("s", "10.0.0.1"), 1: hello("t", "10.0.0.2")}
+    assert choose(same, [], None) == "127.0.0.1"
+    assert choose(apart, [], None) == "10.0.0.1"
+    assert choose(same, [], "eth0") == "10.0.0.1"
+    assert choose({0: hello("s", ""), 1: hello("t", "10.0.0.2")}, [], None) == ""
+
+
+def test_addresses_of_this_host():
+    """The loopback interface is everywhere."""
+    assert ("lo", "127.0.0.1") in network.interfaces()
+    assert network.address_of("lo") == "127.0.0.1"
+    assert network.interface_of("127.0.0.1") == "lo"
+    assert network.address_towards("127.0.0.1") == "127.0.0.1"
+    assert network.address_towards("not an address") is None
+    assert network.is_loopback("::1")
+    assert not network.is_loopback("10.0.0.1")
+    assert network.interface_of("no address") is None
+
+
+# ── the project ───────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=8)))
+def test_lists_of_files_survive_the_way(names):
+    """Whatever they are called."""
+    entries = [Entry(f"root/{name}", 0o644, 1, "d") for name in names if name != ".."]
+    assert unpack(pack(entries)) == entries
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x"])
+def test_paths_that_lead_out_of_the_tree_are_refused(path):
+    """Whoever sent them."""
+    with pytest.raises(ValueError, match="not a path within"):
+        unpack(pack([Entry(path, 0o644, 1, "d")]))
+
+
+def prepare(**fields):
+    plain = {
+        "preload": (), "late": (), "python_path": (), "environment": {}, "passing": False,
+        "argv": (), "cwd": None, "main_file": None, "title": "t", "spawn": False, "workers": 1,
+        "heartbeat": 1.0, "orphan_timeout": 1.0, "stop_grace": 1.0,
+    }  # fmt: skip
+    return wire.Prepare(app="a", **{**plain, **fields})
+
+
+def test_paths_of_the_project_are_moved_to_the_tree(tmp_path, monkeypatch):
+    """Those outside of it stay as they are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    roots = (wire.Root("/no/proj", "proj", "t"), wire.Root("/no/lib", "lib", "u"))
+    frame = prepare(
+        away=wire.Away(roots),
+        python_path=("/no/proj/src", "/opt/x", "/no/lib"),
+        cwd="/no/proj/sub",
+        main_file="/no/proj/train.py",
+        environment={"PYTHONPATH": "/no/lib:/opt/x", "A": "/no/proj"},
+    )
+    settled, tree = landing.settle(frame)
+    assert tree.names == {"proj", "lib"}
+    assert settled.cwd == f"{tree.path}/proj/sub"
+    assert os.path.isdir(settled.cwd)
+    assert settled.main_file == f"{tree.path}/proj/train.py"
+    assert settled.environment == {"PYTHONPATH": f"{tree.path}/lib:/opt/x", "A": "/no/proj"}
+    users = [p for p in settled.python_path if p in ("/opt/x",) or p.startswith(tree.path)]
+    assert users == [f"{tree.path}/proj/src", "/opt/x", f"{tree.path}/lib"]
+    assert set(filter(None, sys.path)) <= set(settled.python_path)
+
+
+def test_a_directory_that_is_shared_is_not_moved(tmp_path, monkeypatch):
+    """Its token is there, with its name in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / ".phalanx-1").write_text(".phalanx-1")
+    root = wire.Root(str(tmp_path), "x", ".phalanx-1")
+    settled, tree = landing.settle(prepare(away=wire.Away((root,)), cwd=str(tmp_path)))
+    assert (settled.cwd, tree) == (str(tmp_path), landing.Tree())
+    (tmp_path / ".phalanx-1").write_text("another file of that name")
+    _, tree = landing.settle(prepare(away=wire.Away((root,))))
+    assert tree.names == {"x"}
+
+
+# ── checking ──────────────────────────────────────────────────────────────────
+
+
+def test_warnings_tell_how_hosts_differ():
+    """Who is unlike most."""
+    usual = {"python": "3.11.7", "torch": "2.13.0", "disk_free": 1 << 40, "memlock": -1}
+    reports = [
+        HostReport("a", **usual, gpus=("H200",) * 8),
+        HostReport("b", **usual, gpus=("H200",) * 8),
+        HostReport("c", **{**usual, "torch": "2.12.0", "python": "3.12.1"}, gpus=("H200",) * 4),
+        HostReport("d", **{**usual, "disk_free": 5 << 20}, gpus=("H200",) * 8, clock_offset=-7.0),
+        HostReport("e", problem="no route"),
+    ]
+    text = "\n".join(warnings(reports, "3.11.2"))
+    assert "c has Python 3.12.1, the launcher 3.11.2" in text
+    assert "torch differ: most have 2.13.0; c: 2.12.0" in text
+    assert "GPUs differ: most have 8 × H200; c: 4 × H200" in text
+    assert "d has 5 MiB of disk left" in text
+    assert "the clock of d is 7.0 s behind" in text
+    assert "e" not in text.split()
+    assert warnings(reports[:2], "3.11.2") == []

@@ -1,0 +1,140 @@
+"""Which files of the user's are sent."""
+
+import json
+import os
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ConfigError, LaunchError
+from phalanx.launcher import workspace
+from phalanx.launcher.tokens import Tokens
+
+
+def sent(found):
+    rows = json.loads(zlib.decompress(found.manifest().data))
+    return sorted(row[0] for row in rows)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def write(*names):
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(name)
+
+
+def test_without_git_everything_but_what_nobody_wants(home):
+    """Environments, caches and the like."""
+    write("a.py", "sub/b.txt", "__pycache__/a.pyc", "venv/pyvenv.cfg", "venv/x.py", ".git2/x")
+    write("node_modules/x.js", ".mypy_cache/x", ".phalanx-0123")
+    name = Path.cwd().name
+    found = workspace.find("auto", os.getcwd(), ())
+    assert sent(found) == [f"{name}/.git2/x", f"{name}/a.py", f"{name}/sub/b.txt"]
+
+
+def test_in_a_repository_the_whole_of_it_from_anywhere_within(home):
+    """Submodules as well, and names of any kind."""
+    odd = "naïve file\nwith a newline"
+    write("top.py", "sub/deep.py", "ignored.log", odd)
+    Path(".gitignore").write_text("*.log\n")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x", "-c", "protocol.file.allow=always"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    write("../other/inner.py")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, "-C", "../other", *command], check=True)
+    subprocess.run([*git, "submodule", "--quiet", "add", "../other", "mod"], check=True)
+    name = Path.cwd().name
+    found = workspace.find("auto", os.path.abspath("sub"), ())
+    assert sent(found) == sorted(
+        f"{name}/{path}"
+        for path in (".gitignore", ".gitmodules", "mod/inner.py", odd, "sub/deep.py", "top.py")
+    )
+
+
+def test_files_that_are_needed_from_elsewhere_come_with_their_packages(home):
+    """The top package whole, nothing beside it."""
+    write(
+        "work/main.py", "lib/mine/__init__.py", "lib/mine/data.txt", "lib/other.py", "one/alone.py"
+    )
+    files = [os.path.abspath(p) for p in ("lib/mine/__init__.py", "one/alone.py", "work/main.py")]
+    found = workspace.find("auto", os.path.abspath("work"), files)
+    assert sent(found) == [
+        "lib/mine/__init__.py",
+        "lib/mine/data.txt",
+        "one/alone.py",
+        "work/main.py",
+    ]
+
+
+def test_two_directories_of_one_name_have_two(home):
+    """Within the project."""
+    write("a/src/x.py", "b/src/y.py")
+    found = workspace.find("auto", os.path.abspath("a/src"), [os.path.abspath("b/src/y.py")])
+    assert sent(found) == ["src/x.py", "src_/y.py"]
+
+
+def test_of_a_home_directory_only_what_is_needed(home, monkeypatch):
+    """It is nobody's project."""
+    write("home/train.py", "home/.ssh/id", "home/big.bin")
+    place = os.path.abspath("home")
+    found = workspace.find("auto", place, [f"{place}/train.py"])
+    assert sent(found) == ["home/train.py"]
+    assert sent(workspace.find("auto", place, ())) == []
+
+
+def test_what_is_not_a_file_is_left_out(home):
+    """Links are kept as links, wherever they lead."""
+    write("a")
+    Path("dangling").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
+    Path("dir").mkdir()
+    Path("to_dir").symlink_to("dir")
+    os.mkfifo("pipe")
+    name = Path.cwd().name
+    found = workspace.find("auto", os.getcwd(), ())
+    assert sent(found) == [f"{name}/{n}" for n in ("a", "dangling", "loop", "to_dir")]
+
+
+def test_a_file_that_changes_on_its_way_is_an_error(home):
+    """Not half of each."""
+    write("a")
+    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
+    (digest,) = manifest.sources
+    assert b"".join(p.data for p in manifest.pieces(digest)) == b"a"
+    Path("a").write_text("b")
+    with pytest.raises(LaunchError, match="was changed while it was sent"):
+        list(manifest.pieces(digest))
+
+
+def test_the_logs_of_the_launch_are_left_out(home):
+    """They are written while it is sent."""
+    write("a.py", "logs/x.log", "logs.py")
+    found = workspace.find("auto", os.getcwd(), ())
+    found = workspace.Workspace(found.roots, without=os.path.abspath("logs"))
+    name = Path.cwd().name
+    assert sent(found) == [f"{name}/a.py", f"{name}/logs.py"]
+
+
+def test_nothing_and_what_is_no_directory():
+    """None, and a mistake."""
+    assert workspace.find(None, "/", ()) is None
+    with pytest.raises(ConfigError, match="is not a directory"):
+        workspace.find("/no/such/place", "/", ())
+
+
+def test_tokens_are_there_for_a_moment(tmp_path):
+    """With their own names in them; a place that cannot be written does no harm."""
+    tokens = Tokens({"a": str(tmp_path), "b": "/proc"})
+    tokens.create()
+    (file,) = tmp_path.iterdir()
+    assert file.read_text() == file.name == tokens.roots[0].token
+    tokens.remove()
+    tokens.remove()
+    assert not list(tmp_path.iterdir())
