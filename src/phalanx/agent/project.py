@@ -25,6 +25,8 @@ from phalanx.agent.landing import Tree
 KEPT_DAYS = 7
 """How long what workers have written into a tree stays."""
 _FILES_DAYS = 30
+_TOLD_EVERY = 128 << 10
+"""Bytes after which the launcher is told how much has arrived."""
 _DAY = 86400.0
 
 Tell = Callable[[wire.Frame], Awaitable[None]]
@@ -67,6 +69,7 @@ class Project:
         self._tell = tell
         self._files = os.path.join(os.path.dirname(os.path.dirname(tree.path)), "files")
         self._arriving: dict[str, asyncio.Future[None]] = {}
+        self._arrived = 0
         self._built: dict[str, tuple[int, int]] = {}
         self._complete = asyncio.get_running_loop().create_future()
         if not tree.path:
@@ -92,6 +95,7 @@ class Project:
         else:
             raise OSError(f"{len(missing)} files of the project were damaged on their way")
         self._complete.set_result(None)
+        await self._tell(wire.Arrived(app=self._app, size=0, complete=True))
         await asyncio.to_thread(self._prune)
 
     def _read(self, digest: str) -> bytes | None:
@@ -119,7 +123,7 @@ class Project:
     def _missing(self, digests: list[str]) -> list[str]:
         return [digest for digest in digests if not os.path.exists(self._place(digest))]
 
-    def receive(self, piece: wire.Piece) -> None:
+    async def receive(self, piece: wire.Piece) -> None:
         """Take the next piece of a file. Raises `OSError`."""
         waiting = self._arriving.get(piece.key)
         if waiting is None or waiting.done():
@@ -128,13 +132,17 @@ class Project:
         new = f"{place}.{os.getpid()}.new"
         if not piece.offset:
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-        with open(new, "ab" if piece.offset else "wb") as file:
+        with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
             file.write(piece.data)
             done = file.tell() >= piece.total
         if done:
             os.chmod(new, 0o400)
             os.rename(new, place)
             waiting.set_result(None)
+        self._arrived += len(piece.data)
+        if self._arrived >= _TOLD_EVERY:
+            size, self._arrived = self._arrived, 0
+            await self._tell(wire.Arrived(app=self._app, size=size))
 
     def _place(self, digest: str) -> str:
         return os.path.join(self._files, digest[:2], digest)

@@ -200,7 +200,7 @@ class Agent:
                 self._spawn(self._start(self._turn))
             case wire.Piece():
                 if not self._functions.receive(frame):
-                    self._project.receive(frame)
+                    await self._project.receive(frame)
             case wire.Ship():
                 self._spawn(self._ship(frame.manifest))
             case wire.Reach():

@@ -152,7 +152,7 @@ class Drive:
         there = {i for i, agent in self._agents.items() if agent.hello is not None}
         if awaited := [m.hostname for m in self.plan.members if m.agent not in there]:
             return f"starting on {_some(awaited)}"
-        if self._shipping is not None and (sending := self._shipping.describe()):
+        if self._shipping is not None and (sending := self._shipping.describe(self.plan.members)):
             return sending
         if not all(agent.ready.done() for agent in self._agents.values()):
             tops = [item.module.partition(".")[0] for item in self.plan.prepare[0].preload]
@@ -185,6 +185,8 @@ class Drive:
                 agent.clock.observe(frame.sent, frame.clock, time.monotonic())
             case wire.Want():
                 self._do(self._send_wanted(index, agent, frame.digests))
+            case wire.Arrived() if self._shipping is not None:
+                self._shipping.arrived(index, frame)
             case wire.Reached() if not agent.reached.done():
                 agent.reached.set_result(frame.problem)
             case wire.Note():
@@ -325,8 +327,7 @@ class Drive:
             for piece in function.pieces():
                 await agent.send(piece)
         elif self._shipping is not None:
-            host = self.plan.members[index].hostname
-            await self._shipping.send(host, digests, agent.send)
+            await self._shipping.send(index, digests, agent.send)
 
     async def _get_function(self) -> Function:
         # Shielded: whoever provides it must not find it cancelled.

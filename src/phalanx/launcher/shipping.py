@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from phalanx import wire
 from phalanx.launcher.workspace import Manifest, Workspace
+from phalanx.rounds import Member
 
 _STEP = 8
 """How many pieces are read at a time."""
@@ -16,14 +17,14 @@ Send = Callable[[wire.Frame], Awaitable[None]]
 
 
 class Shipping:
-    """What of one project was asked for, and sent, by host."""
+    """What of one project was asked for, and has arrived, by agent."""
 
     def __init__(self, workspace: Workspace) -> None:
         """Nothing is read yet."""
         self._workspace = workspace
         self._manifest: asyncio.Task[Manifest] | None = None
-        self._left: dict[str, int] = {}
-        self._total: dict[str, int] = {}
+        self._left: dict[int, int] = {}
+        self._total: dict[int, int] = {}
 
     async def manifest(self) -> Manifest:
         """The list of files, made once, when it is first wanted. Raises `LaunchError`."""
@@ -31,29 +32,31 @@ class Shipping:
             self._manifest = asyncio.create_task(asyncio.to_thread(self._workspace.manifest))
         return await asyncio.shield(self._manifest)
 
-    async def send(self, host: str, digests: Sequence[str], send: Send) -> None:
-        """Send files to a host. Raises `LaunchError` for one that has changed."""
+    async def send(self, agent: int, digests: Sequence[str], send: Send) -> None:
+        """Send files to an agent. Raises `LaunchError` for one that has changed."""
         manifest = await self.manifest()
         total = sum(manifest.sizes.get(digest, 0) for digest in digests)
-        self._left[host] = self._total[host] = total
+        self._left[agent] = self._total[agent] = total
         for digest in digests:
             pieces = manifest.pieces(digest)
             while batch := await asyncio.to_thread(_take, pieces):
                 for piece in batch:
                     await send(piece)
-                    self._left[host] -= len(piece.data)
-        self._left[host] = 0
 
-    def describe(self) -> str:
+    def arrived(self, agent: int, frame: wire.Arrived) -> None:
+        """An agent has said how much is there: what was sent may be on its way for long."""
+        self._left[agent] = 0 if frame.complete else max(0, self._left.get(agent, 0) - frame.size)
+
+    def describe(self, members: Sequence[Member]) -> str:
         """How far it is, in a few words; empty when nothing is on its way."""
-        waiting = {host: left for host, left in self._left.items() if left > 0}
+        waiting = {agent: left for agent, left in self._left.items() if left > 0}
         if not waiting:
             return ""
-        host = max(waiting, key=lambda host: waiting[host])
-        total, left = self._total[host], waiting[host]
+        slowest = max(waiting, key=lambda agent: waiting[agent])
+        total, left = self._total[slowest], waiting[slowest]
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        size = f"{(total - left) / 1e6:.0f} of {total / 1e6:.0f} MB"
-        return f"sending the project to {host}{more}: {size}"
+        size = f"{(total - left) / 1e6:.1f} of {total / 1e6:.1f} MB"
+        return f"sending the project to {members[slowest].hostname}{more}: {size}"
 
 
 def _take(pieces: Iterator[wire.Piece]) -> list[wire.Piece]:

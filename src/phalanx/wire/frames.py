@@ -198,6 +198,14 @@ class Want(Frame):
 
 
 @_frame
+class Arrived(Frame):
+    """So many more bytes of the project's files are here; `complete` when it is all in place."""
+
+    size: int
+    complete: bool = False
+
+
+@_frame
 class Reached(Frame):
     """What came of trying: empty, or why it could not be reached."""
 
@@ -320,6 +328,6 @@ class Exit(Frame):
 
 
 MESSAGES: tuple[type[Frame], ...] = (
-    Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Reached, Note, Ready,
-    Started, Report, Log, Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
+    Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Arrived, Reached,
+    Note, Ready, Started, Report, Log, Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
 )  # fmt: skip
