@@ -13,6 +13,8 @@ import importlib
 import importlib.util
 import json
 import os
+import select
+import stat
 import sys
 import tempfile
 import time
@@ -70,21 +72,70 @@ def arrive(incoming: "IO[bytes]") -> None:
         os._exit(0)
     _load(root)
     hosts = importlib.import_module("phalanx.hosts")
-    gpus = hosts.gpus() or int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    gpus = hosts.gpus()
+    if not gpus and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     _say(state="ready", changed=changed, processors=hosts.processors(), gpus=gpus)
     sys.argv = ["phalanx", str(READ), str(WRITE)]
     importlib.import_module("phalanx.agent.process").main()
 
 
 def sweep(incoming: "IO[bytes]") -> None:
-    """End what carries an app's id in its environment, and remove the spool of its agent."""
+    """End an agent and what carries its app's id in the environment, and remove its spool."""
     import shutil
 
     wanted = json.loads(incoming.readline().decode())
+    try:
+        with open(f"/proc/{wanted['pid']}/cmdline", "rb") as file:
+            if file.read().startswith(b"phalanx: "):
+                os.kill(wanted["pid"], 9)
+    except OSError:
+        pass  # it is gone
     sweep_up(wanted["app"])
     if os.path.basename(wanted["spool"]).startswith("phalanx-"):
         shutil.rmtree(wanted["spool"], ignore_errors=True)
+    if wanted["tree"]:
+        tidy(wanted["tree"])
     _say(state="done")
+
+
+BUILT = ".phalanx-built"
+"""A file in a tree that is newer than all that was sent, and older than what workers write."""
+
+
+def tidy(tree: str) -> "tuple[int, int]":
+    """Remove from a tree what was sent; gives how many files and bytes workers have written.
+
+    By the time of change, which nobody can set: it is not what a file's own time says.
+    """
+    import shutil
+
+    try:
+        built = os.lstat(os.path.join(tree, BUILT)).st_ctime_ns
+    except OSError:
+        shutil.rmtree(tree, ignore_errors=True)  # it was never complete: no worker has seen it
+        return 0, 0
+    count = size = 0
+    for place, directories, files in os.walk(tree, topdown=False):
+        if os.path.basename(place) == "__pycache__":
+            shutil.rmtree(place, ignore_errors=True)
+            continue
+        linked = [name for name in directories if os.path.islink(os.path.join(place, name))]
+        for name in files + linked:
+            path = os.path.join(place, name)
+            try:
+                status = os.lstat(path)
+                if status.st_ctime_ns <= built:
+                    os.unlink(path)
+                else:
+                    count, size = count + 1, size + status.st_size
+            except OSError:
+                continue
+        try:
+            os.rmdir(place)
+        except OSError:
+            continue
+    return count, size
 
 
 def sweep_up(app: str) -> None:
@@ -121,10 +172,11 @@ def _check_python(version: "list[int]") -> None:
 
 def caches() -> "Iterator[str]":
     """Where things may be kept on this host, in order of preference."""
-    own = os.environ.get("XDG_CACHE_HOME")
     home = os.path.expanduser("~")
-    if own or os.path.isabs(home):
-        yield os.path.join(own or os.path.join(home, ".cache"), "phalanx")
+    for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(home, ".cache")):
+        if os.path.isabs(place):
+            yield os.path.join(place, "phalanx")
+            break
     yield os.path.join(tempfile.gettempdir(), f"phalanx-cache-{os.geteuid()}")
 
 
@@ -155,11 +207,8 @@ def _keep_code(cache: str, digest: str, data: bytes) -> str:
     import shutil
     import zipfile
 
-    place = os.path.join(cache, "code")
+    place = make_place(cache, "code")
     root = os.path.join(place, digest)
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    if not is_own(cache):
-        raise PermissionError(1, "not a directory of this user's alone")
     new = tempfile.mkdtemp(prefix=".new-", dir=place)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -179,6 +228,17 @@ def _keep_code(cache: str, digest: str, data: bytes) -> str:
         shutil.rmtree(new, ignore_errors=True)
     remove_unused(place, _UNUSED)
     return root
+
+
+def make_place(cache: str, name: str) -> str:
+    """A directory in a cache, that nobody else can write to. Raises `OSError`."""
+    # One by one: the mode is that of the last, and whoever may write above may do anything below.
+    place = os.path.join(cache, name)
+    os.makedirs(cache, mode=0o700, exist_ok=True)
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    if not is_own(cache) or not is_own(place):
+        raise PermissionError(1, "not a directory of this user's alone")
+    return place
 
 
 def digest_of(root: str) -> "str | None":
@@ -203,10 +263,11 @@ def digest_of(root: str) -> "str | None":
 def is_own(place: str) -> bool:
     """It is this user's, and nobody else can write there."""
     try:
-        status = os.stat(place)
+        status = os.lstat(place)
     except OSError:
         return False
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return own and stat.S_ISDIR(status.st_mode)
 
 
 def remove_unused(place: str, seconds: float) -> None:
@@ -249,30 +310,48 @@ def _source(env_file: "dict[str, str] | None") -> "list[str]":
         return []
     path, text = env_file["path"], env_file["text"].encode("utf-8", "surrogateescape")
     number, copy = tempfile.mkstemp(prefix="phalanx-env-")
-    try:
-        with open(number, "wb") as file:
-            file.write(text)
-        # Where the very file is there as well, what it looks for beside itself is found.
-        chosen = path if _is_same(path, text) else copy
-        done = subprocess.run(  # noqa: PLW1510, UP022 for older Pythons too
-            ["bash", "-c", SOURCE, "bash", chosen, path, sys.executable, "-c", _SHOW],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    finally:
-        os.unlink(copy)
-    os.write(2, done.stderr)
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise Refused(f"sourcing env_file failed:\n{said}")
+    # Into files: what the file has started in the background may go on writing.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            with open(number, "wb") as file:
+                file.write(text)
+            # Where the very file is there as well, what it looks for beside itself is found.
+            chosen = path if _is_same(path, text) else copy
+            bash = subprocess.Popen(
+                ["bash", "-c", SOURCE, "bash", chosen, path, sys.executable, "-c", _SHOW],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+            _wait_for(bash)
+        finally:
+            os.unlink(copy)
+        output.seek(0)
+        errors.seek(0)
+        said = errors.read().replace(os.fsencode(copy), os.fsencode(path))
+        shown = output.read()
+    os.write(2, said)
+    if bash.returncode:
+        reason = said.decode("utf-8", "replace").strip()
+        raise Refused(f"sourcing env_file failed:\n{reason}")
     before = dict(os.environb)
-    after = dict(item.split(b"=", 1) for item in done.stdout.split(b"\0"))
+    after = dict(item.split(b"=", 1) for item in shown.split(b"\0"))
     for name in set(before) - set(after):
         del os.environb[name]
     os.environb.update(after)
     changed = [name for name in {*before, *after} if before.get(name) != after.get(name)]
     return sorted(map(os.fsdecode, changed))
+
+
+def _wait_for(process: "Any") -> None:
+    """Until it has ended. If the launcher goes first, end it and this process."""
+    while process.poll() is None:
+        # Nothing is sent to us meanwhile: what can be read is the end.
+        if select.select([READ], [], [], 0.02)[0]:
+            os.killpg(process.pid, 9)
+            process.wait()
+            raise Refused("the launcher has gone")
 
 
 def _is_same(path: str, text: bytes) -> bool:

@@ -49,7 +49,7 @@ def facts() -> "dict[str, Any]":
     memory = _memory()
     return {
         "name": socket.gethostname(),
-        "address": (os.environ.get("SSH_CONNECTION", "").split() or ["", "", ""])[2],
+        "address": _address(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "torch": torch,
@@ -61,6 +61,32 @@ def facts() -> "dict[str, Any]":
         "disk_free": shutil.disk_usage(_home()).free,
         "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
     }
+
+
+def _address() -> str:
+    """The address that others may reach this host at: the one ssh came to, or the way out."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4 and _is_own(connection[2]):
+        return connection[2]
+    for other in (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), "198.51.100.1"):
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((other, 9))
+                return str(probe.getsockname()[0])
+        except (OSError, TypeError):
+            continue
+    return ""
+
+
+def _is_own(address: str) -> bool:
+    """Slurm hands the login's variables on to all hosts of a job."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _processors() -> int:
@@ -122,8 +148,13 @@ def _gpus() -> "list[str]":
 
 def _open_door() -> socket.socket:
     """A port that takes connections and says nothing, for the others to try."""
-    listening = socket.socket()
-    listening.bind(("", 0))
+    try:
+        listening = socket.socket(socket.AF_INET6)
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind(("::", 0))
+    except OSError:
+        listening = socket.socket()
+        listening.bind(("", 0))
     listening.listen(1024)
 
     def accept() -> None:

@@ -86,12 +86,22 @@ def space() -> str:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
-def bind_anywhere() -> socket.socket:
-    """A socket on a free port of every address, of both versions where there are two."""
-    try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError):
-        return socket.create_server(("", 0))
+def bind(*, anywhere: bool) -> socket.socket:
+    """Bind a free port without listening: of loopback, or of every address of both versions."""
+    if anywhere:
+        try:
+            return _bind(socket.socket(socket.AF_INET6), "::")
+        except OSError:
+            return _bind(socket.socket(), "0.0.0.0")  # noqa: S104 every address that it has
+    return _bind(socket.socket(), "127.0.0.1")
+
+
+def _bind(bound: socket.socket, address: str) -> socket.socket:
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if bound.family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    bound.bind((address, 0))
+    return bound
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

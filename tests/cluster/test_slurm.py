@@ -69,6 +69,28 @@ def test_the_allocations_gpus_are_the_workers(inside):
     ], errors
 
 
+def test_what_was_asked_for_a_task_is_not_for_the_agent(inside):
+    """It is one task, and has all that the job has on its host."""
+    code = 'print(list(phalanx.launch(lambda: os.environ["CUDA_VISIBLE_DEVICES"])))'
+    output, errors = inside(code, "-N1", "-n2", "--gpus-per-task=1")
+    assert eval(output) == ["0,1", "0,1"], errors
+
+
+def test_warming_inside_an_allocation_does_no_harm(inside):
+    """What works elsewhere works there."""
+    output, errors = inside('phalanx.warm("json")\nprint(list(phalanx.launch(where)))', "-N1")
+    assert output.strip() == "[('n1', 0)]", errors
+
+
+def test_hosts_of_an_allocation_are_checked(slurm):
+    """Through srun; the login's own variables, which Slurm hands on, mislead nobody."""
+    command = [sys.executable, "-m", "phalanx", "hosts", "check"]
+    process = slurm.start("salloc", "-N2", *command)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [line.split()[0] for line in output.splitlines()] == ["HOST", "n1", "n2"]
+
+
 def test_a_number_given_wins(inside):
     """Over the allocation's."""
     output, errors = inside("print(list(phalanx.launch(where, workers_per_host=2)))", "-N2", "-n6")

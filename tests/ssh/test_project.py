@@ -185,7 +185,7 @@ def test_what_workers_write_is_not_brought_home_and_that_is_said(launcher, clust
 
     (tree, _) = launcher(1).run(write).rank(0)
     assert not Path("out").exists()
-    assert any("wrote 1 files (4 bytes)" in message for message in caplog.messages)
+    assert any("wrote 1 file (4 bytes)" in message for message in caplog.messages)
     left = cluster.hosts[0].enter("find", tree, "-type", "f").split()
     assert left == [f"{tree}/out/result.txt"]
     cluster.hosts[0].enter("rm", "-r", os.path.dirname(tree))

@@ -102,9 +102,80 @@ def test_what_is_not_a_file_is_left_out(home):
     assert sent(found) == [f"{name}/{n}" for n in ("a", "dangling", "loop", "to_dir")]
 
 
+def test_what_is_behind_a_link_is_not_the_projects(home):
+    """But for modules that the function needs: they are where it looks for them."""
+    write("proj/data/x.txt", "proj/a.py", "lib/mod.py", "lib/other.py")
+    git = ["git", "-C", "proj", "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    os.rename("proj/data", "elsewhere")
+    Path("proj/data").symlink_to("../elsewhere")
+    Path("proj/lib").symlink_to("../lib")
+    needed = [os.path.abspath("proj/lib/mod.py")]
+    found = workspace.find("auto", os.path.abspath("proj"), needed)
+    assert sent(found) == ["proj/a.py", "proj/data", "proj/lib/mod.py"]
+
+
+def test_in_a_repository_too_nobody_wants_environments_and_caches(home):
+    """Unless they are tracked."""
+    write("a.py", "env/pyvenv.cfg", "env/lib/x.py", "__pycache__/a.pyc", "node_modules/kept.js")
+    write("logs/2026-01-31T12-00-00.000-localhost[0].log", "sub/.mypy_cache/x")
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "node_modules"], check=True)
+    name = Path.cwd().name
+    assert sent(workspace.find("auto", os.getcwd(), ())) == [
+        f"{name}/a.py",
+        f"{name}/node_modules/kept.js",
+    ]
+
+
+def test_files_that_git_ignores_are_sent_where_they_are_needed(home):
+    """A generated module; or all of a directory that is ignored as a whole."""
+    write("a.py", "_version.py", "build/b.py", "build/c.txt")
+    Path(".gitignore").write_text("_version.py\nbuild/\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    name = Path.cwd().name
+    found = workspace.find("auto", os.getcwd(), [os.path.abspath("_version.py")])
+    assert sent(found) == [f"{name}/{n}" for n in (".gitignore", "_version.py", "a.py")]
+    assert sent(workspace.find("build", os.getcwd(), ())) == ["build/b.py", "build/c.txt"]
+
+
+def test_a_long_list_of_files_goes_in_pieces(home):
+    """No frame takes more."""
+    for i in range(60):
+        write(f"f{i}")
+    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
+    large = workspace.Manifest("d", os.urandom(3 << 20), {}, {})
+    pieces = list(large.pieces("d"))
+    assert [len(p.data) for p in pieces] == [1 << 20] * 3
+    assert b"".join(p.data for p in pieces) == large.data
+    assert len(manifest.sources) == 60
+
+
+def test_a_file_that_is_being_written_is_sent_as_it_was_read(home):
+    """Such as the log of another job."""
+    write("growing.log")
+    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
+    with open("growing.log", "a") as file:
+        file.write("more")
+    (digest,) = manifest.sources
+    assert b"".join(p.data for p in manifest.pieces(digest)) == b"growing.log"
+
+
+def test_an_ignore_file_that_makes_no_sense_is_named(home):
+    """Not a traceback of the library that reads it."""
+    write("a")
+    Path(".phalanxignore").write_bytes(b"!\n")
+    with pytest.raises(LaunchError, match=r"\.phalanxignore"):
+        workspace.find("auto", os.getcwd(), ()).manifest()
+    Path(".phalanxignore").write_bytes(b"\xff\xfe\n")
+    assert workspace.find("auto", os.getcwd(), ()).manifest()
+
+
 def test_a_file_that_changes_on_its_way_is_an_error(home):
     """Not half of each."""
     write("a")
+    os.utime("a", (0, 0))
     manifest = workspace.find("auto", os.getcwd(), ()).manifest()
     (digest,) = manifest.sources
     assert b"".join(p.data for p in manifest.pieces(digest)) == b"a"

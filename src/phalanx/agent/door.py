@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ class Door:
 
     def __init__(self) -> None:
         """Open it, at every address."""
-        self._listening = network.bind_anywhere()
+        self._listening = network.bind(anywhere=True)
+        self._listening.listen(1024)
         self._listening.setblocking(False)
         self._port: int = self._listening.getsockname()[1]
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
@@ -49,5 +51,5 @@ async def reach(frame: wire.Reach, tell: Callable[[wire.Frame], Awaitable[None]]
     except TimeoutError:
         problem = f"no answer within {_PATIENCE:g} s"
     except OSError as error:
-        problem = error.strerror or str(error)
+        problem = os.strerror(error.errno) if error.errno else str(error)
     await tell(wire.Reached(app=frame.app, problem=problem))

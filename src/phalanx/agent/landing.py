@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from phalanx import wire
+from phalanx import network, wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,9 @@ def settle(prepare: wire.Prepare) -> tuple[wire.Prepare, Tree]:
 
     Raises `OSError`.
     """
+    if prepare.interface and network.address_of(prepare.interface) is None:
+        names = ", ".join(dict.fromkeys(name for name, _ in network.interfaces()))
+        raise OSError(f"there is no network interface {prepare.interface!r}; there are: {names}")
     away = prepare.away
     if away is None:
         return prepare, Tree()
@@ -55,10 +58,13 @@ class _Move:
     """From a path at the launcher's to the same here."""
 
     def __init__(self, roots: Sequence[wire.Root], tree: str) -> None:
-        self.places = [(root.path, os.path.join(tree, root.name)) for root in roots]
+        places = [(root.path, os.path.join(tree, root.name)) for root in roots]
+        self.first = places[0][1] if places else None
+        # One root may lie within another.
+        self._places = sorted(places, key=lambda place: -len(place[0]))
 
     def __call__(self, path: str) -> str:
-        for root, place in self.places:
+        for root, place in self._places:
             if path == root:
                 return place
             if path.startswith(root.rstrip(os.sep) + os.sep):
@@ -73,10 +79,9 @@ def _directory(cwd: str | None, move: _Move) -> str:
         os.makedirs(moved, exist_ok=True)
     if moved is not None and os.path.isdir(moved) and os.access(moved, os.X_OK):
         return moved
-    if move.places:
-        place = move.places[0][1]
-        os.makedirs(place, exist_ok=True)
-        return place
+    if move.first is not None:
+        os.makedirs(move.first, exist_ok=True)
+        return move.first
     home = os.path.expanduser("~")
     return home if os.path.isdir(home) else os.sep
 
@@ -93,13 +98,10 @@ def _is_shared(root: wire.Root) -> bool:
 def _make_tree(app: str) -> str:
     from phalanx import arrival
 
-    problem: OSError | None = None
+    problems = []
     for cache in arrival.caches():
-        place = os.path.join(cache, "trees")
         try:
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            if arrival.is_own(cache):
-                return tempfile.mkdtemp(prefix=f"{app}-", dir=place)
+            return tempfile.mkdtemp(prefix=f"{app}-", dir=arrival.make_place(cache, "trees"))
         except OSError as error:
-            problem = problem or error
-    raise problem or OSError(f"no directory of this user's alone among {list(arrival.caches())}")
+            problems.append(f"{cache}: {error.strerror or error}")
+    raise OSError(f"the project cannot be kept there ({'; '.join(problems)})")

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
+import secrets
 import socket
 import time
 import zlib
@@ -28,6 +28,7 @@ _FILES_DAYS = 30
 _TOLD_EVERY = 128 << 10
 """Bytes after which the launcher is told how much has arrived."""
 _DAY = 86400.0
+_TOUCHED_EVERY = 3600.0
 
 Tell = Callable[[wire.Frame], Awaitable[None]]
 
@@ -70,7 +71,11 @@ class Project:
         self._files = os.path.join(os.path.dirname(os.path.dirname(tree.path)), "files")
         self._arriving: dict[str, asyncio.Future[None]] = {}
         self._arrived = 0
-        self._built: dict[str, tuple[int, int]] = {}
+        self._mark = secrets.token_hex(4)
+        self._touched = time.monotonic()
+        self._closed = False
+        self._building: asyncio.Future[list[str]] | None = None
+        self._built: set[str] = set()
         self._complete = asyncio.get_running_loop().create_future()
         if not tree.path:
             self._complete.set_result(None)
@@ -88,12 +93,17 @@ class Project:
             listed = self._read(manifest) or b""
         entries = [e for e in unpack(listed) if e.path.split(os.sep)[0] in self._names]
         for _ in range(3):
-            missing = await asyncio.to_thread(self._build, entries)
+            self._building = asyncio.ensure_future(asyncio.to_thread(self._build, entries))
+            missing = await asyncio.shield(self._building)
             if not missing:
                 break
             await self._have(missing)
         else:
             raise OSError(f"{len(missing)} files of the project were damaged on their way")
+        if self._closed:
+            return
+        with open(os.path.join(self.tree, arrival.BUILT), "w"):  # noqa: ASYNC230 on local disk
+            pass
         self._complete.set_result(None)
         await self._tell(wire.Arrived(app=self._app, size=0, complete=True))
         await asyncio.to_thread(self._prune)
@@ -129,7 +139,7 @@ class Project:
         if waiting is None or waiting.done():
             return
         place = self._place(piece.key)
-        new = f"{place}.{os.getpid()}.new"
+        new = f"{place}.{self._mark}.new"
         if not piece.offset:
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
         with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
@@ -153,10 +163,13 @@ class Project:
         """Put into the tree what is here; gives what is not. In a thread."""
         missing: dict[str, None] = {}
         made: set[str] = set()
+        tree = self.tree
         for entry in entries:
-            path = os.path.join(self.tree, entry.path)
+            path = os.path.join(tree, entry.path)
             if entry.path in self._built:
                 continue
+            if self._closed:
+                return []
             parent = os.path.dirname(path)
             if parent not in made:
                 os.makedirs(parent, exist_ok=True)
@@ -166,13 +179,13 @@ class Project:
             elif not self._copy(entry, path):
                 missing[entry.digest] = None
                 continue
-            status = os.lstat(path)
-            self._built[entry.path] = (status.st_mtime_ns, status.st_size)
+            self._built.add(entry.path)
         return list(missing)
 
     def _copy(self, entry: Entry, path: str) -> bool:
         """Copy one file and check it on the way; a damaged one is removed."""
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, entry.mode | 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        number = os.open(path, flags, entry.mode | 0o600)
         with open(number, "wb", buffering=0) as target:
             if not entry.size:
                 return True
@@ -194,35 +207,29 @@ class Project:
                 os.utime(place)
         return True
 
-    def tidy(self) -> tuple[int, int]:
-        """Remove what was sent, and give how many files and bytes workers have written instead."""
-        count = size = 0
-        for place, directories, files in os.walk(self.tree, topdown=False):
-            if os.path.basename(place) == "__pycache__":
-                shutil.rmtree(place, ignore_errors=True)
-                continue
-            linked = [d for d in directories if os.path.islink(os.path.join(place, d))]
-            for name in (*files, *linked):
-                path = os.path.join(place, name)
-                with contextlib.suppress(OSError):
-                    status = os.lstat(path)
-                    known = self._built.get(os.path.relpath(path, self.tree))
-                    if known == (status.st_mtime_ns, status.st_size):
-                        os.unlink(path)
-                    else:
-                        count, size = count + 1, size + status.st_size
+    def touch(self) -> None:
+        """Note, now and then, that the tree is in use: what is old is removed."""
+        if self.tree and time.monotonic() - self._touched > _TOUCHED_EVERY:
+            self._touched = time.monotonic()
             with contextlib.suppress(OSError):
-                os.rmdir(place)
-        return count, size
+                os.utime(self.tree)
 
-    async def tidy_and_tell(self) -> None:
-        """Remove what was sent, and say what workers have written instead."""
-        count, size = self.tidy()
+    async def close(self) -> None:
+        """Remove what was sent, and say what workers have written instead. Idempotent."""
+        self._closed = True
+        if self._building is not None:
+            with contextlib.suppress(OSError):
+                await self._building
+        tree, self.tree = self.tree, ""
+        if not tree:
+            return
+        count, size = arrival.tidy(tree)
         if count:
+            os.utime(tree)
             message = (
-                f"workers wrote {count} files ({size} bytes) below {self.tree} on "
-                f"{socket.gethostname()}. They are not brought home, and are removed after "
-                f"{KEPT_DAYS} days."
+                f"workers wrote {count} {'file' if count == 1 else 'files'} ({size} bytes) below "
+                f"{tree} on {socket.gethostname()}. What workers write there is not brought "
+                f"home, and is removed after {KEPT_DAYS} days."
             )
             await self._tell(wire.Note(app=self._app, message=message))
 

@@ -13,21 +13,20 @@ import socket
 import time
 import traceback
 
-from phalanx import __version__, wire
+from phalanx import __version__, network, wire
 from phalanx.agent import landing, resting
 from phalanx.agent.door import Door, reach
 from phalanx.agent.functions import Functions
 from phalanx.agent.nursery import Nursery
 from phalanx.agent.project import Project
-from phalanx.agent.turn import Turn, reserve_port
+from phalanx.agent.turn import Turn
 from phalanx.background import Background
 from phalanx.channel import PipeChannel
 from phalanx.errors import WireError
-from phalanx.logs.records import pack
+from phalanx.logs.records import pack_message
 from phalanx.rounds import signal_name
 from phalanx.worker import processes
 
-_LINE = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _TICK = 0.5
 
 
@@ -63,13 +62,15 @@ class Agent:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
-        self._listening = reserve_port(networked=prepare.networked)
+        # Not listening yet: until then rank 0 may bind the port as well.
+        self._listening = network.bind(anywhere=prepare.networked)
         self._door = Door() if prepare.networked else None
         self._project = Project(tree, prepare.app, self._tell)
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._turn: Turn | None = None
         self._stopped: set[int] = set()
         self._rest = None
+        self._serving = True
         hello = wire.Hello(
             app=prepare.app,
             version=__version__,
@@ -82,9 +83,8 @@ class Agent:
             **(self._door.describe(prepare.interface) if self._door is not None else {}),
         )
         self._spawn(self._tell(hello))
-        packages = ", ".join(self._packages()) or "nothing"
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
-        self._note(f"zygote {self._nursery.pid}, to preload: {packages}")
+        self._note(f"zygote {self._nursery.pid}, to preload: {', '.join(self._packages()) or '-'}")
 
     async def run(self) -> None:
         """Serve; returns when nothing of ours is left but this process."""
@@ -105,9 +105,9 @@ class Agent:
         """Hear one channel to its end, or until it is done with us."""
         self._parted.clear()
         work = [self._hear_launcher(), self._watch(), self._parted.wait(), self._ending.wait()]
-        hearing, watching, *ends = (self._spawn(one) for one in work)
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in (hearing, watching, *ends):
+        tasks = [self._spawn(one) for one in work]
+        await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
 
     def _age(self) -> float:
@@ -146,7 +146,7 @@ class Agent:
         self._nursery.dismiss()
         if self._turn is not None:
             await self._turn.close(drain=True)
-        await self._project.tidy_and_tell()
+        await self._project.close()
         self._ending.set()
 
     def _close_ports(self) -> None:
@@ -167,7 +167,8 @@ class Agent:
         self._turn = None
         self._close_ports()
         self._functions.forget()
-        await self._project.tidy_and_tell()
+        self._serving = False
+        await self._project.close()
         await self._tell(wire.Rested(app=rest.app))
         if rest.keep:
             self._nursery.send(rest)
@@ -220,13 +221,8 @@ class Agent:
 
     def _note(self, message: str, level: int = logging.INFO) -> None:
         """Say something for the agent's log."""
-        record = logging.LogRecord("", level, "", 0, message, None, None)
-        printed = _LINE.format(record) + "\n"
-        self._spawn(
-            self._tell(
-                wire.Log(app=self._prepare.app, stream="records", data=pack(record, printed))
-            )
-        )
+        data = pack_message(message, level)
+        self._spawn(self._tell(wire.Log(app=self._prepare.app, stream="records", data=data)))
 
     async def _tell(self, frame: wire.Frame) -> None:
         with contextlib.suppress(ConnectionError):
@@ -361,12 +357,15 @@ class Agent:
     async def _watch(self) -> None:
         """End when nothing was heard for `orphan_timeout`; time asleep does not count.
 
-        Without an app nobody is expected to say anything.
+        Without an app nobody is expected to say anything, but to an agent on another host: it could
+        wait for ever for a launcher that it is cut off from.
         """
         heard, silent = self._channel.heard, 0.0
         while silent < self._prepare.orphan_timeout:
             await asyncio.sleep(_TICK)
-            quiet = self._channel.heard == heard and self._turn is not None
+            self._project.touch()
+            expected = self._serving or self._prepare.away is not None
+            quiet = self._channel.heard == heard and expected
             silent = silent + _TICK if quiet else 0.0
             heard = self._channel.heard
         await self._break(f"it heard nothing from its launcher for {silent:g} s")
@@ -386,7 +385,7 @@ class Agent:
         self._nursery.kill()
         processes.kill_descendants(processes.reap)
         self._close_ports()
-        self._project.tidy()
+        await self._project.close()
         shutil.rmtree(self._spool, ignore_errors=True)
         self._channel.close()
 

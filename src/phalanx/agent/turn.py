@@ -258,24 +258,3 @@ class Turn:
 def _interface_towards(address: str) -> str | None:
     own = network.address_towards(address)
     return None if own is None else network.interface_of(own)
-
-
-def reserve_port(*, networked: bool) -> socket.socket:
-    """Bind a free port without listening yet: until then rank 0 may bind it as well.
-
-    Of loopback alone, unless other hosts take part.
-    """
-    if networked:
-        try:
-            return _bind(socket.socket(socket.AF_INET6), "::")
-        except OSError:
-            return _bind(socket.socket(), "0.0.0.0")  # noqa: S104 by every address that it has
-    return _bind(socket.socket(), "127.0.0.1")
-
-
-def _bind(reserved: socket.socket, address: str) -> socket.socket:
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reserved.family == socket.AF_INET6:
-        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    reserved.bind((address, 0))
-    return reserved

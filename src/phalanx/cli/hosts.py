@@ -11,7 +11,18 @@ from phalanx.launcher import Launcher
 from phalanx.launcher.checking import HostReport, HostsReport, check, describe_gpus
 
 _HEADS = (
-    *("HOST", "LOGIN", "PYTHON", "", "TORCH", "CUDA", "GPUS", "CORES", "MEMORY", "DISK FREE"),
+    *(
+        "HOST",
+        "LOGIN",
+        "PYTHON",
+        "STARTED",
+        "TORCH",
+        "CUDA",
+        "GPUS",
+        "CORES",
+        "MEMORY",
+        "DISK FREE",
+    ),
     *("MEMLOCK", "CLOCK", "ROUND TRIP", "REACHES"),
 )
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from phalanx import nesting
 from phalanx.cli import parsing
-from phalanx.errors import ConfigError, WorkerFailed
+from phalanx.errors import ConfigError, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import interruptible
 from phalanx.logs.console import is_terminal, shows_colour
@@ -61,6 +61,9 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
+    except StartFailed as error:
+        _report(error)
+        return 1
     except KeyboardInterrupt:
         print("phalanx launch: interrupted; nothing is left running", file=sys.stderr)
         return 130

@@ -58,7 +58,7 @@ class Agent:
         self.channel.close()
         await self.placed.end(_LOST if self.placed.is_abroad and self.gone else grace + 3.0)
         if self.hello is not None:
-            await self.placed.sweep(self._app, self.hello.spool)
+            await self.placed.sweep(self._app, self.hello)
 
     async def _await_logs(self, gave_up: asyncio.Event) -> None:
         """Until it has nothing left to say; not much longer once the app was given up."""

@@ -71,12 +71,12 @@ class App(Generic[R]):
         try:
             self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
         except BaseException:
-            plan.dials.give_up()
+            self._placement.abandon()
             raise
         self._paths = {k: r.file.path for k, r in self._routes.items() if r.file is not None}
         self._writer: LogWriter | None = None
         self._inboxes: dict[int, Inbox] = {}
-        self._started = False
+        self._running: frozenset[int] = frozenset()
         try:
             plan.tokens.create()
             self._placement.start()
@@ -261,7 +261,7 @@ class App(Generic[R]):
             for grace in self._cancelled:
                 cancel(grace)
         verdict = await drive.run()
-        self._started = drive.coordinator.round is not None
+        self._running = drive.coordinator.running
         for note in drive.notes:
             logger.warning("phalanx: %s", note)
         return verdict
@@ -334,7 +334,7 @@ class App(Generic[R]):
                 self.log_files,
                 self._load_exception,
                 returned=tuple(o.rank for o in self._outcomes if o.succeeded),
-                started=self._started,
+                running=self._running,
                 start_timeout=self._plan.settings.start_timeout,
             )
         for inbox in self._inboxes.values():

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx import examination, network
 from phalanx.errors import StartFailed
@@ -21,9 +21,11 @@ from phalanx.launcher.targets import Target
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
-    from phalanx.launcher.dialing import Line
+    from phalanx.launcher.line import Line
 
 _PINGS = 5
+_PATIENCE = 60.0
+"""Seconds for a host to answer everything."""
 _GIB = 1 << 30
 
 
@@ -85,12 +87,15 @@ def check(launcher: Launcher) -> HostsReport:
     check_fields(launcher)
     places = find(launcher, os.environ)
     turns = threading.BoundedSemaphore(launcher.parallel_logins)
-    visits = [Visit(place, turns) for place in dict.fromkeys(places)]
-    _all(visits, Visit.arrive)
-    peers = _peers(visits)
-    _all(visits, lambda visit: visit.try_peers(peers))
-    for visit in visits:
-        visit.leave()
+    patience = min(launcher.start_timeout, _PATIENCE)
+    visits = [Visit(place, turns, patience) for place in dict.fromkeys(places)]
+    try:
+        _all(visits, Visit.arrive)
+        peers = _peers(visits)
+        _all(visits, lambda visit: visit.try_peers(peers))
+    finally:
+        for visit in visits:
+            visit.leave()
     reports = tuple(visit.report for visit in visits)
     return HostsReport(reports, tuple(warnings(reports, platform.python_version())))
 
@@ -116,25 +121,26 @@ def _all(visits: Sequence[Visit], what: Callable[[Visit], None]) -> None:
 class Visit:
     """One host, from the login on."""
 
-    def __init__(self, place: Place, turns: threading.Semaphore) -> None:
+    def __init__(self, place: Place, turns: threading.Semaphore, patience: float) -> None:
         """Nothing is asked yet."""
         self.report = HostReport(place.name)
         self.peer: tuple[str, str, int] | None = None
         self._target = place.target or _here(place.name)
         self.is_here = place.target is None
         self._turns = turns
+        self._patience = patience
         self._line: Line | None = None
 
     def arrive(self) -> None:
         """Log in and ask for the facts."""
-        from phalanx.launcher.dialing import Line, LineEnded
+        from phalanx.launcher.line import Line, LineEnded
 
         began = time.monotonic()
         try:
             with self._turns:
-                source = inspect.getsource(examination)
-                line = self._line = Line.open(self._target, "examine", source)
-            facts = self._ask(line, ask="facts")
+                line = self._line = Line(self._target, "examine", self._patience)
+                line.begin(inspect.getsource(examination))
+            facts = line.ask(ask="facts")
             python = time.monotonic() - line.begun_at
             offset, trip = self._compare_clocks(line)
         except LineEnded as ended:
@@ -143,7 +149,7 @@ class Visit:
             self._fail(str(error))
         else:
             port, name = facts.pop("port"), facts.pop("name")
-            address = facts.pop("address") or network.address_towards() or name
+            address = facts.pop("address") or name
             self.peer = (self.report.hostname, address, port)
             self.report = dataclasses.replace(
                 self.report,
@@ -155,31 +161,25 @@ class Visit:
                 round_trip=trip,
             )
 
-    def _ask(self, line: Line, **question: Any) -> dict[str, Any]:
-        import json
-
-        line.write(json.dumps(question).encode() + b"\n")
-        return line.read_message()
-
     def _compare_clocks(self, line: Line) -> tuple[float, float]:
         """The offset, and the round trip, of the quickest of a few questions."""
         best = (0.0, float("inf"))
         for _ in range(_PINGS):
             sent = time.time()
-            clock = self._ask(line, ask="ping")["clock"]
+            clock = line.ask(ask="ping")["clock"]
             received = time.time()
             best = min(best, (clock - (sent + received) / 2, received - sent), key=lambda b: b[1])
         return best
 
     def try_peers(self, peers: Sequence[tuple[str, str, int]]) -> None:
         """Have it try whether it reaches the others."""
-        from phalanx.launcher.dialing import LineEnded
+        from phalanx.launcher.line import LineEnded
 
         if self.peer is None or self._line is None:
             return
         others = [peer for peer in peers if peer != self.peer]
         try:
-            reached = self._ask(self._line, ask="peers", peers=others)["reached"]
+            reached = self._line.ask(ask="peers", peers=others)["reached"]
         except LineEnded as ended:
             self._fail(ended.describe())
             return
@@ -189,7 +189,7 @@ class Visit:
     def leave(self) -> None:
         """Let it end."""
         if self._line is not None:
-            self._line.child.end(2.0)
+            self._line.child.end(0.0)
 
     def _fail(self, reason: str) -> None:
         self.report = HostReport(self.report.hostname, problem=reason)

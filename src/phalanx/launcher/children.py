@@ -1,4 +1,4 @@
-"""Agents on this machine as processes, and our ends of the streams to them.
+"""Agents, or the commands that lead to them, as processes here, and our ends of their streams.
 
 A stream outlives the channels that are opened over it: an agent may serve one app after another.
 """
@@ -14,8 +14,8 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import IO, Protocol, Self
 
 from phalanx import hosts
@@ -50,8 +50,6 @@ class Abroad:
     """The environment variables that `env_file` has set there."""
     processors: int = 0
     gpus: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """How long the login took, and all of it."""
 
 
 class Child:
@@ -103,14 +101,18 @@ class Child:
         return child
 
     @classmethod
-    def remote(cls, command: Sequence[str], host: str) -> Child:
-        """Run a command that leads to another host; its streams are the channel."""
+    def remote(cls, command: Sequence[str], host: str, *, without: Collection[str] = ()) -> Child:
+        """Run a command that leads to another host; its streams are the channel.
+
+        `without` are variables that it must not have.
+        """
         with _Pipes() as pipes:
             process = subprocess.Popen(
                 command,
                 stdin=pipes.theirs[0],
                 stdout=pipes.theirs[1],
                 stderr=pipes.theirs[2],
+                env={k: v for k, v in os.environ.items() if k not in without},
                 start_new_session=True,
             )
             child = cls(process, *pipes.take())

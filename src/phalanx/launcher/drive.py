@@ -132,7 +132,7 @@ class Drive:
                 case c.HaltRound(number, grace):
                     for agent in self._agents.values():
                         self._do(agent.send(wire.Stop(round=number, grace=grace)))
-                case c.Finish(verdict):
+                case c.Finish(verdict) if not self._verdict.done():
                     self._verdict.set_result(verdict)
                     self._reach("ended")
         self._on_event(self)
@@ -191,7 +191,7 @@ class Drive:
                 agent.reached.set_result(frame.problem)
             case wire.Note():
                 self.notes.append(frame.message)
-            case wire.Ready():
+            case wire.Ready() if not agent.ready.done():
                 self._note(frame)
                 agent.ready.set_result(frame)
                 self._reach("packages loaded")
@@ -258,7 +258,7 @@ class Drive:
             return outcome
         trace = fault.traceback
         for name, root in workspace.roots.items():
-            trace = trace.replace(os.path.join(agent.hello.tree, name), root.path)
+            trace = trace.replace(os.path.join(agent.hello.tree, name, ""), f"{root.path}{os.sep}")
         return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
 
     def _lose(self, index: int, agent: Agent, reason: str) -> None:

@@ -55,7 +55,7 @@ class _Search:
     late: dict[str, None] = field(default_factory=dict)
     elsewhere: dict[Import, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
+    files: dict[str, None] = field(default_factory=dict)
     changing: set[str] = field(default_factory=set)
     functions: set[int] = field(default_factory=set)
     prepared: bool = False
@@ -79,13 +79,14 @@ class _Search:
 
         Whether loading it changes the environment.
         """
-        if str(path) in self.files or len(self.files) > _FILE_LIMIT:
-            return str(path) in self.changing
-        self.files.add(str(path))
+        name = os.path.abspath(path)
+        if name in self.files or len(self.files) > _FILE_LIMIT:
+            return name in self.changing
+        self.files[name] = None
         statements = _parse(path)
         changes = self.block(statements, package)
         if changes:
-            self.changing.add(str(path))
+            self.changing.add(name)
         return changes
 
     def block(self, statements: list[ast.stmt], package: str) -> bool:

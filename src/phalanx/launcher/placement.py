@@ -155,16 +155,17 @@ class Placement:
                 self._dial([index])
         if start.child is None and start.dial is not None:
             try:
-                child = await asyncio.shield(asyncio.wrap_future(start.dial.future))
+                await asyncio.shield(asyncio.wrap_future(start.dial.future))
+                child = start.child = start.dial.take()
             except StartFailed as error:
                 return NotPlaced(index, str(error))
-            start.child, start.dial.is_taken = child, True
             child.say(wire.encode(self._told(index, child)))
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)
 
     def abandon(self) -> None:
         """Give up those that were not reached yet; those that were are not touched."""
+        self._plan.dials.give_up()
         for start in self._starts:
             if start.dial is not None:
                 start.dial.give_up()
@@ -204,6 +205,7 @@ class PlacedAgent:
         self._around = start.around
         self._target = start.target
         self._errors = _Tail(child.early)
+        child.early = b""
         self._described = False
 
     @classmethod
@@ -254,7 +256,8 @@ class PlacedAgent:
         text = self._errors.text()
         if self._child.abroad is not None:
             tool = self._child.abroad.tool
-            return f"{tool} ended with code {code}" + (f": {text}" if text else "")
+            why = text or "it said nothing: the agent was killed, or the connection broke"
+            return f"{tool} ended with code {code}: {why}"
         if code == SOURCE_FAILED:
             return f"sourcing env_file failed:\n{text}"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
@@ -273,7 +276,7 @@ class PlacedAgent:
         self._errors.close()
         self._child.close()
 
-    async def sweep(self, app: str, spool: str) -> None:
+    async def sweep(self, app: str, hello: wire.Hello) -> None:
         """After it was lost: end and remove what it can have left behind.
 
         Agent and zygote may have been killed both; what workers had started is then nobody's. A
@@ -281,11 +284,11 @@ class PlacedAgent:
         """
         if self._target is None:
             sweep_up(app)
-            shutil.rmtree(spool, ignore_errors=True)
+            shutil.rmtree(hello.spool, ignore_errors=True)
             return
         from phalanx.launcher.dialing import sweep
 
-        sweeping = threading.Thread(target=sweep, args=(self._target, app, spool), daemon=True)
+        sweeping = threading.Thread(target=sweep, args=(self._target, app, hello), daemon=True)
         sweeping.start()
         await asyncio.to_thread(sweeping.join, _SWEEPING)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -63,10 +64,13 @@ def find(launcher: Launcher, environ: Mapping[str, str]) -> list[Place]:
         wanted in ("auto", ["auto"]) and slurm.is_within(environ)
     ):
         found = slurm.allocation(environ)
-        tasks = found.tasks or [None] * len(found.hosts)
         return [
-            Place(name, slurm.srun_target(name, targets.pythons(launcher.python, name)), count)
-            for name, count in zip(found.hosts, tasks, strict=True)
+            Place(
+                name,
+                slurm.srun_target(name, targets.pythons(launcher.python, name), found.gres(i)),
+                None if found.tasks is None else found.tasks[i],
+            )
+            for i, name in enumerate(found.hosts)
         ]
     names = _names(wanted)
     here = _on_this_machine(names)
@@ -92,7 +96,7 @@ def _names(wanted: object) -> tuple[str, ...]:
     if isinstance(wanted, str):
         raise ConfigError(
             f'hostnames={wanted!r} is neither "auto", "slurm" nor a list. '
-            f"Write hostnames=[{wanted!r}]."
+            f"Write hostnames={wanted.split(',')}."
         )
     names = tuple(wanted) if isinstance(wanted, Sequence) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -118,8 +122,9 @@ def _on_this_machine(names: Sequence[str]) -> set[str]:
     looking = [threading.Thread(target=look, args=(name,), daemon=True) for name in plain]
     for thread in looking:
         thread.start()
+    limit = time.monotonic() + _LOOKUP
     for thread in looking:
-        thread.join(_LOOKUP)
+        thread.join(max(0.0, limit - time.monotonic()))
     return set(found)
 
 
@@ -162,10 +167,10 @@ def counts(
         started = dial_all(chosen, errand, launcher.parallel_logins)
         dials.by_index.update(zip(asked, started, strict=True))
     try:
-        facts = _facts(places, dials, known)
+        facts = _ask(places, dials, known)
         result = [
-            number if number is not None else _count(want, place, facts[i])
-            for i, (number, want, place) in enumerate(zip(numbers, wanted, places, strict=True))
+            number if number is not None else _count(want, place, facts.get(place.name) or _here())
+            for number, want, place in zip(numbers, wanted, places, strict=True)
         ]
     except BaseException:
         dials.give_up()
@@ -173,25 +178,25 @@ def counts(
     return result, dials
 
 
-def _facts(places: Sequence[Place], dials: Dials, known: Mapping[str, Facts]) -> list[Facts]:
-    """What is known of every host; waits for those that were dialled, all of them."""
+def _ask(places: Sequence[Place], dials: Dials, known: Mapping[str, Facts]) -> dict[str, Facts]:
+    """What is known of other hosts; waits for those that were dialled, all of them."""
     failures: dict[str, str] = {}
-    facts: list[Facts] = []
-    for i, place in enumerate(places):
-        dial = dials.by_index.get(i)
-        if dial is None:
-            here = known.get(place.name)
-            facts.append(here or Facts(hosts.processors(), 0 if place.target else hosts.gpus()))
-            continue
+    facts = dict(known)
+    for index, dial in dials.by_index.items():
+        name = places[index].name
         try:
             abroad = dial.future.result().abroad
             assert abroad is not None
-            facts.append(Facts(abroad.processors, abroad.gpus))
+            facts[name] = Facts(abroad.processors, abroad.gpus)
         except StartFailed as error:
-            failures[place.name] = str(error)
+            failures[name] = str(error)
     if failures:
         raise not_started(failures)
     return facts
+
+
+def _here() -> Facts:
+    return Facts(hosts.processors(), hosts.gpus())
 
 
 def not_started(reasons: Mapping[str, str]) -> StartFailed:
@@ -200,7 +205,8 @@ def not_started(reasons: Mapping[str, str]) -> StartFailed:
     if len(reasons) == 1:
         message = f"the agent on {first} could not be started: {reasons[first]}"
     else:
-        lines = [f"  {name}: {reason}" for name, reason in reasons.items()]
+        told = {name: reason.replace("\n", "\n    ") for name, reason in reasons.items()}
+        lines = [f"  {name}: {reason}" for name, reason in told.items()]
         message = f"the agents on {len(reasons)} hosts could not be started:\n" + "\n".join(lines)
     return StartFailed(message, hostname=first)
 

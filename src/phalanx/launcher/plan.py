@@ -1,6 +1,7 @@
 """From what the user asked for to what will be started: pure checks and the tables that follow.
 
-Nothing here starts a process, and nothing torch is imported. Every mistake is a `ConfigError`.
+Nothing torch is imported. Nothing is started, but for hosts that have to be asked how many workers
+they take. Every mistake is a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from phalanx.launcher import Launcher
     from phalanx.launcher.dialing import Errand
     from phalanx.launcher.imports import Needs
+    from phalanx.launcher.targets import Target
     from phalanx.launcher.workspace import Workspace
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
 START_METHODS = ("zygote", "spawn", "inline")
+_OF_AN_INTERPRETER = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 _TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
 
 
@@ -79,27 +82,26 @@ def make_plan(
     if launcher.backend not in (None, "auto") and not away:
         _need_torch(str(launcher.backend))
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
-    errand = _errand(env_file) if away else None
+    errand = _errand(launcher, env_file) if away else None
+    workspace = _workspace(launcher, needs) if away else None
+    tokens = Tokens({} if workspace is None else {n: r.path for n, r in workspace.roots.items()})
+    app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+    here = _prepare(launcher, needs, title, app)
     counts, dials = count_workers(launcher, places, errand, known)
     try:
         members = ranks.members([place.name for place in places], counts)
-        workspace = _workspace(launcher, needs) if away else None
-        app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+        elsewhere = _Elsewhere(launcher, needs, workspace, wire.Away(tokens.roots))
+        frames = tuple(
+            _for_place(here, place, member, elsewhere, networked=away)
+            for place, member in zip(places, members, strict=True)
+        )
     except BaseException:
         dials.give_up()
         raise
-    tokens = Tokens(
-        {name: root.path for name, root in workspace.roots.items()} if workspace else {}
-    )
-    home = wire.Away(tokens.roots)
-    here = _prepare(launcher, needs, title, app)
     return Plan(
         app=app,
         members=members,
-        prepare=tuple(
-            _for_place(here, launcher, needs, place, member, home, networked=away)
-            for place, member in zip(places, members, strict=True)
-        ),
+        prepare=frames,
         places=tuple(places),
         dials=dials,
         errand=errand,
@@ -135,34 +137,53 @@ def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Pre
     )
 
 
+@dataclass(frozen=True)
+class _Elsewhere:
+    """What the first frame for an agent on another host is made from."""
+
+    launcher: Launcher
+    needs: Needs
+    workspace: Workspace | None
+    away: wire.Away
+
+    def frame(self, frame: wire.Prepare, target: Target, own: Mapping[str, str]) -> wire.Prepare:
+        """The frame for this machine as one for that."""
+        launcher, preload = self.launcher, frame.preload
+        if launcher.preload == "auto":
+            preload += self.needs.elsewhere
+        path = [place for place in frame.python_path if _is_users(place)]
+        if self.workspace is not None:
+            # Such as an editable install, which need not be in sys.path here.
+            outside = [root.path for root in self.workspace.roots.values() if root.is_outside]
+            path += [place for place in outside if place not in path]
+        return dataclasses.replace(
+            frame,
+            preload=preload,
+            python_path=tuple(path),
+            environment={**self._copied(target), **own},
+            passing=False,
+            away=self.away,
+        )
+
+    def _copied(self, target: Target) -> dict[str, str]:
+        patterns = self.launcher.env_vars
+        copied = environment.copied(os.environ, patterns)
+        # Where this interpreter is, theirs need not be; what leads to it is no use with another.
+        chosen = target.pythons[0] != sys.executable
+        for name in ("PYTHONHOME", *(_OF_AN_INTERPRETER if chosen else ())):
+            if name not in patterns or patterns == environment.COPIED_BY_DEFAULT:
+                copied.pop(name, None)
+        return copied
+
+
 def _for_place(
-    here: wire.Prepare,
-    launcher: Launcher,
-    needs: Needs,
-    place: Place,
-    member: Member,
-    home: wire.Away,
-    *,
-    networked: bool,
+    here: wire.Prepare, place: Place, member: Member, elsewhere: _Elsewhere, *, networked: bool
 ) -> wire.Prepare:
-    own = _own_variables(launcher, place)
+    own = _own_variables(elsewhere.launcher, place)
     frame = dataclasses.replace(here, workers=member.workers, networked=networked)
     if place.target is None:
         return dataclasses.replace(frame, environment={**here.environment, **own})
-    copied = environment.copied(os.environ, launcher.env_vars)
-    if "PYTHONHOME" not in launcher.env_vars:
-        copied.pop("PYTHONHOME", None)  # where this interpreter is, theirs need not be
-    preload = here.preload
-    if launcher.preload == "auto":
-        preload += needs.elsewhere
-    return dataclasses.replace(
-        frame,
-        preload=preload,
-        python_path=tuple(filter(_is_users, here.python_path)),
-        environment={**copied, **own},
-        passing=False,
-        away=home,
-    )
+    return elsewhere.frame(frame, place.target, own)
 
 
 def _own_variables(launcher: Launcher, place: Place) -> dict[str, str]:
@@ -174,14 +195,15 @@ def _is_users(path: str) -> bool:
     return not hosts.is_installed(path + os.sep) and not path.endswith(".zip")
 
 
-def _errand(env_file: str | None) -> Errand:
+def _errand(launcher: Launcher, env_file: str | None) -> Errand:
     from phalanx.launcher.bundle import make_bundle
     from phalanx.launcher.dialing import Errand
 
     text = None
     if env_file is not None:
         text = Path(env_file).read_bytes().decode("utf-8", "surrogateescape")
-    return Errand(make_bundle(), None if text is None else {"path": str(env_file), "text": text})
+    file = None if text is None else {"path": str(env_file), "text": text}
+    return Errand(make_bundle(), file, launcher.start_timeout)
 
 
 def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
@@ -189,9 +211,9 @@ def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
 
     found = workspace.find(launcher.workspace, _working_directory(), needs.files)
     logs = getattr(launcher.log_spec or DefaultLogSpec(), "log_dir", None)
-    if found is None or logs is None:
+    if found is None or logs is None or _working_directory() is None:
         return found
-    return dataclasses.replace(found, without=os.path.abspath(logs))
+    return found.leaving_out(os.path.abspath(logs))
 
 
 def _main_file() -> str | None:
@@ -256,8 +278,9 @@ def _check_environment(launcher: Launcher) -> None:
         raise ConfigError(
             f"env_vars is a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
         )
-    if not isinstance(launcher.extra_env_vars, Mapping):
-        raise ConfigError(f"extra_env_vars is a dict, not {launcher.extra_env_vars!r}.")
+    for field in ("extra_env_vars", "host_env_vars"):
+        if not isinstance(getattr(launcher, field), Mapping):
+            raise ConfigError(f"{field} is a dict, not {getattr(launcher, field)!r}.")
     for variables in (launcher.extra_env_vars, *launcher.host_env_vars.values()):
         if not isinstance(variables, Mapping):
             raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
@@ -277,13 +300,13 @@ def _check_hosts(launcher: Launcher) -> None:
     python = launcher.python
     if python is not None and not isinstance(python, str | Mapping | os.PathLike):
         raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
-    named = {*(python if isinstance(python, Mapping) else ()), *launcher.host_env_vars}
     listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
-    if not isinstance(listed, str):
-        for name in named - set(listed):
-            near = difflib.get_close_matches(str(name), listed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"python or host_env_vars names {name!r}, which is no host.{hint}")
+    for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
+        if isinstance(by_host, Mapping) and not isinstance(listed, str):
+            for name in by_host.keys() - set(listed):
+                near = difflib.get_close_matches(str(name), listed, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{field} names {name!r}, which is not among hostnames.{hint}")
     count = launcher.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")

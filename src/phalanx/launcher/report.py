@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from phalanx.errors import (
@@ -30,7 +30,7 @@ def make_exception(
     load: Callable[[int], BaseException | None],
     *,
     returned: tuple[int, ...],
-    started: bool,
+    running: Collection[int],
     start_timeout: float,
 ) -> BaseException:
     """The exception for a verdict that is not success.
@@ -48,7 +48,7 @@ def make_exception(
     outcome = cause.outcome
     error: BaseException
     if outcome.kind is Ended.LOST:
-        error = _lost(cause, verdict.others, members, started=started)
+        error = _lost(cause, verdict.others, members, running)
     elif outcome.fault is not None and outcome.fault.result:
         error = _no_result(cause)
     elif outcome.fault is not None:
@@ -57,7 +57,7 @@ def make_exception(
         _add_note(error, _where(cause, log_files))
     else:
         error = _ended(cause, log_files)
-    if started:
+    if running:
         others = _others(cause, verdict.others, returned)
         if others:
             _add_note(error, others)
@@ -85,11 +85,16 @@ def _start_timeout(verdict: Verdict, members: tuple[Member, ...], timeout: float
 
 
 def _lost(
-    cause: Failure, others: Sequence[Failure], members: tuple[Member, ...], *, started: bool
+    cause: Failure,
+    others: Sequence[Failure],
+    members: tuple[Member, ...],
+    running: Collection[int],
 ) -> LaunchError:
     detail = cause.outcome.detail
-    if not started:
-        return not_started({f.hostname: f.outcome.detail for f in (cause, *others)})
+    if cause.agent not in running:
+        lost = [f for f in (cause, *others) if f.outcome.kind is Ended.LOST]
+        failed = sorted((f for f in lost if f.agent not in running), key=lambda f: f.agent)
+        return not_started({f.hostname: f.outcome.detail for f in failed})
     ranks = next((m.ranks for m in members if cause.outcome.rank in m.ranks), range(0))
     count = len(members) - 1
     rest = f" The other {count} agents were stopped." if count > 1 else ""

@@ -15,12 +15,31 @@ _INTERACTIVE = "4294967290"
 """The step that a shell of salloc may be in."""
 
 
+_OF_TASKS = frozenset(
+    {
+        *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE"),
+        *("SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE"),
+        *("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_GPU_BIND", "SLURM_CPU_BIND"),
+    }
+)
+"""What a job has asked for each of its tasks: the agent is one task, with all that the host has."""
+
+
 @dataclass(frozen=True)
 class Allocation:
     """The hosts of a job, and how many tasks each has; none where the job did not say."""
 
     hosts: tuple[str, ...]
     tasks: tuple[int, ...] | None
+    gpus_per_task: str = ""
+
+    def gres(self, index: int) -> str | None:
+        """What a step on a host has to ask for, where GPUs were given to tasks; None elsewhere."""
+        kind, _, count = self.gpus_per_task.rpartition(":")
+        if self.tasks is None or not count.isdigit():
+            return None
+        return ":".join(["gpu", *([kind] if kind else []), str(int(count) * self.tasks[index])])
 
 
 def is_within(environ: Mapping[str, str]) -> bool:
@@ -41,7 +60,8 @@ def allocation(environ: Mapping[str, str]) -> Allocation:
     hosts = _expand(listed)
     given = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     tasks = counts(environ.get("SLURM_TASKS_PER_NODE", "")) if given else ()
-    return Allocation(hosts, tasks if len(tasks) == len(hosts) else None)
+    per_task = environ.get("SLURM_GPUS_PER_TASK", "")
+    return Allocation(hosts, tasks if len(tasks) == len(hosts) else None, per_task)
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -72,8 +92,9 @@ def _expand(listed: str) -> tuple[str, ...]:
     return tuple(done.stdout.split())
 
 
-def srun_target(name: str, pythons: Sequence[str]) -> Target:
+def srun_target(name: str, pythons: Sequence[str], gres: str | None) -> Target:
     """A host of the allocation, by a step of its own beside whatever runs there."""
     transport = ["srun", "-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "-w", name]
     transport += ["--export=ALL", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"]
-    return Target(name, tuple(pythons), tuple(transport), through_shell=False)
+    transport += [] if gres is None else [f"--gres={gres}"]
+    return Target(name, tuple(pythons), tuple(transport), through_shell=False, without=_OF_TASKS)

@@ -1,7 +1,7 @@
 """How a host is named, and the command that leads there. Pure.
 
 What is run there goes through the user's login shell, which may be csh or fish: single quotes alone
-mean the same to all of them, so what is within has none, and neither `!`, backslash nor newline.
+mean the same to all of them, so what we have within has none, nor `!`, backslash or newline.
 """
 
 from __future__ import annotations
@@ -53,6 +53,19 @@ class Target:
     """The command that runs another one there, given behind it."""
     through_shell: bool = True
     """What is given is read by a shell there; otherwise it is taken as it is."""
+    without: frozenset[str] = frozenset()
+    """Environment variables that the command must not have."""
+
+    @property
+    def tool(self) -> str:
+        """What leads there."""
+        return self.transport[0] if self.transport else "sh"
+
+    @property
+    def trial(self) -> str:
+        """A command for the user to try."""
+        config = ["-F", self.transport[2]] if self.transport[1:2] == ("-F",) else []
+        return shlex.join(["ssh", *config, "-o", "BatchMode=yes", self.transport[-1], "true"])
 
     def command(self, marker: str, entry: str) -> list[str]:
         """The command that runs a text of ours there: the function `entry` of it is called."""
@@ -80,6 +93,7 @@ def ssh_target(
         f"ConnectTimeout={CONNECT_TIMEOUT}",
         f"ServerAliveInterval={alive}",
         "ServerAliveCountMax=3",
+        "ControlMaster=no",  # one that is there is used; ours would end with us, and with it others
         "ForwardX11=no",
         "ClearAllForwardings=yes",
         "RemoteCommand=none",
@@ -108,8 +122,17 @@ def parse(name: str) -> tuple[str | None, str, str | None]:
             r"(?:(?P<user>[^@\s]+)@)?(?P<host>[^@\[\]\s]+)(?P<six>)(?P<port>)", name
         )
     host = found and (found["six"] or found["host"])
-    if found is None or not host or name.startswith("-") or host.startswith("-"):
-        raise ConfigError(f"{name!r} is not a host. Write host, user@host or user@host:port.")
+    if (
+        found is None
+        or not host
+        or name.startswith("-")
+        or host.startswith("-")
+        or {",", "\0"} & {*name}
+    ):
+        hint = "Write host, user@host or user@host:port."
+        if "," in name:
+            hint = f"Write one string for each: {name.split(',')}."
+        raise ConfigError(f"{name!r} is not a host. {hint}")
     return found["user"], host, found["port"] or None
 
 

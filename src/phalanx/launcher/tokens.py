@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Mapping
 
 from phalanx import wire
 
 PREFIX = ".phalanx-"
+_OLD = 3600.0
 
 
 class Tokens:
@@ -25,14 +27,23 @@ class Tokens:
     def create(self) -> None:
         """Make the files. One that cannot be made is seen nowhere, and the project is sent."""
         for root in self.roots:
-            with contextlib.suppress(OSError), open(_path(root), "x") as file:
-                file.write(root.token)
+            with contextlib.suppress(OSError):
+                _remove_old(root.path)
+                with open(_path(root), "x") as file:
+                    file.write(root.token)
 
     def remove(self) -> None:
         """Remove them; idempotent."""
         for root in self.roots:
             with contextlib.suppress(OSError):
                 os.unlink(_path(root))
+
+
+def _remove_old(place: str) -> None:
+    """Remove what launchers that were killed have left."""
+    for entry in os.scandir(place):
+        if entry.name.startswith(PREFIX) and time.time() - entry.stat().st_mtime > _OLD:
+            os.unlink(entry.path)
 
 
 def _path(root: wire.Root) -> str:

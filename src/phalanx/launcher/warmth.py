@@ -111,7 +111,8 @@ class Pool:
                     known = Facts(child.abroad.processors, child.abroad.gpus)
                     self.known[child.abroad.host] = known
                 return
-        self._dismiss(around, child)
+        if not self._keeps(around, child):
+            child.end(_PATIENCE)
 
     def close(self) -> None:
         """End the idle agents, or leave them to the next command; those at work end after it.
@@ -121,16 +122,19 @@ class Pool:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for around, child in idle:
-            self._dismiss(around, child)
+        # All are told first, then waited for.
+        leaving = [child for around, child in idle if not self._keeps(around, child)]
+        for child in leaving:
+            child.end(_PATIENCE)
 
-    def _dismiss(self, around: Surroundings, child: Child) -> None:
+    def _keeps(self, around: Surroundings, child: Child) -> bool:
+        """Leave an agent to the next command, or tell it to leave."""
         rest = None if self._kept is None else self._kept.rest(around)
         if rest is not None and child.say(wire.encode(rest)):
             child.close()
-        else:
-            child.say(wire.encode(wire.Leave()))
-            child.end(_PATIENCE)
+            return True
+        child.say(wire.encode(wire.Leave()))
+        return False
 
 
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -174,9 +178,7 @@ def warm(*packages: str, **options: Any) -> Pool:
     from phalanx.launcher.plan import make_plan
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        pool = Pool()  # a worker has loaded the file that says so: it was meant for its launcher
-        pool.close()
-        return pool
+        return _closed()  # a worker has loaded the file that says so: it was meant for its launcher
     launcher = check_options("warm", options)
     for name in packages:
         if not isinstance(name, str) or not name:
@@ -185,6 +187,8 @@ def warm(*packages: str, **options: Any) -> Pool:
             )
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
     if any(place.target is not None for place in find(launcher, os.environ)):
+        if "hostnames" not in options:
+            return _closed()  # inside an allocation: what works elsewhere must not fail here
         raise ConfigError(
             "phalanx.warm is for this machine. For other hosts, run twice within: "
             "with phalanx.Launcher(hostnames=[...]) as launcher:"
@@ -197,6 +201,12 @@ def warm(*packages: str, **options: Any) -> Pool:
         child = Child.start(plan.env_file, wire.encode(prepare))
         pool.put(surroundings(prepare, plan.env_file), child)
     _WARMED.append(pool)
+    return pool
+
+
+def _closed() -> Pool:
+    pool = Pool()
+    pool.close()
     return pool
 
 

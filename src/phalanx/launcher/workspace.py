@@ -7,11 +7,14 @@ what nobody wants sent. `.phalanxignore` takes more out, in the syntax of `.giti
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
+import re
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +29,20 @@ LIMIT = 256 << 20
 """How many bytes a project may have."""
 _FILES_LIMIT = 50_000
 _LARGEST_SHOWN = 5
+_SETTLED = 10.0
+"""Seconds after which a file is not taken to be still written to."""
+_KEPT = 16 << 20
+"""Files up to this size are kept in memory while they may change."""
 
 IGNORE_FILE = ".phalanxignore"
-_NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules", ".ipynb_checkpoints"})
-_CACHES = frozenset({".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".hypothesis"})
+_UNWANTED = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", "node_modules", ".ipynb_checkpoints", ".mypy_cache"}
+    | {".ruff_cache", ".pytest_cache", ".tox", ".nox", ".hypothesis"}
+)
+"""Directories that nobody wants sent, unless they are tracked."""
+_VENV = "pyvenv.cfg"
+_LOG = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}-.+\.log")
+"""The logs of launches."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +52,43 @@ class Root:
     path: str
     only: tuple[str, ...] | None = None
     """These files and directories within it alone."""
+    needed: tuple[str, ...] = ()
+    """Files that are sent though git ignores them: the function was seen to need them."""
+    is_outside: bool = False
+    """It was found by what the function imports."""
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """The files, by their paths within it. Raises `LaunchError` when there are too many."""
         ignored = _ignored(self.path)
-        for path in sorted(self._listed()):
+        linked: dict[str, bool] = {"": False}
+        above = {str(parent) for path in self.needed for parent in Path(path).parents}
+        for path in sorted({*self._listed(ignored), *self.needed}):
             full = os.path.join(self.path, path)
             if ignored(path) or os.path.basename(path).startswith(tokens.PREFIX):
                 continue
+            if path not in self.needed and self._is_beyond_a_link(os.path.dirname(path), linked):
+                continue
+            if path in above:
+                continue  # a link to a directory of which files are needed: it becomes one there
             with contextlib.suppress(OSError):  # tracked, and removed
                 status = os.lstat(full)
                 if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                     yield path, status
 
-    def _listed(self) -> set[str]:
+    def _is_beyond_a_link(self, directory: str, known: dict[str, bool]) -> bool:
+        """The link itself is sent: what is behind it is somewhere else."""
+        if directory not in known:
+            here = os.path.islink(os.path.join(self.path, directory))
+            known[directory] = here or self._is_beyond_a_link(os.path.dirname(directory), known)
+        return known[directory]
+
+    def _listed(self, ignored: _ignored) -> set[str]:
         if self.only is None:
-            return _listed(self.path)
+            return _listed(self.path, ignored)
         found: set[str] = set()
         for name in self.only:
             full = os.path.join(self.path, name)
-            inner = _listed(full) if os.path.isdir(full) else None
+            inner = _listed(full, ignored) if os.path.isdir(full) else None
             found |= {name} if inner is None else {os.path.join(name, path) for path in inner}
         return found
 
@@ -71,10 +101,15 @@ class Workspace:
     without: str | None = None
     """A directory that is left out: that of the launch's logs."""
 
+    def leaving_out(self, directory: str) -> Workspace:
+        """Without a directory, unless that would be all of it."""
+        inside = any(_is_within(directory, root.path) for root in self.roots.values())
+        return dataclasses.replace(self, without=directory) if inside else self
+
     def manifest(self) -> Manifest:
         """List and read the files. Raises `LaunchError` when there is too much."""
         entries: list[Entry] = []
-        sources: dict[str, str] = {}
+        sources: dict[str, str | bytes] = {}
         found = [
             (os.path.join(name, path), os.path.join(root.path, path), status)
             for name, root in self.roots.items()
@@ -88,12 +123,12 @@ class Workspace:
                 if stat.S_ISLNK(status.st_mode):
                     entries.append(Entry(path, mode, 0, link=os.readlink(full)))
                     continue
-                digest = _digest(full)
+                digest, size, content = _read(full)
             except OSError as error:
                 logger.warning("phalanx: %s is not sent: %s", full, error.strerror)
                 continue
-            entries.append(Entry(path, mode, status.st_size, digest))
-            sources[digest] = full
+            entries.append(Entry(path, mode, size, digest))
+            sources[digest] = full if content is None else content
         data = pack(entries)
         sizes = {entry.digest: entry.size for entry in entries}
         return Manifest(hashlib.sha256(data).hexdigest(), data, sources, sizes)
@@ -101,19 +136,23 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The list of a project's files as it travels, and where each is, by its digest."""
+    """The list of a project's files as it travels, and where each is, by its digest.
+
+    Of a file that is just being written, such as another job's log, what was read is kept.
+    """
 
     digest: str
     data: bytes
-    sources: dict[str, str]
+    sources: dict[str, str | bytes]
     sizes: dict[str, int]
 
     def pieces(self, digest: str) -> Iterator[wire.Piece]:
         """The frames that carry the list, or a file. Raises `LaunchError` if it has changed."""
-        if digest == self.digest:
-            yield from _pieces(digest, len(self.data), [self.data])
+        path = self.data if digest == self.digest else self.sources[digest]
+        if isinstance(path, bytes):
+            parts = (path[i : i + wire.PIECE] for i in range(0, len(path), wire.PIECE))
+            yield from _pieces(digest, len(path), parts)
             return
-        path = self.sources[digest]
         seen = hashlib.sha256()
 
         def blocks() -> Iterator[bytes]:
@@ -151,20 +190,24 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspac
             raise ConfigError(
                 f'workspace={workspace!r} is not a directory. Give one, "auto" or None.'
             )
-        roots.append(Root(path))
+        roots.append(Root(path, needed=_needed(files, path)))
     elif cwd is not None:
+        wide = _too_wide()
         path = _repository(cwd) or cwd
+        path = cwd if path in wide else path
+        needed = _needed(files, path)
         # A home directory is nobody's project: only what the function was seen to need of it.
-        wide = path in _too_wide()
-        own = tuple(os.path.relpath(f, path) for f in files if _is_within(f, path))
-        roots.append(Root(path, only=own if wide else None))
+        roots.append(Root(path, only=needed) if path in wide else Root(path, needed=needed))
     outside: dict[str, dict[str, None]] = {}
     for file in files:
         if not any(_is_within(file, root.path) for root in roots):
             place = _import_place(file)
             top = os.path.relpath(file, place).split(os.sep)[0]
             outside.setdefault(place, {})[top] = None
-    roots += [Root(place, only=tuple(tops)) for place, tops in outside.items()]
+    roots += [
+        Root(place, tuple(tops), _needed(files, place), is_outside=True)
+        for place, tops in outside.items()
+    ]
     named: dict[str, Root] = {}
     for root in roots:
         name = os.path.basename(root.path) or "root"
@@ -172,6 +215,10 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspac
             name += "_"
         named[name] = root
     return Workspace(named)
+
+
+def _needed(files: Collection[str], root: str) -> tuple[str, ...]:
+    return tuple(os.path.relpath(file, root) for file in files if _is_within(file, root))
 
 
 def _import_place(file: str) -> str:
@@ -203,50 +250,67 @@ def _repository(directory: str) -> str | None:
 # ── files ─────────────────────────────────────────────────────────────────────
 
 
-def _listed(root: str) -> set[str]:
-    if os.path.exists(os.path.join(root, ".git")) or _repository(root):
-        listed = _ask_git(root)
-        if listed is not None:
-            return listed
-    return set(_walk(root))
+def _listed(root: str, ignored: _ignored) -> set[str]:
+    # A directory that its own repository ignores is meant all the same.
+    listed = _ask_git(root, ignored) if _repository(root) else None
+    return listed or set(_walk(root, ignored))
 
 
-def _ask_git(root: str) -> set[str] | None:
-    """What git knows of, and what it does not ignore; None where git cannot be asked."""
-    command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+def _ask_git(root: str, ignored: _ignored) -> set[str] | None:
+    """What git tracks, and of what it does not ignore what anybody wants; None without git."""
+    tracked = _git_lists(root, "--cached")
+    others = None if tracked is None else _git_lists(root, "--others", "--exclude-standard")
+    if tracked is None or others is None:
         return None
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        logger.warning("phalanx: git cannot list %s, so all files are taken: %s", root, said)
-        return None
-    found: set[str] = set()
-    for raw in done.stdout.split(b"\0"):
-        path = os.fsdecode(raw)
+    made = {os.path.dirname(path) for path in others if os.path.basename(path) == _VENV}
+    found = {path for path in others if not _is_unwanted(path, made)}
+    for path in tracked:
         full = os.path.join(root, path)
-        if path and os.path.isdir(full) and not os.path.islink(full):
-            inner = _ask_git(full) if os.path.exists(os.path.join(full, ".git")) else None
-            found |= {os.path.join(path, name) for name in inner or ()}
-        elif path:
+        if os.path.isdir(full) and not os.path.islink(full):
+            found |= {os.path.join(path, name) for name in _listed(full, ignored)}
+        else:
             found.add(path)
     return found
 
 
-def _walk(root: str) -> Iterator[str]:
+def _git_lists(root: str, *options: str) -> list[str] | None:
+    command = ["git", "-C", root, "ls-files", "-z", *options]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        said = done.stderr.decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        done, said = None, str(error)
+    if done is None or done.returncode:
+        logger.warning("phalanx: git cannot list %s, so all files are taken: %s", root, said)
+        return None
+    return [os.fsdecode(raw) for raw in done.stdout.split(b"\0") if raw]
+
+
+def _is_unwanted(path: str, environments: Collection[str]) -> bool:
+    """In a cache or a virtual environment, or a log of an earlier launch."""
+    *parents, name = path.split(os.sep)
+    if not _UNWANTED.isdisjoint(parents) or _LOG.fullmatch(name):
+        return True
+    return any(os.sep.join(parents[: i + 1]) in environments for i in range(len(parents)))
+
+
+def _walk(root: str, ignored: _ignored) -> Iterator[str]:
     count = 0
     for place, directories, files in os.walk(root):
         directories[:] = [
             name
             for name in directories
-            if name not in _NEVER
-            and name not in _CACHES
-            and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))
+            if name not in _UNWANTED
+            and not ignored(os.path.join(os.path.relpath(place, root), name, ""))
+            and not os.path.exists(os.path.join(place, name, _VENV))
             and not os.path.islink(os.path.join(place, name))
         ]
         links = [n for n in os.listdir(place) if os.path.islink(os.path.join(place, n))]
         for name in {*files, *links}:
+            if _LOG.fullmatch(name):
+                continue
             count += 1
             if count > _FILES_LIMIT:
                 raise LaunchError(
@@ -261,20 +325,28 @@ class _ignored:  # noqa: N801 asked like a function
 
     def __init__(self, root: str) -> None:
         self._spec = None
-        with contextlib.suppress(OSError), open(os.path.join(root, IGNORE_FILE)) as file:
+        path = os.path.join(root, IGNORE_FILE)
+        with contextlib.suppress(OSError), open(path, errors="surrogateescape") as file:
             import pathspec
 
-            self._spec = pathspec.PathSpec.from_lines("gitignore", file)
+            try:
+                self._spec = pathspec.PathSpec.from_lines("gitignore", file)
+            except ValueError as error:
+                raise LaunchError(f"{path}: {error}") from None
 
     def __call__(self, path: str) -> bool:
-        return self._spec is not None and self._spec.match_file(path)
+        if self._spec is None:
+            return False
+        slash = os.sep if path.endswith(os.sep) else ""
+        return self._spec.match_file(os.path.normpath(path) + slash)
 
 
 def _check_size(files: Collection[tuple[str, int]]) -> None:
     total = sum(size for _, size in files)
     if total <= LIMIT:
         return
-    largest = sorted(files, key=lambda item: -item[1])[:_LARGEST_SHOWN]
+    largest = sorted((f for f in files if f[1] > total / 100), key=lambda item: -item[1])
+    largest = largest[:_LARGEST_SHOWN]
     lines = [f"  {size / (1 << 20):8.1f} MiB  {path}" for path, size in largest]
     raise LaunchError(
         f"the project has {total / (1 << 20):.0f} MiB; at most {LIMIT >> 20} are sent. The largest "
@@ -283,6 +355,16 @@ def _check_size(files: Collection[tuple[str, int]]) -> None:
     )
 
 
-def _digest(path: str) -> str:
+def _read(path: str) -> tuple[str, int, bytes | None]:
+    """Digest and size of a file, by one reading; and what was read, if it is likely to change."""
+    digest, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+        changing = time.time() - status.st_mtime < _SETTLED and status.st_size <= _KEPT
+        kept: list[bytes] = []
+        while data := file.read(wire.PIECE):
+            digest.update(data)
+            size += len(data)
+            if changing:
+                kept.append(data)
+    return digest.hexdigest(), size, b"".join(kept) if changing else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.logs.lines import Source
 
+_LINE = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _LEFT = ("args", "exc_info", "message", "asctime")
 """Fields that are carried in another form, or made anew."""
 
@@ -20,6 +21,12 @@ def pack(record: logging.LogRecord, printed: str) -> bytes:
     fields["stack_info"] = record.stack_info
     fields["printed"] = printed
     return json.dumps(fields, default=_repr, skipkeys=True).encode("utf-8", "replace") + b"\n"
+
+
+def pack_message(message: str, level: int) -> bytes:
+    """A record of an agent's own, and the line that is printed of it."""
+    record = logging.LogRecord("", level, "", 0, message, None, None)
+    return pack(record, _LINE.format(record) + "\n")
 
 
 def unpack(line: bytes, source: Source) -> tuple[logging.LogRecord, bytes]:

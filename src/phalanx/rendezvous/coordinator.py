@@ -176,6 +176,11 @@ class Coordinator:
         self._missing: tuple[int, ...] = ()
 
     @property
+    def running(self) -> frozenset[int]:
+        """The agents whose workers have been started."""
+        return frozenset(self._running)
+
+    @property
     def outcomes(self) -> Mapping[int, Outcome]:
         """How the workers that have ended did, by global rank."""
         return self._outcomes

@@ -287,7 +287,7 @@ class Pong(Frame):
 
 @_frame
 class Piece(Frame):
-    """A part of something large: a function by its digest, or the payload of a rank."""
+    """A part of something large: a function or a file by its digest, or the payload of a rank."""
 
     key: str
     offset: int

@@ -82,6 +82,8 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed_numpy()
     _open_streams()
+    if assignment.prepare.away is not None:
+        importlib.invalidate_caches()  # the project has come since packages were loaded
     if assignment.rank in assignment.fork.records:
         from phalanx.worker import recording
 

@@ -1,0 +1,186 @@
+"""A command on another host that speaks to us, from the login to its last word. Blocks.
+
+What the login shell prints before our words begin is kept apart. Every wait has a deadline, and
+whoever has the line may end it from another thread at any time: the wait then sees the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phalanx import arrival
+from phalanx.errors import StartFailed
+from phalanx.launcher.children import Child
+from phalanx.launcher.targets import Target
+
+_LINE_LIMIT = 1 << 20
+_NOISE_LIMIT = 16 << 20
+"""How much a login shell may print."""
+
+
+class LineEnded(Exception):
+    """The command that led to a host has ended, or said what makes no sense."""
+
+    def __init__(self, reason: str, target: Target, *, code: int = 0, begun: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.target, self.code, self.begun = reason, target, code, begun
+
+    def describe(self) -> str:
+        """For a user."""
+        tool, tried = self.target.tool, " or ".join(self.target.pythons)
+        if self.code == arrival.NO_PYTHON and self.begun:
+            return (
+                f"there is no {tried}. Name its Python with python=..., by the path on that host."
+            )
+        if self.reason:
+            prefix = "" if self.reason.startswith(tool) else f"{tool}: "
+            return f"{prefix}{self.reason}{_advice(self.reason, self.target)}"
+        if self.begun:
+            return f"{tried} was started there, and ended with code {self.code}. Is it a Python?"
+        if self.code == 0:
+            return "its login shell ended at once. Does its .bashrc, or the like, exit?"
+        return f"{tool} ended with code {self.code}, and said nothing"
+
+
+def _advice(said: str, target: Target) -> str:
+    if "Permission denied" in said:
+        return (
+            "\nPhalanx never asks for passwords. Set up a key that works without one (ssh-copy-id, "
+            f"ssh-agent), and try: {target.trial}"
+        )
+    if "HAS CHANGED" in said:
+        return ""  # ssh says what that may mean
+    if "Host key verification failed" in said:
+        return f"\nAccept the host's key first, if it is the right one: {target.trial}"
+    return ""
+
+
+class Line:
+    """The command, as a process here, and the conversation with it."""
+
+    def __init__(self, target: Target, entry: str, patience: float) -> None:
+        """Start it: `entry` of a text that follows will be called there. Raises `StartFailed`.
+
+        All of the conversation may take so many seconds.
+        """
+        self.early = b""
+        """What came outside of the conversation."""
+        self.begun_at = 0.0
+        self._target = target
+        self._limit = time.monotonic() + patience
+        self._patience = patience
+        self._marker = f"phalanx-{secrets.token_hex(8)}"
+        self._buffer = bytearray()
+        self._errors = bytearray()
+        self._errors_ended = False
+        command = target.command(self._marker, entry)
+        try:
+            self.child = Child.remote(command, target.name, without=target.without)
+        except OSError as error:
+            raise StartFailed(
+                f"{command[0]} could not be started: {error}", hostname=target.name
+            ) from error
+
+    def begin(self, program: str) -> None:
+        """Wait until our words begin, and send the text. Raises `LineEnded`."""
+        marker = self._marker.encode() + b"\n"
+        seen = 0
+
+        def found() -> bool:
+            nonlocal seen
+            at, seen = self._buffer.find(marker, seen), max(0, len(self._buffer) - len(marker))
+            return at >= 0 or len(self._buffer) > _NOISE_LIMIT
+
+        self._wait(found)
+        noise, _, rest = bytes(self._buffer).partition(marker)
+        if len(noise) > _NOISE_LIMIT:
+            raise LineEnded("its login shell prints without end", self._target)
+        self.early += noise
+        self._buffer = bytearray(rest)
+        self.begun_at = time.monotonic()
+        source = program.encode()
+        self.write(b"%d\n" % len(source) + source)
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Send a line of JSON, and give the answer. Raises `LineEnded`."""
+        self.write(json.dumps(question).encode() + b"\n")
+        return self.read_message()
+
+    def read_message(self) -> dict[str, Any]:
+        """The next line of JSON. Raises `LineEnded`."""
+        self._wait(lambda: b"\n" in self._buffer or len(self._buffer) > _LINE_LIMIT)
+        raw, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            message = json.loads(raw)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise LineEnded(f"it sent {raw[:80]!r}", self._target, begun=True)
+        return message
+
+    def write(self, data: bytes) -> None:
+        """Send all of it. Raises `LineEnded`."""
+        view = memoryview(data)
+        while view:
+            self._turn(writing=True)
+            try:
+                view = view[os.write(self.child.descriptors[1], view) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                self._wait(lambda: False)  # it has ended: hear what it still says
+
+    def kill(self) -> None:
+        """End the command, from any thread; whoever waits sees it."""
+        self.child.process.kill()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._turn(writing=False)
+
+    def _turn(self, *, writing: bool) -> None:
+        """Wait for something to come, or for room to write, and take what has come."""
+        left = self._limit - time.monotonic()
+        if left <= 0:
+            awaited = "its answer" if self.begun_at else "the login"
+            reason = f"{awaited} took more than {self._patience:g} s"
+            raise LineEnded(reason, self._target, begun=bool(self.begun_at))
+        read, write, errors = self.child.descriptors
+        poll = select.poll()
+        poll.register(read, select.POLLIN)
+        if not self._errors_ended:
+            poll.register(errors, select.POLLIN)
+        if writing:
+            poll.register(write, select.POLLOUT)
+        for number, _ in poll.poll(min(left, 1.0) * 1000):
+            if number == read:
+                data = os.read(read, 1 << 16)
+                if not data:
+                    self._end()
+                self._buffer += data
+            elif number == errors:
+                self._take_errors()
+
+    def _take_errors(self) -> None:
+        data = os.read(self.child.descriptors[2], 1 << 16)
+        self._errors_ended = not data
+        self._errors += data
+        self.early += data
+
+    def _end(self) -> None:
+        """It is over: say why."""
+        code = self.child.process.wait()
+        while (
+            not self._errors_ended and select.select([self.child.descriptors[2]], [], [], 0.05)[0]
+        ):
+            self._take_errors()
+        said = self._errors.strip() or (b"" if self.begun_at else self._buffer[-2000:])
+        text = said.decode("utf-8", "replace").strip()
+        raise LineEnded(text, self._target, code=code, begun=bool(self.begun_at))
