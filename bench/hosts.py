@@ -59,7 +59,11 @@ class Hosts:
         }
         if common.WITH_PEERS:
             peer = [common.PEER_PYTHON, str(HERE / "programs" / "peer_hosts.py"), config]
-            rows["torchrunx, all_reduce"] = [*peer, *names]
+            # It wants names that the launcher resolves: what only ssh knows it does not find.
+            rows["torchrunx, all_reduce"] = [
+                *peer,
+                *(h.address for h in self.cluster.hosts[:count]),
+            ]
         return rows
 
     def _limit(self, names: list[str], code: str) -> list[str]:
