@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,9 +42,14 @@ class Hosts:
             "OMP_NUM_THREADS": "1",
             "XDG_STATE_HOME": f"{directory}/state",
         }
-        own = f"{cluster.network}.254 {socket.getfqdn()} {socket.gethostname()}"
+        # For the peer, whose launcher and hosts must resolve their own and each other's names.
+        names = [("127.0.0.1", "localhost"), (f"{cluster.network}.254", "launcher")]
+        names += [(host.address, host.name) for host in cluster.hosts]
+        table = "".join(f"{address} {name}\n" for address, name in names)
+        self.names = Path(directory) / "names"
+        self.names.write_text(table)
         for host in cluster.hosts:
-            host.enter("sh", "-c", f"echo '{own}' >>/etc/hosts")
+            host.enter("sh", "-c", "cat >/etc/hosts", input=table)
 
     def rows(self, count: int) -> dict[str, list[str]]:
         names = self.cluster.names[:count]
@@ -58,7 +62,9 @@ class Hosts:
             "phalanx, all_reduce": [*program, "reduce", *names],
         }
         if common.WITH_PEERS:
-            peer = [common.PEER_PYTHON, str(HERE / "programs" / "peer_hosts.py"), config]
+            named = f'hostname launcher; mount --bind {self.names} /etc/hosts; exec "$@"'
+            peer = ["unshare", "--uts", "--mount", "sh", "-c", named, "sh", common.PEER_PYTHON]
+            peer += [str(HERE / "programs" / "peer_hosts.py"), config]
             # It wants names that the launcher resolves: what only ssh knows it does not find.
             rows["torchrunx, all_reduce"] = [
                 *peer,
