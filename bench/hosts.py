@@ -27,6 +27,9 @@ from tests.ssh.cluster import Cluster, why_not  # noqa: E402
 PROGRAM = HERE / "programs" / "hosts.py"
 COUNTS = (1, 2, 4, 8)
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+QUOTA = "cpu.cfs_quota_us"
+HAS_QUOTAS = Path("/sys/fs/cgroup/cpu").is_dir()
+"""The first version of control groups; elsewhere that table is left out."""
 PLACE = "/usr/share"
 """A directory that every host has, for the peer, which changes to the launcher's."""
 
@@ -112,13 +115,40 @@ def measure_starts(hosts: Hosts) -> dict[str, dict[int, list[float]]]:
     return times
 
 
-def start_table(times: dict[str, dict[int, list[float]]]) -> str:
+def measure_shares(hosts: Hosts) -> dict[str, dict[int, list[float]]]:
+    """The same where each host has a quarter of a processor, however many there are."""
+    groups = [_limit_processor(host.name, host.pid) for host in hosts.cluster.hosts[:4]]
+    times: dict[str, dict[int, list[float]]] = {}
+    try:
+        for _ in range(ROUNDS):
+            for count in (1, 2, 4):
+                rows = hosts.rows(count)
+                for name in ("phalanx, a plain function", "phalanx, all_reduce"):
+                    seconds = hosts.run(rows[name], cwd=hosts.directory)
+                    times.setdefault(name, {}).setdefault(count, []).append(seconds)
+    finally:
+        for group in groups:
+            (group / QUOTA).write_text("-1")
+    return times
+
+
+def _limit_processor(name: str, pid: int) -> Path:
+    group = Path("/sys/fs/cgroup/cpu") / f"bench-{name}"
+    group.mkdir(exist_ok=True)
+    (group / QUOTA).write_text("25000")
+    (group / "cgroup.procs").write_text(str(pid))
+    return group
+
+
+def start_table(title: str, times: dict[str, dict[int, list[float]]]) -> str:
     rows = []
+    counts = list(next(iter(times.values())))
     for name, by_count in times.items():
-        medians = [statistics.median(by_count[count]) for count in COUNTS]
+        medians = [statistics.median(by_count[count]) for count in counts]
         cells = [f"{m:.2f} s ({m / medians[0]:.2f})" for m in medians]
         rows.append((name, *cells))
-    return common.table(("whole command (× one host)", *(f"{c} hosts" for c in COUNTS)), rows)
+    heads = [f"{count} host" + "s" * (count > 1) for count in counts]
+    return common.table((f"{title} (× one host)", *heads), rows)
 
 
 def rest_table(hosts: Hosts) -> tuple[str, dict[str, Any]]:
@@ -158,14 +188,18 @@ def main() -> None:
             hosts = Hosts(cluster, directory)
             times = measure_starts(hosts)
             rest, found = rest_table(hosts)
+            shares = measure_shares(hosts) if HAS_QUOTAS else {}
     finally:
         cluster.close()
     machine = f"{os.cpu_count()} processors, Python {platform.python_version()}, {ROUNDS} rounds"
-    text = "\n\n".join([machine, start_table(times), rest])
+    tables = [start_table("whole command", times), rest]
+    if shares:
+        tables.insert(1, start_table("a quarter of a processor for each host", shares))
+    text = "\n\n".join([machine, *tables])
     print(text)
     common.RESULTS.mkdir(exist_ok=True)
     (common.RESULTS / "hosts.md").write_text(text + "\n")
-    saved = {"machine": machine, "starts": times, "rest": found}
+    saved = {"machine": machine, "starts": times, "shares": shares, "rest": found}
     (common.RESULTS / "hosts.json").write_text(json.dumps(saved, indent=1))
 
 

@@ -60,9 +60,8 @@ class Dials:
 def find(launcher: Launcher, environ: Mapping[str, str]) -> list[Place]:
     """The hosts. Raises `ConfigError`."""
     wanted = launcher.hostnames
-    if wanted in ("slurm", ["slurm"]) or (
-        wanted in ("auto", ["auto"]) and slurm.is_within(environ)
-    ):
+    allocated = slurm.is_within(environ) and launcher.start_method != "inline"
+    if wanted in ("slurm", ["slurm"]) or (wanted in ("auto", ["auto"]) and allocated):
         found = slurm.allocation(environ)
         return [
             Place(
