@@ -310,8 +310,9 @@ def _check_hosts(launcher: Launcher) -> None:
     count = launcher.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")
-    if launcher.ssh_config_file is not None and not os.path.isfile(launcher.ssh_config_file):
-        raise ConfigError(f"ssh_config_file {launcher.ssh_config_file}: there is no such file.")
+    config = launcher.ssh_config_file
+    if config is not None and not os.path.isfile(os.path.expanduser(config)):
+        raise ConfigError(f"ssh_config_file {config}: there is no such file.")
 
 
 def _need_torch(backend: str) -> None:

@@ -6,6 +6,7 @@ mean the same to all of them, so what we have within has none, nor `!`, backslas
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -99,7 +100,10 @@ def ssh_target(
         "RemoteCommand=none",
         "RequestTTY=no",
     ]
-    transport = ["ssh", *(() if config_file is None else ("-F", config_file))]
+    transport = ["ssh"]
+    if config_file is not None:
+        # The program may change its directory before it dials again.
+        transport += ["-F", os.path.abspath(os.path.expanduser(config_file))]
     for option in options:
         transport += ["-o", option]
     if user is not None:
