@@ -17,6 +17,7 @@ from typing import IO, Protocol
 from phalanx.errors import WireError
 from phalanx.wire import Decoder, Frame, encode
 
+_FLUSHED_EVERY = 0.005
 _HELD_FRAMES = 64
 """How many frames may wait to be taken before reading pauses."""
 
@@ -90,6 +91,11 @@ class PipeChannel:
     def is_written(self) -> bool:
         """The peer has been sent everything, or is gone."""
         return self._writer is None or self._writer.get_write_buffer_size() == 0
+
+    async def flush(self) -> None:
+        """Wait until the peer has been sent everything, or is gone."""
+        while not self.is_written:  # noqa: ASYNC110 a transport does not tell
+            await asyncio.sleep(_FLUSHED_EVERY)
 
     async def send(self, frame: Frame) -> None:
         """Send one frame; waits while the peer does not read. `ConnectionError` when closed."""

@@ -108,3 +108,35 @@ def test_a_peer_that_never_reads_does_not_keep_an_agent():
         timer.join()
         process.stdout.close()
         process.stderr.close()
+
+
+def test_what_was_sent_is_waited_for_before_a_channel_is_let_go():
+    """A process that ends takes along what its peer has not read."""
+    import asyncio
+
+    from phalanx.channel import PipeChannel
+
+    got = bytearray()
+
+    def read(descriptor):
+        while data := os.read(descriptor, 1 << 16):
+            got.extend(data)
+
+    async def send():
+        incoming, their_write = os.pipe()
+        their_read, outgoing = os.pipe()
+        channel = await PipeChannel.open(open(incoming, "rb", 0), open(outgoing, "wb", 0))
+        for _ in range(3):
+            await channel.send(wire.Log(stream="stdout", data=b"x" * (256 << 10)))
+        assert not channel.is_written
+        reader = threading.Thread(target=read, args=(their_read,))
+        reader.start()
+        await channel.flush()
+        channel.abort()
+        await asyncio.sleep(0)
+        reader.join()
+        os.close(their_read)
+        os.close(their_write)
+
+    asyncio.run(send())
+    assert len(wire.Decoder().feed(got)) == 3

@@ -273,9 +273,9 @@ def test_an_agent_that_is_killed_leaves_nothing_of_the_project(cluster, launcher
     cluster.hosts[0].enter("kill", "-9", str(agent))
     with pytest.raises(phalanx.AgentLost):
         app.result(20)
-    find = ["find", "/root/.cache/phalanx/trees", "-type", "f"]
-    wait_until(lambda: len(cluster.hosts[0].enter(*find).split()) == 1, 10)
-    assert cluster.hosts[0].enter(*find).strip().endswith("/result.txt")
+    find = ["sh", "-c", f"find /root/.cache/phalanx/trees/{app.id}-* -type f"]
+    left = lambda: [Path(path).name for path in cluster.hosts[0].enter(*find).split()]
+    wait_until(lambda: left() == ["result.txt"], 20, f"what is left: {left()}")
     cluster.hosts[0].enter("sh", "-c", "rm -r /root/.cache/phalanx/trees/*")
 
 

@@ -147,6 +147,7 @@ class Agent:
         if self._turn is not None:
             await self._turn.close(drain=True)
         await self._project.close()
+        await self._channel.flush()  # the last of the logs, to a launcher that is slow to read
         self._ending.set()
 
     def _close_ports(self) -> None:
@@ -387,6 +388,8 @@ class Agent:
         self._close_ports()
         await self._project.close()
         shutil.rmtree(self._spool, ignore_errors=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.flush(), 1.0)
         self._channel.close()
 
     def _failed(self, error: BaseException) -> None:
