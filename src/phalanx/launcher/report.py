@@ -101,7 +101,7 @@ def _lost(
     if count == 1:
         rest = " The other agent was stopped."
     return AgentLost(
-        f"lost the agent on {cause.hostname}: {detail}.{rest}",
+        f"lost the agent on {cause.hostname}: {detail.rstrip('.')}.{rest}",
         hostname=cause.hostname,
         ranks=tuple(ranks),
     )
