@@ -12,6 +12,7 @@ import pytest
 
 import phalanx
 from tests.conftest import is_alive, wait_until
+from tests.process.terminal import Terminal
 
 
 @pytest.fixture
@@ -65,6 +66,19 @@ def test_ctrl_c_ends_a_login_that_hangs(cluster, remote_script, bashrc, workers)
     started.send_signal(signal.SIGINT)
     started.communicate(timeout=15)
     wait_until(lambda: not any(map(is_alive, map(int, found.stdout.split()))), 10)
+
+
+def test_a_slow_login_is_said_on_a_terminal(cluster, bashrc):
+    """Also while the number of workers is asked for."""
+    bashrc("sleep 3\n")
+    Path("job.py").write_text("def f():\n    return 1\n")
+    terminal = Terminal(
+        *(sys.executable, "-m", "phalanx", "launch", "job.py:f", "--hostnames", "box1", "box2"),
+        *("--ssh-config-file", str(cluster.ssh_config)),
+    )
+    terminal.wait_for("logging in to box2")
+    assert terminal.finish() == 0
+    assert "logging in" not in "\n".join(terminal.lines)
 
 
 def test_cancelling_at_once(launcher):

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,13 @@ from phalanx import hosts
 from phalanx.errors import ConfigError, StartFailed
 from phalanx.launcher import slurm, targets
 from phalanx.launcher.targets import Target
+from phalanx.logs.console import STATUS
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
     from phalanx.launcher.dialing import Dial, Errand
 
+_MOMENT, _TOLD_EVERY = 0.9, 0.5
 _LOOKUP = 1.0
 """Seconds for the resolver to say whether a name is this machine's."""
 
@@ -181,6 +184,7 @@ def _ask(places: Sequence[Place], dials: Dials, known: Mapping[str, Facts]) -> d
     """What is known of other hosts; waits for those that were dialled, all of them."""
     failures: dict[str, str] = {}
     facts = dict(known)
+    _wait(places, dials)
     for index, dial in dials.by_index.items():
         name = places[index].name
         try:
@@ -192,6 +196,20 @@ def _ask(places: Sequence[Place], dials: Dials, known: Mapping[str, Facts]) -> d
     if failures:
         raise not_started(failures)
     return facts
+
+
+def _wait(places: Sequence[Place], dials: Dials) -> None:
+    """Until all have answered or failed; what takes longer than a moment is said on a terminal."""
+    began = time.monotonic()
+    try:
+        while waiting := [i for i, dial in dials.by_index.items() if not dial.future.done()]:
+            futures.wait([dials.by_index[i].future for i in waiting], _TOLD_EVERY)
+            seconds = time.monotonic() - began
+            if seconds > _MOMENT:
+                names = ", ".join(dict.fromkeys(places[i].name for i in waiting))
+                STATUS.show(dials, f"phalanx: logging in to {names} ({seconds:.0f} s)")
+    finally:
+        STATUS.show(dials, "")
 
 
 def _here() -> Facts:
