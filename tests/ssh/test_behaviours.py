@@ -77,6 +77,12 @@ def test_ten_apps_at_once_on_one_host(launcher):
     assert [list(app.result(90)) for app in apps] == [[2.0, 2.0]] * 10
 
 
+def test_twenty_apps_at_once_on_one_host_have_a_port_each(launcher):
+    """Bound before anybody needs it."""
+    apps = [launcher(1).start(os.getenv, args=("MASTER_PORT",)) for _ in range(20)]
+    assert len({app.result(90).rank(0) for app in apps}) == 20
+
+
 def test_functions_of_every_kind(launcher):
     """A lambda, a closure, a partial, a bound method, an object that can be called."""
 

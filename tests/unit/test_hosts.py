@@ -217,6 +217,28 @@ def test_a_directory_that_is_shared_is_not_moved(tmp_path, monkeypatch):
     assert tree.names == {"x"}
 
 
+def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
+    """However long its app has run: its agent says so now and then."""
+    import asyncio
+
+    from phalanx.agent.project import KEPT_DAYS, Project
+    from phalanx.arrival import remove_unused
+
+    used, forgotten = tmp_path / "trees" / "used", tmp_path / "trees" / "forgotten"
+    for tree in (used, forgotten):
+        tree.mkdir(parents=True)
+        os.utime(tree, (0, 0))
+
+    async def run():
+        project = Project(landing.Tree(str(used), frozenset({"x"})), "app", None)
+        project._touched -= 2 * 3600
+        project.touch()
+
+    asyncio.run(run())
+    remove_unused(str(tmp_path / "trees"), KEPT_DAYS * 86400)
+    assert os.listdir(tmp_path / "trees") == ["used"]
+
+
 # ── checking ──────────────────────────────────────────────────────────────────
 
 
