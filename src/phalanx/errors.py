@@ -2,6 +2,11 @@
 
     PhalanxError
     ├── ConfigError          a mistake found before anything was started
+    │   ├── ComponentError   there is no such component, or it is not one
+    │   ├── UnknownScheduler there is no such scheduler
+    │   └── UsageError       a component was given arguments that it does not take
+    ├── PluginError          what an installed package has registered cannot be used
+    ├── SubmitFailed         an app could not be handed to its scheduler
     ├── WireError            bytes that are not frames of our version
     └── LaunchError          an app that was started and did not succeed
         ├── StartFailed      an agent, or what it needs, could not be started
@@ -22,12 +27,17 @@ from typing import Any
 __all__ = [
     "AgentLost",
     "Cancelled",
+    "ComponentError",
     "ConfigError",
     "LaunchError",
     "PhalanxError",
+    "PluginError",
     "ResultError",
     "StartFailed",
     "StartTimeout",
+    "SubmitFailed",
+    "UnknownScheduler",
+    "UsageError",
     "WireError",
     "WorkerFailed",
 ]
@@ -50,6 +60,35 @@ class PhalanxError(Exception):
 
 class ConfigError(PhalanxError, ValueError):
     """A mistake in what was asked for; nothing was started."""
+
+
+class ComponentError(ConfigError):
+    """There is no such component, or it is not one: `name` says which."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UnknownScheduler(ConfigError):
+    """There is no such scheduler."""
+
+
+class UsageError(ConfigError):
+    """A component was given arguments that it does not take."""
+
+
+class PluginError(PhalanxError):
+    """What a package has registered cannot be used: `plugin` says which, `reason` why."""
+
+    def __init__(self, plugin: Any, reason: str) -> None:
+        super().__init__(f"the plugin {plugin} is broken: {reason}")
+        self.plugin = plugin
+        self.reason = reason
+
+
+class SubmitFailed(PhalanxError):
+    """An app could not be handed to its scheduler."""
 
 
 class WireError(PhalanxError):

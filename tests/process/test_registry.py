@@ -217,10 +217,10 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
 
 def test_many_apps_are_pruned(own_registry, monkeypatch):
     """The oldest that have ended go first."""
-    from phalanx.registry import entry
+    from phalanx import registry
 
-    monkeypatch.setattr(entry, "_KEPT", 6)
-    monkeypatch.setattr(entry, "_PRUNED_TO", 4)
+    monkeypatch.setattr(registry, "KEPT", 6)
+    monkeypatch.setattr(registry, "PRUNED_TO", 4)
     with phalanx.Launcher(workers_per_host=1) as launcher:
         for _ in range(12):
             launcher.run(int)

@@ -124,7 +124,9 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 
 LAYERS = [
-    {"errors", "rounds", "ranks", "environment", "clock", "wire", "specs", "nesting"},
+    {"errors", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"},
+    {"plugins"},
+    {"specs"},
     {"arrival", "background", "channel", "examination", "hosts", "network"},
     {"logs"},
     {"rendezvous"},
@@ -132,6 +134,10 @@ LAYERS = [
     {"agent"},
     {"registry"},
     {"launcher"},
+    {"schedulers"},
+    {"runner"},
+    {"components"},
+    {"testing"},
     {"cli", "__main__"},
 ]
 

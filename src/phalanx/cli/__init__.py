@@ -12,15 +12,28 @@ import os
 import sys
 from typing import NoReturn
 
+from phalanx.errors import ConfigError, PluginError
+
+GROUP = "phalanx.cli"
+"""Where packages register commands of their own."""
+
 VERBS = {
     "launch": "run a function of a file or module on every rank",
-    "list": "what was launched",
+    "run": "run a component on a scheduler",
+    "builtins": "the components that there are",
+    "runopts": "the schedulers, and their options",
+    "list": "what was launched and submitted",
     "status": "how an app stands",
-    "log": "what an app's workers have printed",
+    "describe": "what an app was made from",
+    "log": "what an app has printed",
     "cancel": "have an app end",
+    "delete": "forget an app, with its logs",
     "clean": "forget old apps",
+    "configure": "write a configuration file to begin with",
+    "config": "every setting, and where it came from",
     "hosts": "whether hosts are fit for a launch",
     "warm": "the agents that wait for the next command",
+    "completion": "what a shell needs to complete commands",
     "version": "print the version",
 }
 
@@ -57,23 +70,54 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if arguments else 2
     if verb == "--version":
         verb = "version"
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "See: phalanx --help"
-        print(f"phalanx has no command {verb!r}. {hint}", file=sys.stderr)
-        return 2
-    module = importlib.import_module(f"phalanx.cli.{verb}")
-    code: int = module.main(arguments[1:])
-    return code
+    try:
+        if verb in VERBS:
+            code: int = importlib.import_module(f"phalanx.cli.{verb}").main(arguments[1:])
+            return code
+        return _run_plugin(verb, arguments[1:])
+    except (ConfigError, PluginError) as error:
+        print(f"phalanx {verb}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, PluginError) else 2
+
+
+def _run_plugin(verb: str, arguments: list[str]) -> int:
+    """A command that a package has registered: a function, or a module with a `main`."""
+    from phalanx import plugins
+
+    for plugin in plugins.of(GROUP):
+        if plugin.name == verb:
+            found = plugin.load()
+            function = getattr(found, "main", found)
+            if not callable(function):
+                raise PluginError(plugin, f"{found!r} is no function, and has no main")
+            code = function(arguments)
+            return code if isinstance(code, int) else 0
+    known = [*VERBS, *(plugin.name for plugin in plugins.of(GROUP))]
+    near = difflib.get_close_matches(verb, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See: phalanx --help"
+    print(f"phalanx has no command {verb!r}. {hint}", file=sys.stderr)
+    return 2
 
 
 def _overview() -> str:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in VERBS.items())
+    from phalanx import plugins
+
+    shown = dict(VERBS)
+    for plugin in plugins.of(GROUP):
+        if plugin.name in VERBS:
+            print(
+                f"phalanx: the plugin {plugin} has the name of a command of ours, which is used",
+                file=sys.stderr,
+            )
+        shown.setdefault(plugin.name, f"from {plugin.package}")
+    for problem in plugins.clashes(GROUP):
+        print(f"phalanx: {problem}", file=sys.stderr)
+    width = max(map(len, shown))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in shown.items())
     return f"""\
 usage: phalanx COMMAND ...
 
-Run a Python function on every rank, and bring everything home.
+Run a Python function or a program on every rank, and bring everything home.
 
 commands:
 {verbs}

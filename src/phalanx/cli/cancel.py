@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from phalanx.cli import parsing
-from phalanx.registry.recorded import RecordedApp, apps, find
+from phalanx.cli.finding import Found, find_app
+from phalanx.errors import PhalanxError
+from phalanx.registry.recorded import RecordedApp, apps
+from phalanx.runner import get_runner
 
 _ANSWER = 15.0
 """Seconds past the grace for an app to end."""
@@ -27,10 +31,16 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = find(options.app) if options.app else _only_one()
-    except LookupError as error:
+        app = _only_one() if options.app is None else None
+        found = find_app(options.app) if app is None else None
+        if found is not None and (found.record is None or found.record.facts["owner"] is None):
+            return _on_scheduler(found, options)
+    except (LookupError, PhalanxError) as error:
         print(f"phalanx cancel: {error}", file=sys.stderr)
         return 1
+    if found is not None:
+        app = found.record
+    assert app is not None
     before = app.state
     if not before.is_final:
         try:
@@ -47,9 +57,9 @@ def main(arguments: list[str]) -> int:
     elif after.is_final:
         print(f"{app.id}: {after.value}")
     if not after.is_final:
-        owner = app.facts["owner"]
+        owner, who = app.facts["owner"], "launcher" if app.is_launch else "supervisor"
         print(
-            f"phalanx cancel: {app.id} was asked to end, and its launcher (pid {owner['pid']} on "
+            f"phalanx cancel: {app.id} was asked to end, and its {who} (pid {owner['pid']} on "
             f"{owner['host']}) has not done so yet. Is it stopped?",
             file=sys.stderr,
         )
@@ -57,8 +67,27 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _on_scheduler(found: Found, options: Any) -> int:
+    """An app that no process of ours runs."""
+    with get_runner() as runner:
+        before = runner.status(found.handle)
+        if before is None:
+            raise LookupError(f"there is no app {found.handle}")
+        if not before.state.is_final:
+            runner.cancel(found.handle)
+        after = runner.status(found.handle) or before
+    if options.json:
+        was, state = before.state.value, after.state.value
+        parsing.print_json({"id": after.app, "state": state, "was": was})
+    elif before.state.is_final:
+        print(f"{after.app} has ended already: {before.state.value}")
+    else:
+        print(f"{after.app}: {after.state.value}")
+    return 0
+
+
 def _only_one() -> RecordedApp:
-    running = [app for app in apps() if not app.state.is_final]
+    running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
     if len(running) == 1:
         return running[0]
     names = ", ".join(app.id for app in running)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
+from typing import Any
 
 from phalanx.cli import parsing
+from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import apps
+from phalanx.runner import get_runner
+from phalanx.runner.overview import overview
 from phalanx.specs import AppState
 
 _SHOWN = 20
@@ -13,18 +18,25 @@ _SHOWN = 20
 
 def main(arguments: list[str]) -> int:
     """Print one line for each app, the latest last."""
-    parser = parsing.make("list", "What was launched, the latest last.")
+    parser = parsing.make("list", "What was launched and submitted, the latest last.")
+    parser.add_argument(
+        "-s", "--scheduler", help="what this scheduler knows, wherever it was submitted from"
+    )
     parser.add_argument("--all", action="store_true", help=f"not only the last {_SHOWN}")
     parser.add_argument("--running", action="store_true", help="only those that have not ended")
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
-    found = [(app, app.status()) for app in apps()]
+    if options.scheduler is not None:
+        return _list_scheduler(options)
+    found = overview(apps())
     if options.running:
         found = [(app, status) for app, status in found if not AppState(status["state"]).is_final]
     left_out = 0 if options.all or options.json else max(0, len(found) - _SHOWN)
     found = found[left_out:]
     if options.json:
-        parsing.print_json([{**app.facts, "status": status} for app, status in found])
+        parsing.print_json(
+            [{**app.facts, "handle": app.handle, "status": status} for app, status in found]
+        )
         return 0
     if not found:
         print("no app is recorded" if not options.running else "no app is running")
@@ -35,6 +47,7 @@ def main(arguments: list[str]) -> int:
         rows.append(
             (
                 app.id,
+                app.scheduler,
                 status["state"],
                 str(app.workers),
                 ",".join(app.hosts),
@@ -43,9 +56,31 @@ def main(arguments: list[str]) -> int:
                 _cut(app.command),
             )
         )
-    parsing.print_table(("APP", "STATE", "WORKERS", "HOSTS", "STARTED", "TIME", "COMMAND"), rows)
+    heads = ("APP", "ON", "STATE", "WORKERS", "HOSTS", "STARTED", "TIME", "COMMAND")
+    parsing.print_table(heads, rows)
     if left_out:
         print(f"({left_out} older ones: phalanx list --all)")
+    return 0
+
+
+def _list_scheduler(options: Any) -> int:
+    try:
+        with get_runner() as runner:
+            known = runner.list(options.scheduler)
+    except PhalanxError as error:
+        print(f"phalanx list: {error}", file=sys.stderr)
+        return 1
+    if options.running:
+        known = [app for app in known if not app.state.is_final]
+    if options.json:
+        parsing.print_json(
+            [{"handle": a.app_handle, "name": a.name, "state": a.state.value} for a in known]
+        )
+    elif not known:
+        print(f"{options.scheduler} knows no app")
+    else:
+        rows = [(app.app_handle, app.name, app.state.value) for app in known]
+        parsing.print_table(("HANDLE", "NAME", "STATE"), rows)
     return 0
 
 

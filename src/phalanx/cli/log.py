@@ -10,20 +10,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli import parsing
+from phalanx.cli import following, parsing
+from phalanx.cli.finding import find_app
+from phalanx.errors import PhalanxError
 from phalanx.logs.lines import LogLine, read_lines
-from phalanx.registry.recorded import RecordedApp, find
+from phalanx.registry.recorded import RecordedApp
+from phalanx.runner import get_runner
+from phalanx.runner.handles import Place, parse_place
+from phalanx.schedulers import Stream
 
 
 def main(arguments: list[str]) -> int:
     """Print the lines that are asked for."""
     parser = parsing.make(
         "log",
-        "What an app's workers have printed, in the order of time.\n\n"
+        "What an app's workers or replicas have printed, in the order of time.\n\n"
+        "Of an app on a scheduler, APP/ROLE/REPLICAS picks some: echo-1a2b/echo/0,2-4.\n"
         "Times are kept to about a tenth of a second. TIME is a span ago (30s, 10m, 2h, 7d) or a\n"
         "date and time (2026-01-31T12:00).",
     )
-    parsing.add_app(parser)
+    parser.add_argument(
+        "app",
+        nargs="?",
+        metavar="APP[/ROLE[/REPLICAS]]",
+        help="its handle or id, or enough of the beginning; by default the latest",
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the app ends")
     parser.add_argument(
         "-r", "--ranks", type=parsing.ranks, metavar="RANKS", help="only these, such as 0,2-4"
@@ -33,6 +44,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--since", type=parsing.moment, metavar="TIME", help="only from then on")
     parser.add_argument("--until", type=parsing.moment, metavar="TIME", help="only before then")
+    parser.add_argument(
+        "--streams", choices=("combined", "stdout", "stderr"), help="only one of a replica's"
+    )
     parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines")
     parser.add_argument(
         "--agents", action="store_true", help="what the agents say instead (with -e and -n)"
@@ -44,18 +58,62 @@ def main(arguments: list[str]) -> int:
     if options.agents and (options.follow or options.ranks or options.since or options.until):
         parser.error("--agents goes with --regex, --tail and --json alone")
     try:
-        app = find(options.app)
+        place = None if options.app is None else parse_place(options.app)
+        found = find_app(None if place is None else place.app)
+        if not found.is_launch:
+            return _of_replicas(found.handle, place or Place(found.handle), options)
+        app = found.record
+        assert app is not None
+        if options.streams or (place and place.role):
+            raise LookupError(f"{app.id} is a launch: it has ranks (-r), not roles and streams")
         if options.agents:
             _print_agents(app, options)
             return 0
         files = app.log_files(options.ranks)
-    except LookupError as error:
+    except (LookupError, PhalanxError) as error:
         print(f"phalanx log: {error}", file=sys.stderr)
         return 1
     if not files:
         print(f"phalanx log: {app.id} has no log files: its log spec made none", file=sys.stderr)
         return 1
     _print(app, options, several=len(files) > 1)
+    return 0
+
+
+def _of_replicas(handle: str, place: Place, options: Any) -> int:
+    """Of an app on a scheduler."""
+    if options.ranks or options.agents:
+        raise LookupError(f"{handle} is on a scheduler: pick by {place.app}/ROLE/REPLICAS")
+    with get_runner() as runner:
+        known = runner.replicas(handle)
+        if place.role is not None and place.role not in known:
+            raise LookupError(f"{handle} has no role {place.role!r}; it has: {', '.join(known)}")
+        chosen = [
+            (role, i)
+            for role, count in known.items()
+            if place.role in (None, role)
+            for i in (range(count) if place.replicas is None else place.replicas)
+        ]
+        found: Any = following.lines(
+            runner,
+            handle,
+            chosen,
+            stream=Stream(options.streams or "combined"),
+            since=options.since,
+            until=options.until,
+            follow=options.follow,
+        )
+        if options.regex is not None:
+            found = (line for line in found if options.regex.search(line.text))
+        if options.tail is not None:
+            found = deque(found, maxlen=max(0, options.tail))
+        printer = following.Printer()
+        for line in found:
+            if options.json:
+                facts = {**dataclasses.asdict(line), "stream": line.stream.value}
+                print(json.dumps(facts), flush=options.follow)
+            else:
+                printer.print(line)
     return 0
 
 

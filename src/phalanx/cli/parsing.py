@@ -9,27 +9,91 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from enum import Enum
 from typing import Any, NoReturn
+
+from phalanx import values
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one sentence and exit code 2."""
+    """A parser whose mistakes are one sentence and exit code 2, and whose defaults can be set."""
+
+    verb = ""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read more."""
         self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With what the configuration has under `[command.VERB]` as defaults."""
+        if self.verb:
+            self._take_defaults()
+        return super().parse_args(args, namespace)
 
-def make(verb: str, description: str) -> Parser:
+    def find(self, flag: str) -> argparse.Action | None:
+        """What a flag is for, if there is one."""
+        return self._option_string_actions.get(flag)
+
+    def settings(self) -> dict[str, argparse.Action]:
+        """The options that may be configured."""
+        return {
+            action.dest: action
+            for action in self._actions
+            if action.option_strings and action.dest not in ("help", "json")
+        }
+
+    def _take_defaults(self) -> None:
+        from phalanx.runner import config
+
+        known = self.settings()
+        for key, value in config.load().section("command", self.verb, known).items():
+            if key not in known:
+                self.error(f"{value.origin}: {self.verb} has no option {key!r}")
+            try:
+                self.set_defaults(**{key: _configured(known[key], value.value)})
+            except ValueError as error:
+                self.error(f"{value.origin}: {key}: {error}")
+
+
+def _configured(action: argparse.Action, value: Any) -> Any:
+    """A value from a file or the environment, as the option's own."""
+    if action.nargs == 0:
+        return values.accept(value, bool)
+    if isinstance(action, argparse._AppendAction):
+        return value if isinstance(value, list) else [str(value)]
+    return value if isinstance(value, str) else str(value)
+
+
+class Once(argparse.Action):
+    """An option that is given once."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, value: Any, option_string: str | None = None
+    ) -> None:
+        """Refuse a second time."""
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, value)
+
+
+def make(
+    verb: str, description: str, *, usage: str | None = None, epilog: str | None = None
+) -> Parser:
     """A parser for a verb."""
-    return Parser(
+    parser = Parser(
         prog=f"phalanx {verb}",
         description=description,
+        usage=usage,
+        epilog=epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.verb = verb
+    return parser
 
 
 def add_app(parser: Parser) -> None:
@@ -96,6 +160,18 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{name}{int(seconds % size // sub):02d}{part}"
     return f"{seconds:.0f} s"
+
+
+_COLOURS = {"SUCCEEDED": 32, "RUNNING": 36, "FAILED": 31, "CANCELLED": 33}
+
+
+def coloured(state: Enum) -> str:
+    """A state, in its colour where there are colours."""
+    from phalanx.logs.console import shows_colour
+
+    text = str(state.value)
+    colour = _COLOURS.get(text)
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and shows_colour(sys.stdout) else text
 
 
 def print_json(value: Any) -> None:

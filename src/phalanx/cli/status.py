@@ -2,31 +2,87 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
 from phalanx.cli import parsing
-from phalanx.registry.recorded import RecordedApp, find
-from phalanx.specs import AppState
+from phalanx.cli.finding import Found, find_app
+from phalanx.errors import PhalanxError
+from phalanx.registry.recorded import RecordedApp
+from phalanx.runner import get_runner
+from phalanx.specs import AppState, AppStatus, ReplicaStatus
 
 
 def main(arguments: list[str]) -> int:
     """Print how an app stands; exit code 0 unless it is unknown."""
-    parser = parsing.make("status", "How an app stands, and how its workers ended.")
+    parser = parsing.make("status", "How an app stands, and how its workers or replicas ended.")
     parsing.add_app(parser)
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = find(options.app)
-    except LookupError as error:
+        found = find_app(options.app)
+        if not found.is_launch:
+            return _of_scheduler(found, as_json=options.json)
+    except (LookupError, PhalanxError) as error:
         print(f"phalanx status: {error}", file=sys.stderr)
         return 1
+    assert found.record is not None
+    app = found.record
     status = app.status()
     if options.json:
-        parsing.print_json({**app.facts, "status": status})
+        parsing.print_json({**app.facts, "handle": app.handle, "status": status})
         return 0
     _print(app, status)
     return 0
+
+
+def _of_scheduler(found: Found, *, as_json: bool) -> int:
+    with get_runner() as runner:
+        status = runner.status(found.handle)
+    if status is None:
+        raise LookupError(f"there is no app {found.handle}")
+    if as_json:
+        facts = {} if found.record is None else found.record.facts
+        parsing.print_json({**facts, "handle": found.handle, "status": _as_json(status)})
+        return 0
+    time_ = ""
+    if status.seconds is not None:
+        time_ = f" {'after' if status.state.is_final else 'for'} {parsing.ago(status.seconds)}"
+    print(f"{status.app}: {parsing.coloured(status.state)}{time_}")
+    print(f"  handle: {found.handle}")
+    if found.record is not None:
+        print(f"  command: {found.record.command}")
+    if status.num_restarts:
+        print(f"  started again: {status.num_restarts} times")
+    if status.ui_url:
+        print(f"  {status.ui_url}")
+    if status.message:
+        print(f"  {status.message}")
+    rows = [_row(replica) for role in status.roles for replica in role.replicas]
+    if rows:
+        parsing.print_table(("  REPLICA", "STATE", "HOST", "ENDED", "ERROR"), rows)
+    print(f"  logs: phalanx log {status.app}")
+    return 0
+
+
+def _row(replica: ReplicaStatus) -> tuple[str, ...]:
+    ended = ""
+    if replica.signal is not None:
+        ended = replica.signal
+    elif replica.exit_code is not None:
+        ended = f"exit code {replica.exit_code}"
+    name = f"  {replica.role}/{replica.id}"
+    return name, replica.state.value, replica.hostname, ended, replica.error
+
+
+def _as_json(status: AppStatus) -> dict[str, Any]:
+    plain = dataclasses.asdict(status)
+    plain["state"] = status.state.value
+    for role in plain["roles"]:
+        for replica in role["replicas"]:
+            replica["state"] = replica["state"].value
+    return plain
 
 
 def _print(app: RecordedApp, status: dict[str, Any]) -> None:
@@ -34,7 +90,7 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     seconds = status.get("seconds")
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
     time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
-    print(f"{app.id}: {status['state']}{time_}")
+    print(f"{app.id}: {parsing.coloured(AppState(status['state']))}{time_}")
     print(f"  {count} on {', '.join(app.hosts)}")
     print(f"  command: {app.command}")
     owner = app.facts["owner"]

@@ -45,9 +45,17 @@ class App(Generic[R]):
     """A handle on one launch. All methods may be called from any thread."""
 
     def __init__(
-        self, plan: Plan, function: Future[Function], shelters: Sequence[Shelter] = ()
+        self,
+        plan: Plan,
+        function: Future[Function],
+        shelters: Sequence[Shelter] = (),
+        *,
+        recorded: bool = True,
     ) -> None:
-        """Start the agents, or take such as wait in the shelters; the function may follow later."""
+        """Start the agents, or take such as wait in the shelters; the function may follow later.
+
+        `recorded`: other processes can find it; one that is part of another app need not be.
+        """
         self.id = plan.app
         self._plan = plan
         self._function = function
@@ -86,7 +94,9 @@ class App(Generic[R]):
             finish(self._routes)
             raise
         title, grace = plan.prepare[0].title, plan.settings.stop_grace
-        self._entry = Entry.create(self.id, title, plan.members, self._paths, grace)
+        self._entry = Entry(None)
+        if recorded:
+            self._entry = Entry.create(self.id, title, plan.members, self._paths, grace)
         self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()

@@ -18,6 +18,12 @@ from phalanx.worker.processes import start_time
 
 VERSION = 1
 
+LAUNCH = "launch"
+"""What stands for a scheduler in the record of a launch."""
+
+KEPT, PRUNED_TO = 1000, 800
+"""How many apps are kept, and how many are left when there are more."""
+
 
 def directory() -> Path:
     """Where apps are recorded: $XDG_STATE_HOME/phalanx/apps, else under ~/.local/state."""
@@ -25,14 +31,10 @@ def directory() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "phalanx" / "apps"
 
 
-def owner() -> dict[str, Any]:
-    """What names this process for good."""
-    return {
-        "host": socket.gethostname(),
-        "boot": boot(),
-        "pid": os.getpid(),
-        "start": start_time(os.getpid()),
-    }
+def owner(pid: int | None = None) -> dict[str, Any]:
+    """What names a process of this machine for good; by default this one."""
+    pid = os.getpid() if pid is None else pid
+    return {"host": socket.gethostname(), "boot": boot(), "pid": pid, "start": start_time(pid)}
 
 
 def boot() -> str:
@@ -58,3 +60,15 @@ def read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def prune(root: Path) -> None:
+    """Forget the oldest of very many apps that have ended."""
+    names = os.listdir(root)
+    if len(names) <= KEPT:
+        return
+    from phalanx.registry.recorded import apps
+
+    ended = [app for app in apps(root) if app.state.is_final]
+    for app in ended[: max(0, len(names) - PRUNED_TO)]:
+        app.remove()

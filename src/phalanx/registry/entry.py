@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import math
-import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +12,11 @@ from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Times, agent_key
-from phalanx.registry import VERSION, directory, owner, read, replace
-from phalanx.registry.recorded import apps
+from phalanx.registry import LAUNCH, owner, read, replace
+from phalanx.registry.submitted import describe, make_place
 from phalanx.rounds import Member
 from phalanx.specs import AppState, AppStatus
 
-_KEPT, _PRUNED_TO = 1000, 800
-"""How many apps are kept, and how many are left when there are more."""
 _MARK_EVERY = 0.1
 
 
@@ -45,14 +40,9 @@ class Entry:
         """Record an app; where that cannot be, one that records nothing is given."""
         path = None
         try:
-            root = directory()
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = root / app
-            path.mkdir(mode=0o700)
+            path = make_place(app)
             replace(path / "app.json", _describe(app, name, members, logs, stop_grace))
             replace(path / "status.json", {"state": AppState.PENDING.value})
-            with contextlib.suppress(OSError):
-                _prune(root)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             logger.info("phalanx: %s is not recorded: %s", app, error)
             if path is not None:
@@ -88,10 +78,6 @@ class Entry:
 def _describe(
     app: str, name: str, members: Sequence[Member], logs: Mapping[int, Path], stop_grace: float
 ) -> dict[str, Any]:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = str(os.getuid())
     replicas = [
         {
             "id": member.agent,
@@ -102,19 +88,9 @@ def _describe(
         }
         for member in members
     ]
-    return {
-        "version": VERSION,
-        "id": app,
-        "name": name,
-        "scheduler": "launch",
-        "created": time.time(),
-        "command": [str(part) for part in (sys.orig_argv or sys.argv)],
-        "cwd": _cwd(),
-        "user": user,
-        "owner": owner(),
-        "stop_grace": stop_grace,
-        "roles": [{"name": name, "replicas": replicas}],
-    }
+    roles = [{"name": name, "replicas": replicas}]
+    facts = describe(app, name, LAUNCH, "phalanx", roles)
+    return {**facts, "owner": owner(), "stop_grace": stop_grace}
 
 
 def _status(status: AppStatus) -> dict[str, Any]:
@@ -137,20 +113,3 @@ def _status(status: AppStatus) -> dict[str, Any]:
             for ended in status.ended
         ],
     }
-
-
-def _cwd() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
-def _prune(root: Path) -> None:
-    """Forget the oldest of very many apps that have ended."""
-    names = os.listdir(root)
-    if len(names) <= _KEPT:
-        return
-    ended = [app for app in apps(root) if app.state.is_final]
-    for app in ended[: max(0, len(names) - _PRUNED_TO)]:
-        app.remove()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import heapq
+import os
 import shlex
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.logs.lines import LogLine, Times, read_lines
-from phalanx.registry import VERSION, boot, directory, read, replace
+from phalanx.registry import LAUNCH, VERSION, boot, directory, read, replace
 from phalanx.specs import AppState
 from phalanx.worker.processes import start_time
 
@@ -36,12 +38,29 @@ class RecordedApp:
             raise ValueError(f"recorded by another version: {self.facts['version']}")
         owner = self.facts["owner"]
         _ = (self.id, self.created, self.log_files(), self.agent_log_files(), self.hosts)
-        _ = (owner["host"], owner["boot"], owner["pid"], owner["start"], self.facts["command"])
+        _ = (self.facts["command"], self.handle)
+        if owner is not None:
+            _ = (owner["host"], owner["boot"], owner["pid"], owner["start"])
 
     @property
     def id(self) -> str:
         """Its id."""
         return str(self.facts["id"])
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler it is on; `launch` for a launch."""
+        return str(self.facts["scheduler"])
+
+    @property
+    def is_launch(self) -> bool:
+        """A function's launch, not an app on a scheduler."""
+        return self.scheduler == LAUNCH
+
+    @property
+    def handle(self) -> str:
+        """What names it to everybody."""
+        return f"{self.scheduler}://{self.facts.get('session', 'phalanx')}/{self.id}"
 
     @property
     def created(self) -> float:
@@ -67,13 +86,20 @@ class RecordedApp:
 
     @property
     def workers(self) -> int:
-        """How many workers it has."""
+        """How many workers it has; replicas, on a scheduler."""
+        if not self.is_launch:
+            return len(self.replicas)
         return sum(len(replica["ranks"]) for replica in self.replicas)
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts it runs on."""
-        return list(dict.fromkeys(replica["hostname"] for replica in self.replicas))
+        """The hosts it runs on, as far as they are known."""
+        names = dict.fromkeys(replica["hostname"] for replica in self.replicas)
+        return [name for name in names if name]
+
+    def definition(self) -> dict[str, Any]:
+        """What it was made from, for an app on a scheduler."""
+        return read(self.path / "definition.json") or {}
 
     def status(self) -> dict[str, Any]:
         """How it stands now. If its owner is gone without a word, it has failed."""
@@ -83,9 +109,13 @@ class RecordedApp:
             status = self._read_status()
             if not AppState(status["state"]).is_final:
                 owner = self.facts["owner"]
+                who = "launcher" if self.is_launch else "supervisor"
                 status["state"] = AppState.FAILED.value
-                status["message"] = f"its launcher (pid {owner['pid']} on {owner['host']}) is gone"
+                status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
                 status["seconds"] = None
+                for replica in status.get("replicas", ()):
+                    if not AppState(replica["state"]).is_final:
+                        replica["state"] = AppState.FAILED.value
         if not AppState(status["state"]).is_final:
             status["seconds"] = time.time() - self.created
         return status
@@ -93,7 +123,8 @@ class RecordedApp:
     def _read_status(self) -> dict[str, Any]:
         status = read(self.path / "status.json") or {}
         if status.get("state") not in AppState.__members__:
-            status["state"] = AppState.PENDING.value
+            unknown = AppState.UNKNOWN if self.facts["owner"] is None else AppState.PENDING
+            status["state"] = unknown.value
         return status
 
     @property
@@ -101,22 +132,32 @@ class RecordedApp:
         """Where it stands now."""
         return AppState(self.status()["state"])
 
+    @property
+    def is_here(self) -> bool:
+        """Its owner is, or was, a process of this host."""
+        owner = self.facts["owner"]
+        return owner is not None and bool(owner["host"] == socket.gethostname())
+
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
         owner = self.facts["owner"]
-        if owner["host"] != socket.gethostname():
+        if not self.is_here:
             return False
         return bool(owner["boot"] != boot() or start_time(owner["pid"]) != owner["start"])
 
     def ask_cancel(self, grace: float | None) -> None:
         """Ask its owner for the end; does not wait. Raises `OSError`."""
         replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
+        if self.is_here and not self.is_launch and not self._owner_is_gone():
+            with contextlib.suppress(OSError):  # a supervisor looks for it at once then
+                os.kill(self.facts["owner"]["pid"], signal.SIGTERM)
 
     def remove(self, *, logs: bool = False) -> None:
         """Forget it, with its log files if asked for."""
         if logs:
             for replica in self.replicas:
-                for path in (*replica["logs"].values(), replica["log"]):
+                streams = replica.get("streams", {}).values()
+                for path in (*replica["logs"].values(), replica["log"], *streams):
                     if path is not None:
                         Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
@@ -146,40 +187,44 @@ class RecordedApp:
         With `follow`, on until the app has ended.
         """
         files = self.log_files(ranks)
-        readers = [_Reader(self, rank, path) for rank, path in files.items()]
+        readers = {rank: Reader(path, self.path / f"times-{rank}") for rank, path in files.items()}
         while True:
             final = not follow or self.state.is_final
             yield from heapq.merge(
-                *(reader.read(final=final) for reader in readers), key=lambda line: line.time or 0.0
+                *(self._lines_of(rank, reader, final) for rank, reader in readers.items()),
+                key=lambda line: line.time or 0.0,
             )
             if final:
                 return
             time.sleep(_POLL)
 
+    def _lines_of(self, rank: int, reader: Reader, final: bool) -> Iterator[LogLine]:  # noqa: FBT001
+        replica = next(r for r in self.replicas if rank in r["ranks"])
+        local_rank = replica["ranks"].index(rank)
+        for moment, text in reader.read(final=final):
+            yield LogLine(rank, replica["hostname"], local_rank, text, moment)
 
-class _Reader:
-    """Reads one rank's log on from where it was left."""
 
-    def __init__(self, app: RecordedApp, rank: int, path: Path) -> None:
-        replica = next(r for r in app.replicas if rank in r["ranks"])
-        self._rank = rank
-        self._hostname = replica["hostname"]
-        self._local_rank = replica["ranks"].index(rank)
+class Reader:
+    """Reads one log file on from where it was left, with the times that were noted beside it."""
+
+    def __init__(self, path: Path, marks: Path) -> None:
+        """From the beginning."""
         self._path = path
-        self._marks = app.path / f"times-{rank}"
+        self._marks = marks
         self._read_marks = 0
         self._times = Times()
         self._at = 0
 
-    def read(self, *, final: bool) -> Iterator[LogLine]:
+    def read(self, *, final: bool) -> Iterator[tuple[float | None, str]]:
+        """The lines that are there now and were not before."""
         while True:
             lines, end = read_lines(self._path, self._at, final=final)
             if not lines:
                 return
             self._look_for_marks()
             for offset, text in lines:
-                moment = self._times.at(offset)
-                yield LogLine(self._rank, self._hostname, self._local_rank, text, moment)
+                yield self._times.at(offset), text
             self._at = end
 
     def _look_for_marks(self) -> None:
@@ -204,6 +249,19 @@ def apps(root: Path | None = None) -> list[RecordedApp]:
             app.check()
             found.append(app)
     return sorted(found, key=lambda app: app.created)
+
+
+def get(app_id: str) -> RecordedApp | None:
+    """The app of exactly this id, if it is recorded."""
+    if not app_id or "/" in app_id or app_id in (".", ".."):
+        return None
+    try:
+        path = directory() / app_id
+        app = RecordedApp(path, read(path / "app.json") or {})
+        app.check()
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return app
 
 
 def unreadable() -> list[Path]:

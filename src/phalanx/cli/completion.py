@@ -1,0 +1,116 @@
+"""`phalanx completion SHELL`: what a shell needs to complete commands, and what it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+
+from phalanx.cli import VERBS, parsing
+
+_SCRIPTS = {
+    "bash": """\
+_phalanx() {
+    local IFS=$'\\n'
+    COMPREPLY=($(phalanx completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _phalanx phalanx
+""",
+    "zsh": """\
+#compdef phalanx
+_phalanx() {
+    local -a found
+    found=(${(f)"$(phalanx completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( ${#found} )); then compadd -- $found; else _files; fi
+}
+compdef _phalanx phalanx
+""",
+    "fish": """\
+complete -c phalanx -a '(phalanx completion --words (commandline -opc)[2..] \
+(commandline -ct) 2>/dev/null)'
+""",
+}
+_APPS = ("status", "describe", "log", "cancel", "delete")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the script for a shell; or, asked by one, the words that may come next."""
+    if arguments[:1] == ["--words"]:
+        for word in complete(arguments[1:]):
+            print(word)
+        return 0
+    parser = parsing.make(
+        "completion",
+        "What a shell needs to complete phalanx's commands, components, schedulers and apps.\n\n"
+        'bash: put this into ~/.bashrc:  eval "$(phalanx completion bash)"',
+    )
+    parser.add_argument("shell", choices=sorted(_SCRIPTS))
+    options = parser.parse_args(arguments)
+    print(_SCRIPTS[options.shell], end="")
+    return 0
+
+
+def complete(words: list[str]) -> list[str]:
+    """What may stand in place of the last of these words, which may be begun."""
+    before, begun = words[:-1], words[-1] if words else ""
+    if not before:
+        known = [*VERBS, *_plugins()]
+    elif before[-1] in ("-s", "--scheduler"):
+        known = _schedulers()
+    elif before[0] == "run":
+        known = _of_run(before[1:], begun)
+    elif before[0] == "runopts":
+        known = _schedulers()
+    elif before[0] in _APPS and not begun.startswith("-"):
+        known = _apps()
+    else:
+        known = _flags(before[0])
+    return sorted(word for word in set(known) if word.startswith(begun))
+
+
+def _plugins() -> list[str]:
+    from phalanx import plugins
+    from phalanx.cli import GROUP
+
+    return [plugin.name for plugin in plugins.of(GROUP)]
+
+
+def _schedulers() -> list[str]:
+    from phalanx.schedulers import get_scheduler_factories
+
+    return list(get_scheduler_factories())
+
+
+def _apps() -> list[str]:
+    from phalanx.registry.recorded import apps
+
+    return [app.id for app in apps()]
+
+
+def _flags(verb: str) -> list[str]:
+    """The flags that a command's own help names."""
+    if verb not in VERBS:
+        return []
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        importlib.import_module(f"phalanx.cli.{verb}").main(["--help"])
+    return re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", said.getvalue())
+
+
+def _of_run(before: list[str], begun: str) -> list[str]:
+    from phalanx.cli.run import _parser, _split
+    from phalanx.errors import PhalanxError
+    from phalanx.runner import catalog
+
+    parser = _parser()
+    try:
+        component = _split(parser, before)[2]
+        if component is None:
+            if begun.startswith("-"):
+                return _flags("run")
+            return [c.name for c in catalog.catalog().components]
+        found = catalog.find(component)
+    except (PhalanxError, SystemExit):
+        return []
+    return [p.flag for p in found.parameters.values()] if begun.startswith("-") else []

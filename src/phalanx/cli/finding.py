@@ -1,0 +1,38 @@
+"""The app that a command line means: a launch, or one on a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+from phalanx.registry.recorded import RecordedApp, find, get
+from phalanx.runner import handles
+
+
+@dataclass(frozen=True)
+class Found:
+    """An app: as it was recorded, and its handle; or the handle alone, for one from elsewhere."""
+
+    handle: str
+    record: RecordedApp | None
+
+    @property
+    def is_launch(self) -> bool:
+        """A function's launch."""
+        return self.record is not None and self.record.is_launch
+
+
+def find_app(text: str | None) -> Found:
+    """By handle, id, or enough of its beginning; the latest without. Raises `LookupError`."""
+    if text is not None and "://" in text:
+        try:
+            handle = handles.parse(text)
+        except ConfigError as error:
+            raise LookupError(str(error)) from None
+        record = get(handle.app_id)
+        if record is not None and record.handle == str(handle):
+            return Found(str(handle), record)
+        if handle.scheduler != "launch":
+            return Found(str(handle), None)
+    record = find(text)
+    return Found(record.handle, record)

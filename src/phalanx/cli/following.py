@@ -1,0 +1,83 @@
+"""What an app's replicas print, from all of them at once, each line with whose it is."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from phalanx.logs.console import shows_colour
+from phalanx.runner import Runner
+from phalanx.schedulers import LogLine, Stream
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+
+def lines(
+    runner: Runner,
+    handle: str,
+    replicas: Sequence[tuple[str, int]],
+    *,
+    stream: Stream = Stream.COMBINED,
+    since: float | None = None,
+    until: float | None = None,
+    follow: bool = False,
+) -> Iterator[LogLine]:
+    """The lines of some replicas, in the order of time; as they come, with `follow`.
+
+    Raises `LookupError` before the first line.
+    """
+    sources = [
+        runner.lines(handle, role, replica, stream=stream, since=since, until=until, follow=follow)
+        for role, replica in replicas
+    ]
+    if not follow:
+        return heapq.merge(*sources, key=lambda line: line.time or 0.0)
+    return sources[0] if len(sources) == 1 else _as_they_come(sources)
+
+
+def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
+    """From a thread for each, for they block."""
+    incoming: queue.SimpleQueue[LogLine | BaseException | None] = queue.SimpleQueue()
+
+    def read(source: Iterator[LogLine]) -> None:
+        try:
+            for line in source:
+                incoming.put(line)
+            incoming.put(None)
+        except BaseException as error:  # noqa: BLE001 raised where the lines are wanted
+            incoming.put(error)
+
+    for source in sources:
+        threading.Thread(target=read, args=(source,), daemon=True).start()
+    left = len(sources)
+    while left:
+        item = incoming.get()
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            left -= 1
+        else:
+            yield item
+
+
+class Printer:
+    """Prints lines as `ROLE/REPLICA TEXT`, a colour for each replica on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """By default to stdout."""
+        self._stream = sys.stdout if stream is None else stream
+        self._coloured = shows_colour(self._stream)
+        self._colours: dict[tuple[str, int], int] = {}
+
+    def print(self, line: LogLine) -> None:
+        """One line."""
+        prefix = f"{line.role}/{line.replica}"
+        if self._coloured:
+            key = line.role, line.replica
+            colour = self._colours.setdefault(key, _COLOURS[len(self._colours) % len(_COLOURS)])
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        print(f"{prefix} {line.text}", file=self._stream, flush=True)

@@ -1,0 +1,284 @@
+"""`phalanx run COMPONENT`: an app onto a scheduler."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.cli import parsing
+from phalanx.errors import (
+    ComponentError,
+    ConfigError,
+    PhalanxError,
+    UnknownScheduler,
+    UsageError,
+)
+from phalanx.runner import AppDryRunInfo, Runner, get_runner
+from phalanx.runner.component import HelpWanted
+from phalanx.schedulers.options import parse
+from phalanx.specs import AppState, AppStatus
+
+_USAGE = "phalanx run [OPTIONS] COMPONENT [COMPONENT'S OPTIONS] [-- PROGRAM'S ARGUMENTS]"
+
+_DESCRIPTION = """\
+Run a component on a scheduler, and print the app's handle. The app outlives this command.
+
+COMPONENT is one that 'phalanx builtins' lists, the last part of its name, or FILE.py:FUNCTION;
+'phalanx run COMPONENT --help' says what it takes. A scheduler's options ('phalanx runopts') are
+given as -cfg key=value,… or each as a flag: --log_dir DIR.
+
+  phalanx run utils.echo --msg hi
+  phalanx run --wait --log utils.python train.py --lr 0.1
+  phalanx run -s ssh -cfg hosts=gpu-1,gpu-2 dist.ddp -j 2x8 --script train.py -- --lr 0.1
+"""
+
+_EPILOG = """\
+exit codes: 0 submitted, or, with --wait, the app succeeded; N with --wait, the code of the replica
+that failed first (128 + N for signal N); 1 it could not be submitted, or was cancelled; 2 a mistake
+in the command; 130 interrupted (the app goes on).
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run; gives the exit code."""
+    parser = _parser()
+    try:
+        own, flags, component, rest = _split(parser, arguments)
+        options = parser.parse_args(own)
+        wanted = _Wanted(
+            component=component,
+            arguments=rest,
+            scheduler=options.scheduler,
+            cfg=_merge(options.scheduler_args or [], flags),
+            workspace=options.workspace,
+            parent_run_id=options.parent_run_id,
+            dryrun=options.dryrun,
+            wait=options.wait or options.log or options.tee_logs,
+            log=options.log or options.tee_logs,
+        )
+        if options.stdin:
+            wanted = _from_stdin(wanted)
+        if wanted.component is None:
+            parser.error("say which component. 'phalanx builtins' lists them")
+        return _run(wanted)
+    except HelpWanted as text:
+        print(text)
+        return 0
+    except (ComponentError, UnknownScheduler) as error:
+        return _refuse(error, 1)
+    except UsageError as error:
+        misplaced = [word for word in arguments if f"no option {word!r}" in str(error)]
+        if misplaced and parser.find(misplaced[0]) is not None:
+            error.args = (f"{error} {misplaced[0]} is an option of run: before the component.",)
+        return _refuse(error, 2)
+    except ConfigError as error:
+        return _refuse(error, 2)
+    except (PhalanxError, LookupError) as error:
+        return _refuse(error, 1)
+
+
+def _parser() -> parsing.Parser:
+    parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
+    parser.add_argument("-s", "--scheduler", action=parsing.Once, help="by default local_cwd")
+    parser.add_argument(
+        "-cfg",
+        "--scheduler_args",
+        action="append",
+        metavar="K=V,…",
+        help="the scheduler's options; lists are k=a,b, dicts k=a:1,b:2",
+    )
+    parser.add_argument(
+        "--dryrun", action="store_true", help="print the app and the exact request; submit nothing"
+    )
+    parser.add_argument("--wait", action="store_true", help="wait for the app's end")
+    parser.add_argument(
+        "--log", action="store_true", help="print what its replicas print on stderr, and wait"
+    )
+    parser.add_argument("--tee_logs", action="store_true", help="the same")
+    parser.add_argument(
+        "--workspace",
+        action=parsing.Once,
+        metavar="DIR",
+        help="the directory whose files it runs with; by default the current one",
+    )
+    parser.add_argument(
+        "--parent_run_id", action=parsing.Once, metavar="ID", help="the run that this is part of"
+    )
+    parser.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read all of this as JSON: component_name, component_args (a list or an object), "
+        "scheduler, scheduler_args, workspace, parent_run_id, dryrun, wait, log",
+    )
+    return parser
+
+
+@dataclass
+class _Wanted:
+    """What is to be run, and how."""
+
+    component: str | None
+    arguments: Any
+    scheduler: str | None = None
+    cfg: dict[str, Any] = field(default_factory=dict)
+    workspace: str | None = None
+    parent_run_id: str | None = None
+    dryrun: bool = False
+    wait: bool = False
+    log: bool = False
+
+
+def _split(
+    parser: parsing.Parser, arguments: list[str]
+) -> tuple[list[str], dict[str, str], str | None, list[str]]:
+    """Our own words, flags that may be the scheduler's, the component, and all behind it."""
+    own: list[str] = []
+    flags: dict[str, str] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        action = parser.find(flag)
+        if not word.startswith("-") or word in ("-", "--"):
+            return own, flags, *_component([word, *words])
+        if action is not None:
+            own.append(word)
+            if action.nargs != 0 and not equals and words:
+                own.append(words.pop(0))
+            continue
+        if not flag.startswith("--"):
+            own.append(word)  # argparse says what is wrong with it
+            continue
+        if not equals:
+            if not words:
+                parser.error(f"{flag} is not an option of run, and as a scheduler's needs a value")
+            value = words.pop(0)
+        name = flag[2:].replace("-", "_")
+        if name in flags:
+            parser.error(f"{flag} is given twice")
+        flags[name] = value
+    return own, flags, None, []
+
+
+def _component(words: list[str]) -> tuple[str | None, list[str]]:
+    if words[0] == "--":
+        words = words[1:]
+    return (words[0], words[1:]) if words else (None, [])
+
+
+def _merge(texts: list[str], flags: dict[str, str]) -> dict[str, Any]:
+    """All options of the scheduler, each given once."""
+    merged: dict[str, Any] = dict(flags)
+    for text in texts:
+        for key, value in parse(text).items():
+            if key in merged:
+                raise ConfigError(f"the option {key!r} is given twice.")
+            merged[key] = value
+    return merged
+
+
+_STDIN = (
+    *("component_name", "component_args", "component_args_str", "scheduler", "scheduler_args"),
+    *("workspace", "parent_run_id", "dryrun", "wait", "log", "tee_logs"),
+)
+
+
+def _from_stdin(wanted: _Wanted) -> _Wanted:
+    if wanted.component is not None or wanted.cfg or wanted.scheduler:
+        raise ConfigError("with --stdin the component, scheduler and options are in the JSON.")
+    try:
+        given = json.load(sys.stdin)
+    except ValueError as error:
+        raise ConfigError(f"--stdin: this is not JSON: {error}.") from None
+    if not isinstance(given, dict) or not isinstance(given.get("component_name"), str):
+        raise ConfigError("--stdin: an object with a component_name is wanted.")
+    if unknown := [key for key in given if key not in _STDIN]:
+        raise ConfigError(f"--stdin: there is no {unknown[0]!r}; there are: {', '.join(_STDIN)}.")
+    cfg = given.get("scheduler_args") or {}
+    log = wanted.log or bool(given.get("log")) or bool(given.get("tee_logs"))
+    return _Wanted(
+        component=given["component_name"],
+        arguments=given.get("component_args") or given.get("component_args_str") or [],
+        scheduler=given.get("scheduler"),
+        cfg=parse(cfg) if isinstance(cfg, str) else dict(cfg),
+        workspace=given.get("workspace") or wanted.workspace,
+        parent_run_id=given.get("parent_run_id") or wanted.parent_run_id,
+        dryrun=wanted.dryrun or bool(given.get("dryrun")),
+        wait=wanted.wait or bool(given.get("wait")) or log,
+        log=log,
+    )
+
+
+def _run(wanted: _Wanted) -> int:
+    with get_runner() as runner:
+        info = _dryrun(runner, wanted)
+        if wanted.dryrun:
+            print(info)
+            return 0
+        handle = runner.schedule(info)
+        print(handle, flush=True)
+        if not wanted.wait:
+            return 0
+        try:
+            return _wait(runner, handle, show=wanted.log)
+        except KeyboardInterrupt:
+            print(
+                f"phalanx run: {handle} goes on. To end it: phalanx cancel {handle}",
+                file=sys.stderr,
+            )
+            return 130
+
+
+def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo:
+    assert wanted.component is not None
+    try:
+        return runner.dryrun_component(
+            wanted.component,
+            wanted.arguments,
+            wanted.scheduler,
+            wanted.cfg,
+            wanted.workspace,
+            wanted.parent_run_id,
+        )
+    except (ConfigError, HelpWanted):
+        raise
+    except ValueError as error:  # how components refuse their arguments
+        raise ConfigError(f"{wanted.component}: {error}") from error
+
+
+def _wait(runner: Runner, handle: str, *, show: bool) -> int:
+    if show:
+        from phalanx.cli.following import Printer, lines
+
+        replicas = runner.replicas(handle)
+        everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
+        printer = Printer(sys.stderr)
+        for line in lines(runner, handle, everyone, follow=True):
+            printer.print(line)
+    status = runner.wait(handle)
+    if status is None:
+        print(f"phalanx run: {handle} is gone", file=sys.stderr)
+        return 1
+    if status.state is not AppState.SUCCEEDED:
+        _report(handle, status)
+    return _exit_code(status)
+
+
+def _report(handle: str, status: AppStatus) -> None:
+    print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
+    if status.message:
+        print(f"  {status.message}", file=sys.stderr)
+    print(f"  phalanx status {status.app}; phalanx log {status.app}", file=sys.stderr)
+
+
+def _exit_code(status: AppStatus) -> int:
+    if status.state is AppState.SUCCEEDED:
+        return 0
+    return status.exit_code or 1
+
+
+def _refuse(error: BaseException, code: int) -> int:
+    print(f"phalanx run: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,48 @@
+"""Runs a program until a time has passed or a file appears: what `metrics.tensorboard` runs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from phalanx.components._places import is_there
+
+_POLL = 1.0
+
+
+def main() -> int:
+    """The program's exit code; 0 when it was ended as asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--start_on_file", default="")
+    parser.add_argument("--exit_on_file", default="")
+    parser.add_argument("program", nargs="+")
+    options = parser.parse_args()
+    limit = time.monotonic() + options.timeout
+    while options.start_on_file and not is_there(options.start_on_file):
+        if time.monotonic() > limit:
+            print(f"{options.start_on_file} did not appear", file=sys.stderr)
+            return 1
+        time.sleep(_POLL)
+    command = options.program
+    if command[0] == "python":
+        command = [sys.executable, *command[1:]]
+    process = subprocess.Popen(command)
+    while process.poll() is None:
+        asked = options.exit_on_file and is_there(options.exit_on_file)
+        if asked or time.monotonic() > limit:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return 0
+        time.sleep(_POLL)
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Components for distributed PyTorch: every replica is an agent that starts workers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from phalanx import specs
+from phalanx.errors import ConfigError
+from phalanx.specs import macros
+
+_DEBUG = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_DESYNC_DEBUG": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+_AGENT = ("-m", "torch.distributed.run")
+# The address of the first replica is known only where it runs: a shell puts it in. `$$` is a `$`.
+_ON_SEVERAL = (
+    'exec "$$(command -v python || command -v python3)" -m torch.distributed.run '
+    f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:$$0" "$$@"'
+)
+
+
+def ddp(
+    *script_args: str,
+    script: str | None = None,
+    m: str | None = None,
+    image: str = "",
+    name: str = "/",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    j: str = "1x2",
+    env: dict[str, str] | None = None,
+    max_retries: int = 0,
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: str | None = None,
+    mounts: list[str] | None = None,
+    debug: bool = False,
+    tee: int = 3,
+) -> specs.AppDef:
+    """Distributed data parallel: a script or module, on every worker of every replica.
+
+    `dist.ddp -j 2x4 --script train.py -- --lr 1` starts 2 replicas with 4 workers each;
+    `dist.ddp -j 4 train.py --lr 1` one with 4.
+
+    Args:
+        script_args: the program's arguments; without script and m the first is the script
+        script: a file to run
+        m: a module to run
+        image: the image to run in, where the scheduler has images
+        name: EXPERIMENT/RUN, either of which may be left out; by default after the script
+        h: a named resource for each replica, instead of cpu, gpu and memMB
+        cpu: processors for each replica
+        gpu: GPUs for each replica
+        memMB: megabytes of memory for each replica
+        j: [MIN:]REPLICASxWORKERS, such as 1x4, 2:3x1; or WORKERS alone, on one replica
+        env: environment variables: A=1,B=2
+        max_retries: how often the scheduler starts it again when it fails
+        rdzv_port: the port of the first replica at which several meet; one needs none
+        rdzv_backend: how several replicas meet
+        rdzv_conf: more for the rendezvous: k=v,k2=v2
+        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
+        debug: have torch say more, and wait for every GPU kernel
+        tee: whether workers' output is shown: 0 none, 1 stdout, 2 stderr, 3 both
+
+    """
+    script, script_args = _program("dist.ddp", script, m, script_args)
+    least, most, workers = _parse_j(j)
+    words = ["--rdzv_backend", rdzv_backend, "--rdzv_id", macros.app_id]
+    words += ["--rdzv_conf", rdzv_conf] if rdzv_conf else []
+    words += ["--nnodes", str(most) if least == most else f"{least}:{most}"]
+    words += ["--nproc_per_node", str(workers), "--tee", str(tee)]
+    words += ["--node_rank", macros.replica_id] if rdzv_backend == "static" else []
+    words += ["-m", m] if m is not None else [str(script)]
+    experiment, run = _names(name)
+    role_name = Path(script).stem if script is not None else str(m).rpartition(".")[2]
+    variables = {"LOGLEVEL": "WARNING", **(_DEBUG if debug else {}), **(env or {})}
+    if experiment:
+        variables["PHALANX_EXPERIMENT"] = experiment
+    return specs.AppDef(
+        name=run or role_name,
+        roles=[
+            specs.Role(
+                name=role_name,
+                image=image,
+                min_replicas=least if least < most else None,
+                entrypoint="python" if most == 1 else "bash",
+                args=[*_command(words, most, rdzv_port), *script_args],
+                env=variables,
+                num_replicas=most,
+                max_retries=max_retries,
+                resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+                port_map={"c10d": rdzv_port} if most > 1 else {},
+                mounts=specs.parse_mounts(mounts or ()),
+            )
+        ],
+    )
+
+
+def spmd(
+    *args: str,
+    script: str | None = None,
+    m: str | None = None,
+    image: str = "",
+    name: str = "/",
+    h: str = "gpu.small",
+    j: str = "1x1",
+    env: dict[str, str] | None = None,
+    max_retries: int = 0,
+    mounts: list[str] | None = None,
+    debug: bool = False,
+) -> specs.AppDef:
+    """A single program on multiple data: as `dist.ddp`, with less to say.
+
+    Args:
+        args: the program's arguments; without script and m the first is the script
+        script: a file to run
+        m: a module to run
+        image: the image to run in, where the scheduler has images
+        name: EXPERIMENT/RUN, either of which may be left out; by default after the script
+        h: a named resource for each replica
+        j: [MIN:]REPLICASxWORKERS; or REPLICAS alone, each with a worker for every GPU
+        env: environment variables: A=1,B=2
+        max_retries: how often the scheduler starts it again when it fails
+        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
+        debug: have torch say more, and wait for every GPU kernel
+
+    """
+    if re.fullmatch(r"\d+", j):
+        j = f"{j}x{max(1, specs.get_named_resources(h).gpu)}"
+    return ddp(
+        *args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        j=j,
+        env=env,
+        max_retries=max_retries,
+        mounts=mounts,
+        debug=debug,
+    )
+
+
+def _program(
+    component: str, script: str | None, m: str | None, args: tuple[str, ...]
+) -> tuple[str | None, tuple[str, ...]]:
+    if script is not None and m is not None:
+        raise ConfigError(f"{component} takes one of --script and -m.")
+    if script is None and m is None:
+        if not args:
+            raise ConfigError(
+                f"{component} needs a script: phalanx run {component} -j 1x2 --script train.py"
+            )
+        return args[0], args[1:]
+    return script, args
+
+
+def _command(words: list[str], replicas: int, port: int) -> list[str]:
+    if replicas == 1:
+        # All workers are under one agent: any free port will do.
+        return [*_AGENT, "--rdzv_endpoint", "localhost:0", *words]
+    return ["-c", _ON_SEVERAL, str(port), *words]
+
+
+def _parse_j(text: str) -> tuple[int, int, int]:
+    """Least and most replicas, and workers for each."""
+    found = re.fullmatch(r"(?:(?:(\d+):)?(\d+)x)?(\d+)", text)
+    if found is None:
+        raise ConfigError(
+            f"-j {text!r} is not [MIN:]REPLICASxWORKERS. Examples: -j 4, -j 1x4, -j 2:3x1"
+        )
+    most = int(found[2] or 1)
+    least = int(found[1] or most)
+    workers = int(found[3])
+    if not 1 <= least <= most or workers < 1:
+        raise ConfigError(
+            f"-j {text!r}: 1 replica and 1 worker are the least, and MIN is not more than "
+            "REPLICAS. Examples: -j 4, -j 1x4, -j 2:3x1"
+        )
+    return least, most, workers
+
+
+def _names(text: str) -> tuple[str, str]:
+    """The experiment and the run of `EXPERIMENT/RUN`."""
+    experiment, slash, run = text.rpartition("/")
+    return (experiment, run) if slash else ("", text)

@@ -1,0 +1,227 @@
+"""Components for everyday things: a command, a Python program, a file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from phalanx import specs
+from phalanx.errors import ConfigError
+
+_MB = 1024
+
+
+def echo(msg: str = "hello world", image: str = "", num_replicas: int = 1) -> specs.AppDef:
+    """Print a message.
+
+    Args:
+        msg: what to print
+        image: the image to run in, where the scheduler has images
+        num_replicas: how many replicas print it
+
+    """
+    return _app(
+        "echo",
+        specs.Role(
+            name="echo", image=image, entrypoint="echo", args=[msg], num_replicas=num_replicas
+        ),
+    )
+
+
+def touch(file: str, image: str = "") -> specs.AppDef:
+    """Create a file, or renew its time.
+
+    Args:
+        file: the file
+        image: the image to run in, where the scheduler has images
+
+    """
+    return _app("touch", specs.Role(name="touch", image=image, entrypoint="touch", args=[file]))
+
+
+def sh(
+    *args: str,
+    image: str = "",
+    num_replicas: int = 1,
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = _MB,  # noqa: N803
+    h: str | None = None,
+    env: dict[str, str] | None = None,
+    max_retries: int = 0,
+    mounts: list[str] | None = None,
+    entrypoint: str | None = None,
+) -> specs.AppDef:
+    """Run a command through the shell: `utils.sh echo hi`, `utils.sh 'ls | wc -l'`.
+
+    Several words are quoted, each is itself; one word alone is a line for the shell.
+
+    Args:
+        args: the command and its arguments
+        image: the image to run in, where the scheduler has images
+        num_replicas: how many replicas run it
+        cpu: processors for each
+        gpu: GPUs for each
+        memMB: megabytes of memory for each
+        h: a named resource, instead of cpu, gpu and memMB
+        env: environment variables: A=1,B=2
+        max_retries: how often it is started again when it fails
+        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
+        entrypoint: a program to run instead of the shell, with the words as its arguments
+
+    """
+    if not args and entrypoint is None:
+        raise ConfigError("utils.sh needs a command: phalanx run utils.sh echo hi")
+    line = args[0] if len(args) == 1 else shlex.join(args)
+    command = ["-c", line] if entrypoint is None else [*args]
+    return _app(
+        "sh",
+        specs.Role(
+            name="sh",
+            image=image,
+            entrypoint=entrypoint or "sh",
+            args=command,
+            num_replicas=num_replicas,
+            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+            env=env or {},
+            max_retries=max_retries,
+            mounts=specs.parse_mounts(mounts or ()),
+        ),
+    )
+
+
+def python(
+    *args: str,
+    m: str | None = None,
+    c: str | None = None,
+    script: str | None = None,
+    image: str = "",
+    name: str = "phalanx_utils_python",
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = _MB,  # noqa: N803
+    h: str | None = None,
+    num_replicas: int = 1,
+) -> specs.AppDef:
+    """Run Python: a script, a module or a command.
+
+    `utils.python train.py --lr 1`, `utils.python -m package.train -- --lr 1`,
+    `utils.python -c 'print(1)'`.
+
+    Args:
+        args: the program's arguments; without m, c and script the first is the script
+        m: a module to run
+        c: a command to run
+        script: a file to run
+        image: the image to run in, where the scheduler has images
+        name: the app's name
+        cpu: processors for each replica
+        gpu: GPUs for each
+        memMB: megabytes of memory for each
+        h: a named resource, instead of cpu, gpu and memMB
+        num_replicas: how many replicas run it
+
+    """
+    given = [what for what in (m, c, script) if what is not None]
+    if len(given) > 1:
+        raise ConfigError("utils.python takes one of -m, -c and --script.")
+    if not given and not args:
+        raise ConfigError("utils.python needs a script: phalanx run utils.python train.py")
+    if m is not None:
+        command = ["-m", m, *args]
+    elif c is not None:
+        command = ["-c", c, *args]
+    else:
+        command = [*([] if script is None else [script]), *args]
+    return _app(
+        name,
+        specs.Role(
+            name="python",
+            image=image,
+            entrypoint="python",
+            num_replicas=num_replicas,
+            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+            args=command,
+            env={"HYDRA_MAIN_MODULE": m} if m else {},
+        ),
+    )
+
+
+def binary(
+    *args: str,
+    entrypoint: str,
+    name: str = "phalanx_utils_binary",
+    num_replicas: int = 1,
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = _MB,  # noqa: N803
+    h: str | None = None,
+) -> specs.AppDef:
+    """Run a program.
+
+    Args:
+        args: the program's arguments
+        entrypoint: the program: a path, or a name on PATH
+        name: the app's name
+        num_replicas: how many replicas run it
+        cpu: processors for each
+        gpu: GPUs for each
+        memMB: megabytes of memory for each
+        h: a named resource, instead of cpu, gpu and memMB
+
+    """
+    return _app(
+        name,
+        specs.Role(
+            name="binary",
+            entrypoint=entrypoint,
+            num_replicas=num_replicas,
+            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+            args=args,
+        ),
+    )
+
+
+def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
+    """Copy a file. Places other than paths (s3://…) need fsspec where it runs.
+
+    Args:
+        src: the file
+        dst: where to
+        image: the image to run in, where the scheduler has images
+
+    """
+    arguments = ["-m", "phalanx.components._copy", src, dst]
+    return _app("copy", specs.Role(name="copy", image=image, entrypoint="python", args=arguments))
+
+
+def hydra(config_name: str, config_dir: str, *overrides: str) -> specs.AppDef:
+    """Run the app that a Hydra configuration describes; needs `phalanx[hydra]`.
+
+    The configuration, or its `app`, is an object that Hydra instantiates: `_target_:
+    phalanx.specs.AppDef`, or a component such as `_target_: phalanx.components.dist.ddp`.
+
+    Args:
+        config_name: the configuration's name
+        config_dir: the directory it is in
+        overrides: Hydra's overrides: key=value
+
+    """
+    try:
+        from hydra import compose, initialize_config_dir
+        from hydra.utils import instantiate
+    except ImportError:
+        raise ConfigError("utils.hydra needs Hydra: pip install 'phalanx[hydra]'") from None
+    directory = os.path.abspath(os.path.expanduser(config_dir))
+    if not os.path.isdir(directory):
+        raise ConfigError(f"utils.hydra: there is no directory {config_dir}.")
+    with initialize_config_dir(config_dir=directory, version_base=None):
+        config = compose(config_name=config_name, overrides=list(overrides))
+    made = instantiate(config.get("app", config), _convert_="all")
+    if not isinstance(made, specs.AppDef):
+        raise ConfigError(f"{config_name} in {config_dir} describes {made!r}, not an AppDef.")
+    return made
+
+
+def _app(name: str, role: specs.Role) -> specs.AppDef:
+    return specs.AppDef(name=name, roles=[role])

@@ -1,0 +1,39 @@
+"""How many apps stand at once: each scheduler is asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx.errors import PhalanxError
+from phalanx.logs import logger
+from phalanx.registry.recorded import RecordedApp
+from phalanx.runner import get_runner
+from phalanx.specs import AppState
+
+
+def overview(apps: Sequence[RecordedApp]) -> list[tuple[RecordedApp, dict[str, Any]]]:
+    """Recorded apps with their statuses. What has an owner says so itself; of the rest the
+    scheduler is asked, and one that cannot be asked is named.
+    """
+    asked: dict[tuple[str, str], dict[str, AppState]] = {}
+    found = []
+    for app in apps:
+        status = app.status()
+        if app.facts["owner"] is None:
+            key = app.scheduler, str(app.facts["session"])
+            if key not in asked:
+                asked[key] = _ask(*key)
+            state = asked[key].get(app.id, AppState.UNKNOWN)
+            status |= {"state": state.value, "seconds": None}
+        found.append((app, status))
+    return found
+
+
+def _ask(scheduler: str, session: str) -> dict[str, AppState]:
+    try:
+        with get_runner(session) as runner:
+            return {app.app_id: app.state for app in runner.list(scheduler)}
+    except PhalanxError as error:
+        logger.warning("phalanx: %s", error)
+        return {}

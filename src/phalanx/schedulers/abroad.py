@@ -1,0 +1,190 @@
+"""Replicas on other hosts: each is a launch of one worker, which runs the program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from phalanx.errors import Cancelled, PhalanxError
+from phalanx.launcher import Launcher
+from phalanx.launcher.app import App
+from phalanx.logs.lines import Source
+from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
+from phalanx.rounds import Member, signal_name
+from phalanx.schedulers.course import Key
+from phalanx.schedulers.crew import Ending
+from phalanx.schedulers.request import AppRequest, ReplicaRequest
+from phalanx.worker import program
+
+
+class SshCrew:
+    """Starts replicas over SSH, on the launcher's placement."""
+
+    def __init__(self, request: AppRequest, waker: socket.socket) -> None:
+        """`waker` is written to when something has happened."""
+        self._request = request
+        self._waker = waker
+        self._running: dict[Key, App[Any]] = {}
+        self._stopped: set[Key] = set()
+        self._ended: queue.SimpleQueue[tuple[Key, Ending]] = queue.SimpleQueue()
+        self._first: dict[str, str] = {}
+        """The address of the first replica, by role."""
+
+    def prepare(self, cancelled: Callable[[], bool]) -> str | None:
+        """See that all hosts can be used, and find where first replicas are; or say why not.
+
+        Blocks until then. Hosts that share nothing with this one have the project afterwards.
+        """
+        for role in self._request.roles:
+            hosts = list(dict.fromkeys(replica.hostname for replica in role.replicas))
+            self._first[role.name] = "localhost"
+            if len(hosts) < 2:
+                continue
+            launcher = self._launcher(hosts, role.replicas[0])
+            try:
+                app = _start(launcher, program.first_address, ())
+                while not app.wait(timeout=0.2).state.is_final:
+                    if cancelled():
+                        app.cancel(0.0)
+                self._first[role.name] = app.result().rank(0)
+            except PhalanxError as error:
+                return str(error)
+        return None
+
+    def start(self, replica: ReplicaRequest) -> Ending | None:
+        """Launch its program on its host; returns before that has begun."""
+        self._stopped.discard(replica.key)
+        env = {self._rank0_env: self._first.get(replica.role, "localhost"), **replica.env}
+        launcher = self._launcher([replica.hostname], replica)
+        launcher.log_spec = _Logs(replica)
+        try:
+            app = _start(launcher, program.run, (list(replica.argv), env))
+        except (PhalanxError, OSError) as error:
+            return Ending(error=str(error))
+        self._running[replica.key] = app
+        name = f"phalanx-{replica.role}-{replica.id}"
+        threading.Thread(target=self._wait, args=(replica, app), name=name, daemon=True).start()
+        return None
+
+    def pid(self, replica: Key) -> int | None:
+        """It is another host's."""
+        return None
+
+    def stop(self, replica: Key, grace: float) -> None:
+        """The program gets SIGTERM."""
+        self._stopped.add(replica)
+        if replica in self._running:
+            self._running[replica].cancel(grace)
+
+    def ended(self) -> list[tuple[Key, Ending]]:
+        """As the launches tell."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                key, ending = self._ended.get_nowait()
+                self._running.pop(key, None)
+                found.append((key, ending))
+        return found
+
+    def close(self) -> None:
+        """End all launches."""
+        for app in self._running.values():
+            app.cancel(0.0)
+        for app in self._running.values():
+            app.wait()
+
+    @property
+    def _rank0_env(self) -> str:
+        return str(self._request.settings["rank0_env"])
+
+    def _launcher(self, hosts: Sequence[str], replica: ReplicaRequest) -> Launcher:
+        os.chdir(replica.cwd)  # what a launch goes by, and nothing else here does
+        return Launcher(
+            hostnames=list(hosts),
+            workers_per_host=1,
+            backend=None,
+            preload=[],
+            name=f"{self._request.app_id}-{replica.role}-{replica.id}",
+            stop_grace=self._request.stop_grace,
+            log_spec=DefaultLogSpec.nothing(),
+            **self._request.settings["launcher"],
+        )
+
+    def _wait(self, replica: ReplicaRequest, app: App[Any]) -> None:
+        app.wait()
+        try:
+            code, error, reported = app.result().rank(0)
+            if reported:
+                Path(replica.error_file).write_bytes(reported)
+            ending = _ending(code, error)
+        except Cancelled:
+            ending = Ending(signal="SIGTERM")
+        except Exception as error:  # noqa: BLE001 a launch's failure is the replica's
+            ending = Ending(error=_first_line(error))
+        self._ended.put((replica.key, ending))
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+
+def _start(launcher: Launcher, function: Callable[..., Any], args: Sequence[Any]) -> App[Any]:
+    """A launch that is part of an app, and so is not recorded as one."""
+    plan, call = launcher._prepare(function, args, None)
+    return App(plan, call, recorded=False)
+
+
+def _ending(code: int, error: str) -> Ending:
+    if code < 0:
+        return Ending(signal=signal_name(-code))
+    return Ending(exit_code=code, error=error)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text or type(error).__name__
+
+
+class _Logs(LogSpec):
+    """A replica's streams into its files."""
+
+    def __init__(self, replica: ReplicaRequest) -> None:
+        self._replica = replica
+
+    def get_map(self) -> Handlers:
+        return {f"{self._replica.hostname}[0]": [_StreamFiles(self._replica)]}
+
+    def for_members(self, members: Sequence[Member]) -> Handlers:
+        return {f"{members[0].hostname}[0]": [_StreamFiles(self._replica)]}
+
+
+class _StreamFiles(RankFile):
+    """A file for each stream."""
+
+    def __init__(self, replica: ReplicaRequest) -> None:
+        super().__init__(replica.logs["stdout"])
+        self._paths = {stream: Path(path) for stream, path in replica.logs.items()}
+        self._files: dict[str, IO[bytes]] = {}
+
+    def take(self, source: Source, stream: str, data: bytes) -> int | None:
+        """Append to the stream's own; the supervisor notes the times."""
+        with self._guard():
+            if stream not in self._files:
+                path = self._paths.get(stream, self._paths["stderr"])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[stream] = open(path, "ab", buffering=0)  # noqa: SIM115 finish closes it
+            view = memoryview(data)
+            while view:
+                view = view[self._files[stream].write(view) :]
+        return None
+
+    def finish(self) -> None:
+        """Close them."""
+        with self._guard():
+            for file in self._files.values():
+                file.close()
+            self._files.clear()

@@ -1,0 +1,153 @@
+"""What follows when a replica ends: the course of an app on a scheduler of ours. Pure.
+
+`Course.ended(…)` and `Course.cancel()` give the actions to take. The first failure that no retry
+makes good is the app's; everything else is stopped then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.specs import AppState, RetryPolicy
+
+Key = tuple[str, int]
+"""A replica: its role, and its number in it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A role, as far as its course is concerned."""
+
+    name: str
+    replicas: int
+    max_retries: int = 0
+    policy: RetryPolicy = RetryPolicy.APPLICATION
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a replica, for the first time or again."""
+
+    replica: Key
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Have a replica end: SIGTERM, after the grace SIGKILL."""
+
+    replica: Key
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All replicas have ended, and none will be started again."""
+
+    state: AppState
+
+
+Action = Start | Stop | Finish
+
+
+class Course:
+    """Where an app stands, and what it does next."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """Nothing has been started."""
+        self._parts = {part.name: part for part in parts}
+        self._keys = [(part.name, i) for part in parts for i in range(part.replicas)]
+        self._running: set[Key] = set()
+        self._again: set[Key] = set()
+        """Replicas to start when the running ones among them have stopped."""
+        self._spent: dict[object, int] = {}
+        self._state: AppState | None = None
+        """How it will end, once that is certain."""
+        self.retries: dict[Key, int] = dict.fromkeys(self._keys, 0)
+        self.restarts = 0
+        """How often something was started again."""
+        self.first_failure: Key | None = None
+        self.states: dict[Key, AppState] = dict.fromkeys(self._keys, AppState.PENDING)
+
+    def begin(self) -> list[Action]:
+        """Start everything."""
+        return self._start(self._keys)
+
+    def ended(self, replica: Key, *, succeeded: bool) -> list[Action]:
+        """A replica that was started has ended."""
+        self._running.discard(replica)
+        stopped = replica in self._again or self._state is not None
+        if succeeded:
+            self.states[replica] = AppState.SUCCEEDED
+        elif stopped:
+            self.states[replica] = AppState.CANCELLED
+        else:
+            self.states[replica] = AppState.FAILED
+        if self._state is None and not succeeded and not stopped:
+            return self._failed(replica)
+        return self._go_on()
+
+    def cancel(self) -> list[Action]:
+        """Someone wants the end. Idempotent."""
+        if self._state is not None:
+            return []
+        self._state = AppState.CANCELLED
+        return self._stop_all()
+
+    def fail(self) -> list[Action]:
+        """It cannot go on, for a reason other than a replica's."""
+        if self._state is None:
+            self._state = AppState.FAILED
+        return self._stop_all()
+
+    def _failed(self, replica: Key) -> list[Action]:
+        part = self._parts[replica[0]]
+        scope = {
+            RetryPolicy.REPLICA: [replica],
+            RetryPolicy.ROLE: [key for key in self._keys if key[0] == replica[0]],
+            RetryPolicy.APPLICATION: self._keys,
+        }[part.policy]
+        spent = self._spent.get(self._account(replica), 0)
+        if spent >= part.max_retries:
+            self._state = AppState.FAILED
+            self.first_failure = replica
+            return self._stop_all()
+        self._spent[self._account(replica)] = spent + 1
+        self.restarts += 1
+        stops = [Stop(key) for key in scope if key in self._running and key not in self._again]
+        self._again.update(scope)
+        return [*stops, *self._go_on()]
+
+    def _account(self, replica: Key) -> object:
+        """What the retries of a replica are counted for."""
+        match self._parts[replica[0]].policy:
+            case RetryPolicy.REPLICA:
+                return replica
+            case RetryPolicy.ROLE:
+                return replica[0]
+            case RetryPolicy.APPLICATION:
+                return None
+
+    def _stop_all(self) -> list[Action]:
+        stops = [Stop(key) for key in self._keys if key in self._running - self._again]
+        self._again.clear()
+        for key in self._keys:
+            if self.states[key] is AppState.PENDING:
+                self.states[key] = AppState.CANCELLED
+        return [*stops, *self._go_on()]
+
+    def _go_on(self) -> list[Action]:
+        if self._again and not self._again & self._running:
+            again = [key for key in self._keys if key in self._again]
+            self._again.clear()
+            for key in again:
+                self.retries[key] += 1
+            return self._start(again)
+        if self._running or self._again:
+            return []
+        return [Finish(self._state or AppState.SUCCEEDED)]
+
+    def _start(self, keys: Sequence[Key]) -> list[Action]:
+        self._running.update(keys)
+        for key in keys:
+            self.states[key] = AppState.RUNNING
+        return [Start(key) for key in keys]

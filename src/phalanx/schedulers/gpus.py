@@ -1,0 +1,84 @@
+"""GPUs of this machine for the replicas that ask for them: none is given to two."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx import hosts
+from phalanx.logs import logger
+from phalanx.registry import read, replace
+from phalanx.registry.recorded import apps
+from phalanx.schedulers.request import AppRequest, ReplicaRequest
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def assign(request: AppRequest, path: Path, wait: Callable[[str], bool]) -> list[ReplicaRequest]:
+    """The replicas, those that want GPUs with ones of their own.
+
+    While other apps have them, `wait` is called with a sentence, until it says that the app is to
+    end. On a machine with fewer than all of the replicas want, they are not assigned.
+    """
+    wanted = sum(replica.gpus for replica in request.replicas)
+    devices = visible(os.environ, hosts.gpus())
+    if not wanted or not request.settings.get("assign_gpus", True) or not devices:
+        return request.replicas
+    if wanted > len(devices):
+        logger.warning(
+            "phalanx: %s wants %d GPUs, and there are %d: replicas share them",
+            *(request.app_id, wanted, len(devices)),
+        )
+        return request.replicas
+    while True:
+        taken, given = _try(path, wanted, devices)
+        if given is not None:
+            return distribute(request.replicas, given)
+        free = len(devices) - taken
+        if not wait(f"waits for {wanted} GPUs: {free} of {len(devices)} are free"):
+            return request.replicas
+
+
+def visible(environ: Mapping[str, str], count: int) -> list[str]:
+    """The devices that this process may use, as CUDA names them."""
+    if environ.get(VISIBLE) is None:
+        return [str(i) for i in range(count)]
+    return [device.strip() for device in environ[VISIBLE].split(",")][:count]
+
+
+def distribute(replicas: list[ReplicaRequest], given: list[str]) -> list[ReplicaRequest]:
+    """The replicas, each with its share of the devices, in their order. Pure."""
+    made, at = [], 0
+    for replica in replicas:
+        if replica.gpus:
+            own = ",".join(given[at : at + replica.gpus])
+            at += replica.gpus
+            replica = dataclasses.replace(replica, env={VISIBLE: own, **replica.env})  # noqa: PLW2901
+        made.append(replica)
+    return made
+
+
+def _try(path: Path, wanted: int, devices: list[str]) -> tuple[int, list[str] | None]:
+    """How many are taken; and those that are ours from now on, if there were enough."""
+    with open(path.parent.parent / "gpus.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken = _taken()
+        free = [device for device in devices if device not in taken]
+        if len(free) < wanted:
+            return len(devices) - len(free), None
+        replace(path / "gpus.json", {"devices": free[:wanted]})
+        return len(taken), free[:wanted]
+
+
+def _taken() -> set[str]:
+    """What apps that run on this machine have."""
+    found: set[str] = set()
+    for app in apps():
+        given: dict[str, Any] | None = read(app.path / "gpus.json")
+        if given is not None and app.is_here and not app.state.is_final:
+            found.update(given["devices"])
+    return found

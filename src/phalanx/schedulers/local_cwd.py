@@ -1,0 +1,118 @@
+"""`local_cwd`: replicas as processes on this machine, in the current directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.registry import directory
+from phalanx.schedulers import option
+from phalanx.schedulers.request import (
+    STREAMS,
+    AppRequest,
+    ReplicaRequest,
+    RoleRequest,
+    argv,
+    check,
+    make_id,
+    replica_values,
+)
+from phalanx.schedulers.supervised import Supervised
+from phalanx.specs import AppDef, Role
+from phalanx.worker.program import ERROR_FILE
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Options of `local_cwd`."""
+
+    log_dir: str | None = option(
+        None, help="where the replicas' output goes; by default beside the app's record"
+    )
+    prepend_cwd: bool = option(
+        False, help="programs of the current directory come before those on PATH"
+    )
+    auto_set_cuda_visible_devices: bool = option(
+        True, help="give each replica GPUs of its own, as many as it asks for"
+    )
+    stop_grace: float = option(
+        10.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+    )
+
+
+class LocalScheduler(Supervised):
+    """Runs replicas here. The image is of no account."""
+
+    name = "local_cwd"
+    options = LocalOptions
+
+    def dryrun(self, app: AppDef, options: LocalOptions) -> AppRequest:
+        """The processes that would be started."""
+        check(app)
+        app_id = make_id(app.name)
+        logs = log_root(options.log_dir, self.session_name, app_id)
+        return AppRequest(
+            app_id=app_id,
+            name=app.name,
+            scheduler=self.name,
+            session=self.session_name,
+            stop_grace=options.stop_grace,
+            roles=tuple(self._role(role, app_id, logs, options) for role in app.roles),
+            settings={"assign_gpus": options.auto_set_cuda_visible_devices},
+        )
+
+    def _role(self, role: Role, app_id: str, logs: Path, options: LocalOptions) -> RoleRequest:
+        replicas = tuple(
+            self._replica(role, i, app_id, logs, options) for i in range(role.num_replicas)
+        )
+        return RoleRequest(role.name, role.max_retries, role.retry_policy.value, replicas)
+
+    def _replica(
+        self, role: Role, number: int, app_id: str, logs: Path, options: LocalOptions
+    ) -> ReplicaRequest:
+        cwd = os.path.abspath(os.path.expanduser(role.workspace or os.getcwd()))
+        meant = replica_values(app_id, number, cwd, self.rank0_env).apply(role)
+        own = logs / role.name / str(number)
+        path = role.env.get("PATH", os.environ.get("PATH", os.defpath))
+        env = {
+            self.rank0_env: "localhost",
+            "PHALANX_REPLICA_ID": str(number),
+            "PYTHONUNBUFFERED": "1",
+            ERROR_FILE: str(own / "error.json"),
+            **meant.env,
+            "PATH": _path(path, cwd, first=options.prepend_cwd),
+        }
+        return ReplicaRequest(
+            role=role.name,
+            id=number,
+            argv=argv(meant, sys.executable or "python3"),
+            env=env,
+            cwd=cwd,
+            hostname="localhost",
+            gpus=role.resource.gpu,
+            logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
+        )
+
+
+def _path(path: str, cwd: str, *, first: bool) -> str:
+    """PATH with the current directory, and before all the programs of our own environment."""
+    parts = [part for part in path.split(os.pathsep) if part]
+    parts = [cwd, *parts] if first else [*parts, cwd]
+    if sys.prefix != sys.base_prefix:
+        programs = os.path.join(sys.prefix, "bin")
+        parts = [programs, *(part for part in parts if part != programs)]
+    return os.pathsep.join(dict.fromkeys(parts))
+
+
+def log_root(log_dir: str | None, session: str, app_id: str) -> Path:
+    """Where the logs of an app are."""
+    if log_dir is None:
+        return directory() / app_id / "logs"
+    return Path(log_dir).expanduser().absolute() / session / app_id
+
+
+def create_scheduler(session_name: str, **kwargs: object) -> LocalScheduler:
+    """As the entry points of plugins have it."""
+    return LocalScheduler(session_name, **kwargs)

@@ -1,0 +1,48 @@
+"""What an app is and how it stands, as data. Pure, but for named resources, which plugins add to.
+
+An `AppDef` is made of roles, a `Role` of replicas that run the same thing. All of it is frozen, is
+checked when it is made, with errors that name the field, and goes through JSON unchanged.
+"""
+
+from __future__ import annotations
+
+from phalanx.specs.app import AppDef, Resource, RetryPolicy, Role
+from phalanx.specs.mounts import BindMount, DeviceMount, VolumeMount, parse_mounts
+from phalanx.specs.resources import get_named_resources, named_resources, resource
+from phalanx.specs.states import (
+    AppState,
+    AppStatus,
+    AppSummary,
+    ReplicaStatus,
+    RoleStatus,
+    is_terminal,
+)
+from phalanx.specs.substitution import macros
+from phalanx.specs.texts import from_dict, from_json, from_yaml, to_dict, to_json, to_yaml
+
+__all__ = [
+    "AppDef",
+    "AppState",
+    "AppStatus",
+    "AppSummary",
+    "BindMount",
+    "DeviceMount",
+    "ReplicaStatus",
+    "Resource",
+    "RetryPolicy",
+    "Role",
+    "RoleStatus",
+    "VolumeMount",
+    "from_dict",
+    "from_json",
+    "from_yaml",
+    "get_named_resources",
+    "is_terminal",
+    "macros",
+    "named_resources",
+    "parse_mounts",
+    "resource",
+    "to_dict",
+    "to_json",
+    "to_yaml",
+]

@@ -1,0 +1,181 @@
+"""Apps and roles: what is to run, how often, on what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.specs.frozen import freeze
+from phalanx.specs.mounts import BindMount, DeviceMount, VolumeMount
+
+
+class RetryPolicy(Enum):
+    """What is started again when a replica fails."""
+
+    REPLICA = "REPLICA"
+    """That replica."""
+    ROLE = "ROLE"
+    """All replicas of its role."""
+    APPLICATION = "APPLICATION"
+    """All replicas of all roles."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """What a replica needs: processors, GPUs, megabytes of memory."""
+
+    cpu: int | float
+    gpu: int
+    memMB: int  # noqa: N815 the name that users know
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand, such as an instance type."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Other devices, by name."""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        _freeze(self, "capabilities", "devices", "tags")
+        _check(self, "cpu", int | float, "a number, 0 or more", least=0)
+        _check(self, "gpu", int, "a whole number, 0 or more", least=0)
+        _check(self, "memMB", int, "a whole number, 0 or more", least=0)
+
+    @staticmethod
+    def copy(original: Resource, **capabilities: Any) -> Resource:
+        """The same with more capabilities."""
+        merged = {**original.capabilities, **capabilities}
+        return dataclasses.replace(original, capabilities=merged)
+
+
+@dataclass(frozen=True)
+class Role:
+    """Replicas that run the same thing."""
+
+    name: str
+    image: str = ""
+    """The container's image, or whatever else a scheduler takes for one; local ones need none."""
+    min_replicas: int | None = None
+    """The least that the role can do with, if that is fewer than all."""
+    entrypoint: str = ""
+    """The program; `python` is the interpreter that is meant where it runs."""
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    num_replicas: int = 1
+    max_retries: int = 0
+    retry_policy: RetryPolicy = RetryPolicy.APPLICATION
+    resource: Resource = field(default_factory=lambda: Resource(cpu=2, gpu=0, memMB=1024))
+    port_map: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand."""
+    mounts: Sequence[BindMount | VolumeMount | DeviceMount] = ()
+    workspace: str | None = None
+    """The directory whose files it runs with; by default the app's."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        _check_name(self)
+        where = f"role {self.name!r}: "
+        for name in ("image", "entrypoint"):
+            _check(self, name, str, "text", where)
+        _check(self, "num_replicas", int, "a whole number, 1 or more", where, least=1)
+        _check(self, "max_retries", int, "a whole number, 0 or more", where, least=0)
+        _check(self, "retry_policy", RetryPolicy, "a RetryPolicy", where)
+        _check(self, "resource", Resource, "a Resource", where)
+        if self.min_replicas is not None:
+            _check(self, "min_replicas", int, "a whole number, 1 or more", where, least=1)
+            if self.min_replicas > self.num_replicas:
+                raise ConfigError(
+                    f"{where}min_replicas: {self.min_replicas} is more than num_replicas, "
+                    f"{self.num_replicas}."
+                )
+        if self.workspace is not None:
+            _check(self, "workspace", str, "a directory", where)
+        for name in ("args", "mounts"):
+            if isinstance(getattr(self, name), str) or not isinstance(
+                getattr(self, name), Sequence
+            ):
+                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not a list.")
+        for name in ("env", "port_map", "metadata"):
+            _check(self, name, Mapping, "a dict", where)
+        _freeze(self, "args", "mounts", "env", "port_map", "metadata")
+        self._check_items(where)
+
+    def _check_items(self, where: str) -> None:
+        for i, arg in enumerate(self.args):
+            if not isinstance(arg, str) or "\0" in arg:
+                raise ConfigError(f"{where}args[{i}]: {arg!r} is not text.")
+        for key, value in self.env.items():
+            if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+                raise ConfigError(f"{where}env: {key!r} cannot be the name of a variable.")
+            if not isinstance(value, str) or "\0" in value:
+                raise ConfigError(f"{where}env[{key!r}]: {value!r} is not text.")
+        for i, mount in enumerate(self.mounts):
+            if not isinstance(mount, BindMount | VolumeMount | DeviceMount):
+                raise ConfigError(f"{where}mounts[{i}]: {mount!r} is not a mount.")
+        for key, port in self.port_map.items():
+            if not isinstance(port, int) or not 0 < port < 65536:
+                raise ConfigError(f"{where}port_map[{key!r}]: {port!r} is not a port.")
+
+
+@dataclass(frozen=True)
+class AppDef:
+    """An app: one or more roles."""
+
+    name: str
+    roles: Sequence[Role] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"AppDef.name: {self.name!r} is not a name.")
+        where = f"app {self.name!r}: "
+        if isinstance(self.roles, str) or not isinstance(self.roles, Sequence):
+            raise ConfigError(f"{where}roles: {self.roles!r} is not a list of roles.")
+        _check(self, "metadata", Mapping, "a dict", where)
+        _freeze(self, "roles", "metadata")
+        names: set[str] = set()
+        for i, role in enumerate(self.roles):
+            if not isinstance(role, Role):
+                raise ConfigError(f"{where}roles[{i}]: {role!r} is not a Role.")
+            if role.name in names:
+                raise ConfigError(f"{where}roles[{i}].name: there is another role {role.name!r}.")
+            names.add(role.name)
+
+    def role(self, name: str) -> Role:
+        """The role of that name. Raises `LookupError`."""
+        found = next((role for role in self.roles if role.name == name), None)
+        if found is None:
+            names = ", ".join(role.name for role in self.roles) or "none"
+            raise LookupError(f"{self.name} has no role {name!r}; it has: {names}")
+        return found
+
+
+def _check_name(role: Role) -> None:
+    name = role.name
+    if not isinstance(name, str) or not name.strip() or name in (".", ".."):
+        raise ConfigError(f"Role.name: {name!r} is not a name.")
+    if "/" in name or not name.isprintable():
+        raise ConfigError(f"Role.name: {name!r} has a character that a role's name cannot have.")
+
+
+def _check(
+    spec: Any, name: str, kind: Any, what: str, where: str = "", *, least: float | None = None
+) -> None:
+    value = getattr(spec, name)
+    where = where or f"{type(spec).__name__}."
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
+    if least is not None and not value >= least:
+        raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
+
+
+def _freeze(spec: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        plain = dict(value) if isinstance(value, Mapping) else list(value)
+        object.__setattr__(spec, name, freeze(plain))

@@ -1,0 +1,133 @@
+"""What a replica finds in its filesystem, and the `type=bind,src=…,dst=…` way to write it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BindMount:
+    """A path of the host."""
+
+    src_path: str
+    dst_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class VolumeMount:
+    """A volume that the scheduler knows by name."""
+
+    src: str
+    dst_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceMount:
+    """A device of the host."""
+
+    src_path: str
+    dst_path: str
+    permissions: str = "rwm"
+    """Some of r (read), w (write) and m (make)."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not self.permissions or not set(self.permissions) <= set("rwm"):
+            raise ConfigError(
+                f"DeviceMount.permissions: {self.permissions!r} has letters other than r, w and m."
+            )
+
+
+Mount = BindMount | VolumeMount | DeviceMount
+
+KINDS: dict[str, type[BindMount | VolumeMount | DeviceMount]] = {
+    "bind": BindMount,
+    "volume": VolumeMount,
+    "device": DeviceMount,
+}
+
+_ALIASES = {
+    "src": "src",
+    "source": "src",
+    "dst": "dst",
+    "destination": "dst",
+    "target": "dst",
+    "readonly": "readonly",
+    "read_only": "readonly",
+    "perm": "perm",
+}
+_EXAMPLE = "Example: type=bind,src=/data,dst=/data,readonly"
+
+
+def parse_mounts(words: Iterable[str]) -> list[Mount]:
+    """Mounts from `["type=bind", "src=/a", "dst=/b", "readonly", "type=volume", …]`.
+
+    Each begins with its type. Raises `ConfigError`.
+    """
+    given: list[dict[str, str]] = []
+    for word in words:
+        key, _, value = word.strip().partition("=")
+        if key == "type":
+            given.append({"type": value})
+        elif not given:
+            raise ConfigError(f"mounts: {word!r} comes before any type=. {_EXAMPLE}")
+        else:
+            _add(given[-1], key, value, word)
+    return [_make(mount) for mount in given]
+
+
+def _add(mount: dict[str, str], key: str, value: str, word: str) -> None:
+    if key not in _ALIASES:
+        near = difflib.get_close_matches(key, _ALIASES, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else _EXAMPLE
+        raise ConfigError(f"mounts: there is no {key!r} in a mount. {hint}")
+    if _ALIASES[key] in mount:
+        raise ConfigError(f"mounts: {word!r}: {key!r} is given twice. {_EXAMPLE}")
+    mount[_ALIASES[key]] = value
+
+
+def _make(given: dict[str, str]) -> Mount:
+    kind = given["type"]
+    if kind not in KINDS:
+        raise ConfigError(f"mounts: there is no type {kind!r}: write bind, volume or device.")
+    unfit = {"device": "readonly"}.get(kind, "perm")
+    if unfit in given:
+        raise ConfigError(f"mounts: a {kind} mount has no {unfit!r}.")
+    if not given.get("src") or not (given.get("dst") or kind == "device"):
+        missing = "src" if not given.get("src") else "dst"
+        raise ConfigError(f"mounts: a {kind} mount needs {missing}=. {_EXAMPLE}")
+    src, dst = given["src"], given.get("dst") or given["src"]
+    if kind == "device":
+        return DeviceMount(src, dst, given.get("perm", "rwm"))
+    read_only = _read_only(given.get("readonly"))
+    return BindMount(src, dst, read_only) if kind == "bind" else VolumeMount(src, dst, read_only)
+
+
+def _read_only(text: str | None) -> bool:
+    if text is None:
+        return False
+    if text.lower() in ("", "true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise ConfigError(f"mounts: readonly={text!r}: write readonly, or readonly=true or false.")
+
+
+def describe(mounts: Sequence[Mount]) -> list[str]:
+    """As `parse_mounts` reads them."""
+    words: list[str] = []
+    for mount in mounts:
+        match mount:
+            case DeviceMount(src, dst, permissions):
+                words += ["type=device", f"src={src}", f"dst={dst}", f"perm={permissions}"]
+            case BindMount(src, dst, read_only) | VolumeMount(src, dst, read_only):
+                kind = "bind" if isinstance(mount, BindMount) else "volume"
+                words += [f"type={kind}", f"src={src}", f"dst={dst}"]
+                words += ["readonly"] if read_only else []
+    return words

@@ -1,0 +1,84 @@
+"""Resources by name: generic sizes, the instance types of AWS, and what plugins add."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from phalanx import plugins
+from phalanx.errors import ConfigError, PluginError
+from phalanx.specs.app import Resource
+
+GROUP = "phalanx.named_resources"
+
+_CPU, _GPU, _MEMORY = 2, 0, 1024
+
+_GENERIC = {
+    "cpu.nano": (1, 0, 512),
+    "cpu.micro": (1, 0, 1024),
+    "cpu.small": (1, 0, 2 * 1024),
+    "cpu.medium": (2, 0, 4 * 1024),
+    "cpu.large": (2, 0, 8 * 1024),
+    "cpu.xlarge": (8, 0, 32 * 1024),
+    "gpu.small": (8, 1, 32 * 1024),
+    "gpu.medium": (16, 2, 64 * 1024),
+    "gpu.large": (32, 4, 128 * 1024),
+    "gpu.xlarge": (64, 8, 256 * 1024),
+}
+
+
+def resource(
+    cpu: float | None = None,
+    gpu: int | None = None,
+    memMB: int | None = None,  # noqa: N803 the name that users know
+    h: str | None = None,
+) -> Resource:
+    """A resource by its parts, or by name: `h` wins. What is not given is 2 processors, no GPU,
+    1024 MB; an explicit 0 is 0.
+    """
+    if h:
+        return get_named_resources(h)
+    return Resource(
+        cpu=_CPU if cpu is None else cpu,
+        gpu=_GPU if gpu is None else gpu,
+        memMB=_MEMORY if memMB is None else memMB,
+    )
+
+
+def get_named_resources(name: str) -> Resource:
+    """The resource of this name, from a plugin or one of ours. Raises `ConfigError`."""
+    for plugin in plugins.of(GROUP):
+        if plugin.name == name:
+            return _of_plugin(plugin)
+    found = _shipped(name)
+    if found is not None:
+        return found
+    known = sorted({*named_resources()})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See: phalanx.specs.named_resources()"
+    raise ConfigError(f"there is no named resource {name!r}. {hint}")
+
+
+def named_resources() -> Iterator[str]:
+    """All names, without loading any plugin."""
+    from phalanx.specs.instances import AWS
+
+    yield from _GENERIC
+    yield from AWS
+    yield from (plugin.name for plugin in plugins.of(GROUP))
+
+
+def _shipped(name: str) -> Resource | None:
+    if name in _GENERIC:
+        cpu, gpu, memory = _GENERIC[name]
+        return Resource(cpu=cpu, gpu=gpu, memMB=memory)
+    from phalanx.specs.instances import instance
+
+    return instance(name)
+
+
+def _of_plugin(plugin: plugins.Plugin) -> Resource:
+    made = plugin.call()
+    if not isinstance(made, Resource):
+        raise PluginError(plugin, f"it gave {made!r}, not a phalanx.specs.Resource")
+    return made

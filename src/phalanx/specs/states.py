@@ -1,0 +1,111 @@
+"""How an app stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from phalanx.rounds import Outcome
+
+
+class AppState(Enum):
+    """Where an app, or one of its replicas, stands."""
+
+    UNSUBMITTED = "UNSUBMITTED"
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        """It will not change any more."""
+        return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
+
+
+def is_terminal(state: AppState) -> bool:
+    """The state will not change any more."""
+    return state.is_final
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica of a role at one moment."""
+
+    id: int
+    role: str
+    state: AppState
+    hostname: str = ""
+    exit_code: int | None = None
+    """What it exited with, if it did."""
+    signal: str | None = None
+    """What killed it, such as `SIGKILL`, if something did."""
+    error: str = ""
+    """What went wrong, in one line: the first error it has reported or printed."""
+    pid: int | None = None
+    retries: int = 0
+    """How often it was started again."""
+
+    @property
+    def structured_error_msg(self) -> str:
+        """The error, by the name that TorchX has for it."""
+        return self.error
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """The replicas of one role."""
+
+    role: str
+    replicas: tuple[ReplicaStatus, ...]
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """An app at one moment."""
+
+    app: str
+    state: AppState
+    message: str = ""
+    """What went wrong, in one line; empty while nothing has."""
+    ended: tuple[Outcome, ...] = ()
+    """How the workers of a launch that have ended did, in rank order."""
+    seconds: float | None = None
+    """How long it has been going, or went, where that is known."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """When a launch reached what, in seconds since its start: see `docs/performance.md`."""
+    roles: tuple[RoleStatus, ...] = ()
+    """The replicas of an app on a scheduler, as far as it tells of them."""
+    num_restarts: int = 0
+    exit_code: int | None = None
+    """What `phalanx run --wait` exits with: that of the replica that failed first."""
+    ui_url: str | None = None
+    """Where a browser shows it."""
+
+    @property
+    def msg(self) -> str:
+        """The message, by the name that TorchX has for it."""
+        return self.message
+
+    @property
+    def structured_error_msg(self) -> str:
+        """The first error of a replica, by the name that TorchX has for it."""
+        return next((r.error for role in self.roles for r in role.replicas if r.error), "")
+
+    def is_terminal(self) -> bool:
+        """It will not change any more."""
+        return self.state.is_final
+
+
+@dataclass(frozen=True)
+class AppSummary:
+    """An app in a listing."""
+
+    app_id: str
+    state: AppState
+    name: str = ""
+    app_handle: str = ""

@@ -1,0 +1,57 @@
+"""A worker whose work is another program: what a replica on another host is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.ranks import RANK_VARIABLES
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""The variable that names the file in which a program reports its error, as for torchrun."""
+
+
+def run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, bytes]:
+    """Run a program to its end: its exit code (minus a signal's number), what is wrong with it if
+    it could not be started, and its error file.
+
+    SIGTERM is passed on. `python` is the interpreter that this worker has.
+    """
+    environ = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+    with tempfile.TemporaryDirectory() as place:
+        environ |= {ERROR_FILE: os.path.join(place, "error.json"), **env}
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+        try:
+            process = subprocess.Popen(_resolve(argv, environ), env=environ)
+        except OSError as error:
+            text = f"cannot start {error.filename or argv[0]!r}: {error.strerror}"
+            print(f"phalanx: {text}", file=sys.stderr)
+            return 127, text, b""
+        signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+        code = process.wait()
+        try:
+            with open(environ[ERROR_FILE], "rb") as file:
+                return code, "", file.read(1 << 20)
+        except OSError:
+            return code, "", b""
+
+
+def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    program = argv[0]
+    if program in ("python", "python3"):
+        program = sys.executable
+    elif os.sep not in program:
+        places = os.pathsep.join((environ.get("PATH", os.defpath), os.getcwd()))
+        program = shutil.which(program, path=places) or program
+    return [program, *argv[1:]]
+
+
+def first_address() -> Any:
+    """Where the first of the hosts is found by the others."""
+    return os.environ["MASTER_ADDR"]
