@@ -113,6 +113,14 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, *flags, "-c", code, *arguments]
 
 
+def program_path(path: str) -> str:
+    """PATH, with the programs of the virtual environment that this runs in before all others."""
+    if sys.prefix == sys.base_prefix:
+        return path
+    programs = os.path.join(sys.prefix, "bin")
+    return os.pathsep.join([programs, *(p for p in path.split(os.pathsep) if p != programs)])
+
+
 def is_installed(path: str) -> bool:
     """A file of the standard library or of an installed package, not of the user's own code."""
     return path.startswith(_STDLIB) or "/site-packages/" in path or "/dist-packages/" in path

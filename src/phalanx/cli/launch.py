@@ -24,14 +24,13 @@ from typing import Any
 
 from phalanx import nesting
 from phalanx.cli import parsing
+from phalanx.cli.tracebacks import print_users_part
 from phalanx.errors import ConfigError, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import interruptible
 from phalanx.logs.console import is_terminal, shows_colour
 from phalanx.logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
 from phalanx.specs import AppStatus
-
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 _USAGE = """\
 usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS]
@@ -226,7 +225,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         app.wait()
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
-        _print_users_part(error)
+        print_users_part(error)
         return 1
     with interruptible() as interrupts:
         interrupts.attach(app.cancel)
@@ -250,20 +249,6 @@ def _load_call(target: _Target, own: list[str]) -> payload.Function:
     check_call(function, args, kwargs)
     needs = imports.of_function(function)
     return payload.pack(function, args, kwargs, needs)
-
-
-def _print_users_part(error: Exception) -> None:
-    """What the user's file raised when it was loaded, from its own first frame on."""
-    import traceback
-
-    trace = error.__traceback__
-    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
-
-
-def _is_machinery(path: str) -> bool:
-    return path.startswith(("<frozen", os.path.dirname(importlib.__file__), _PACKAGE))
 
 
 def _parse_own(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.cli import parsing
+from phalanx.cli.tracebacks import print_users_part
 from phalanx.errors import (
     ComponentError,
     ConfigError,
@@ -214,15 +215,15 @@ def _from_stdin(wanted: _Wanted) -> _Wanted:
 def _run(wanted: _Wanted) -> int:
     with get_runner() as runner:
         info = _dryrun(runner, wanted)
+        if info is None:
+            return 1
         if wanted.dryrun:
             print(info)
             return 0
         handle = runner.schedule(info)
-        print(handle, flush=True)
-        if not wanted.wait:
-            return 0
         try:
-            return _wait(runner, handle, show=wanted.log)
+            print(handle, flush=True)
+            return _wait(runner, handle, show=wanted.log) if wanted.wait else 0
         except KeyboardInterrupt:
             print(
                 f"phalanx run: {handle} goes on. To end it: phalanx cancel {handle}",
@@ -231,7 +232,8 @@ def _run(wanted: _Wanted) -> int:
             return 130
 
 
-def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo:
+def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
+    """What would be submitted; None when the component's own code is broken, which is shown."""
     assert wanted.component is not None
     try:
         return runner.dryrun_component(
@@ -242,10 +244,13 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo:
             wanted.workspace,
             wanted.parent_run_id,
         )
-    except (ConfigError, HelpWanted):
+    except (PhalanxError, HelpWanted):
         raise
     except ValueError as error:  # how components refuse their arguments
         raise ConfigError(f"{wanted.component}: {error}") from error
+    except Exception as error:  # noqa: BLE001 the component's own
+        print_users_part(error)
+        return None
 
 
 def _wait(runner: Runner, handle: str, *, show: bool) -> int:

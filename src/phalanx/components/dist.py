@@ -16,9 +16,12 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
 _AGENT = ("-m", "torch.distributed.run")
-# The address of the first replica is known only where it runs: a shell puts it in. `$$` is a `$`.
+# Where the first replica is, and under which address the others see this one, is known only where it
+# runs: a shell puts it in. `$$` is a `$`. The first carries the store: torchrun need not find out.
 _ON_SEVERAL = (
+    f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
     'exec "$$(command -v python || command -v python3)" -m torch.distributed.run '
+    '$${PHALANX_ADDRESS:+--local_addr "$$PHALANX_ADDRESS"} --rdzv_conf "$$conf" '
     f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:$$0" "$$@"'
 )
 
@@ -72,7 +75,6 @@ def ddp(
     script, script_args = _program("dist.ddp", script, m, script_args)
     least, most, workers = _parse_j(j)
     words = ["--rdzv_backend", rdzv_backend, "--rdzv_id", macros.app_id]
-    words += ["--rdzv_conf", rdzv_conf] if rdzv_conf else []
     words += ["--nnodes", str(most) if least == most else f"{least}:{most}"]
     words += ["--nproc_per_node", str(workers), "--tee", str(tee)]
     words += ["--node_rank", macros.replica_id] if rdzv_backend == "static" else []
@@ -90,7 +92,7 @@ def ddp(
                 image=image,
                 min_replicas=least if least < most else None,
                 entrypoint="python" if most == 1 else "bash",
-                args=[*_command(words, most, rdzv_port), *script_args],
+                args=[*_command(words, most, rdzv_port, rdzv_conf or ""), *script_args],
                 env=variables,
                 num_replicas=most,
                 max_retries=max_retries,
@@ -162,11 +164,12 @@ def _program(
     return script, args
 
 
-def _command(words: list[str], replicas: int, port: int) -> list[str]:
+def _command(words: list[str], replicas: int, port: int, conf: str) -> list[str]:
     if replicas == 1:
         # All workers are under one agent: any free port will do.
-        return [*_AGENT, "--rdzv_endpoint", "localhost:0", *words]
-    return ["-c", _ON_SEVERAL, str(port), *words]
+        more = ["--rdzv_conf", conf] if conf else []
+        return [*_AGENT, "--rdzv_endpoint", "localhost:0", *more, *words]
+    return ["-c", _ON_SEVERAL, str(port), conf, *words]
 
 
 def _parse_j(text: str) -> tuple[int, int, int]:

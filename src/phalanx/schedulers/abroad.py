@@ -60,11 +60,12 @@ class SshCrew:
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Launch its program on its host; returns before that has begun."""
         self._stopped.discard(replica.key)
-        env = {self._rank0_env: self._first.get(replica.role, "localhost"), **replica.env}
+        first = self._first.get(replica.role, "localhost")
+        env = {self._rank0_env: first, **replica.env}
         launcher = self._launcher([replica.hostname], replica)
         launcher.log_spec = _Logs(replica)
         try:
-            app = _start(launcher, program.run, (list(replica.argv), env))
+            app = _start(launcher, program.run, (list(replica.argv), env, first))
         except (PhalanxError, OSError) as error:
             return Ending(error=str(error))
         self._running[replica.key] = app

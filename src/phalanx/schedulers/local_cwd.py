@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.hosts import program_path
 from phalanx.registry import directory
 from phalanx.schedulers import option
 from phalanx.schedulers.request import (
@@ -97,13 +98,10 @@ class LocalScheduler(Supervised):
 
 
 def _path(path: str, cwd: str, *, first: bool) -> str:
-    """PATH with the current directory, and before all the programs of our own environment."""
-    parts = [part for part in path.split(os.pathsep) if part]
-    parts = [cwd, *parts] if first else [*parts, cwd]
-    if sys.prefix != sys.base_prefix:
-        programs = os.path.join(sys.prefix, "bin")
-        parts = [programs, *(part for part in parts if part != programs)]
-    return os.pathsep.join(dict.fromkeys(parts))
+    """PATH with the programs of our own environment, and with the current directory."""
+    path = program_path(path)
+    parts = [cwd, *path.split(os.pathsep)] if first else [*path.split(os.pathsep), cwd]
+    return os.pathsep.join(part for part in dict.fromkeys(parts) if part)
 
 
 def log_root(log_dir: str | None, session: str, app_id: str) -> Path:

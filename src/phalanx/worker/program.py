@@ -11,22 +11,30 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phalanx.hosts import program_path
+from phalanx.network import address_towards
 from phalanx.ranks import RANK_VARIABLES
 
+ADDRESS = "PHALANX_ADDRESS"
+"""The variable in which a replica finds the address that others reach it at."""
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names the file in which a program reports its error, as for torchrun."""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, bytes]:
+def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, str, bytes]:
     """Run a program to its end: its exit code (minus a signal's number), what is wrong with it if
     it could not be started, and its error file.
 
-    SIGTERM is passed on. `python` is the interpreter that this worker has.
+    SIGTERM is passed on. `python` is the interpreter that this worker has. `first` is where the
+    role's first replica is; the program learns under which address it is seen from there.
     """
     environ = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+    if (own := address_towards(first)) is not None:
+        environ[ADDRESS] = own
     with tempfile.TemporaryDirectory() as place:
         environ |= {ERROR_FILE: os.path.join(place, "error.json"), **env}
         environ.setdefault("PYTHONUNBUFFERED", "1")
+        environ["PATH"] = program_path(environ.get("PATH", os.defpath))
         try:
             process = subprocess.Popen(_resolve(argv, environ), env=environ)
         except OSError as error:
@@ -47,7 +55,7 @@ def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if program in ("python", "python3"):
         program = sys.executable
     elif os.sep not in program:
-        places = os.pathsep.join((environ.get("PATH", os.defpath), os.getcwd()))
+        places = os.pathsep.join((environ["PATH"], os.getcwd()))
         program = shutil.which(program, path=places) or program
     return [program, *argv[1:]]
 

@@ -1,0 +1,21 @@
+"""What the user's own code raised, without the frames of ours that led to it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
+def print_users_part(error: Exception) -> None:
+    """Print an exception from the first frame on that is the user's."""
+    trace = error.__traceback__
+    while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_machinery(path: str) -> bool:
+    return path.startswith(("<frozen", os.path.dirname(importlib.__file__), _PACKAGE))

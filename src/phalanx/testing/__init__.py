@@ -1,0 +1,7 @@
+"""For authors of plugins: what theirs must pass."""
+
+from __future__ import annotations
+
+from phalanx.testing.schedulers import SchedulerSuite
+
+__all__ = ["SchedulerSuite"]

@@ -1,0 +1,782 @@
+"""`phalanx run` and its neighbours on this machine, from outside: BEHAVIOURS F, line by line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.registry import recorded
+from phalanx.runner import get_runner
+from tests.conftest import is_alive, wait_until
+from tests.process.commands import check_snapshot, phalanx, without_ids
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    """Apps of this test alone; those that it leaves running end with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    yield tmp_path / "state" / "phalanx" / "apps"
+    with get_runner() as runner:
+        for app in runner.list():
+            runner.cancel(app.app_handle)
+
+
+def run(*args, **kwargs):
+    return phalanx("run", *args, **kwargs)
+
+
+def status(app="", **kwargs):
+    """As JSON."""
+    done = phalanx("status", "--json", *([app] if app else []), **kwargs)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["status"]
+
+
+def submit(*args):
+    """The handle of an app that is submitted and not waited for."""
+    done = run(*args)
+    assert done.returncode == 0, done.stderr
+    (handle,) = done.stdout.split()
+    return handle
+
+
+# ── components ────────────────────────────────────────────────────────────────
+
+
+def test_builtins_are_counted_and_listed():
+    """As many as it says."""
+    out = phalanx("builtins").stdout
+    check_snapshot("builtins", out)
+    first, *rest = out.splitlines()
+    assert first == f"Found {len(rest)} builtin components:"
+    described = json.loads(phalanx("builtins", "--json").stdout)
+    assert [c["name"] for c in described["components"]] == [r.split()[1] for r in rest]
+
+
+def test_the_source_of_one_is_printed():
+    """To begin one's own from."""
+    assert "def echo(" in phalanx("builtins", "--print", "utils.echo").stdout
+    assert "def echo(" in phalanx("builtins", "--print", "echo").stdout
+    done = phalanx("builtins", "--print", "nothing")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["utils.ecko"], 1, "there is no component 'utils.ecko'. Did you mean 'utils.echo'?"),
+        (["ecko"], 1, "Did you mean 'utils.echo'?"),
+        (["nonsense"], 1, "there is no component 'nonsense'. See: phalanx builtins"),
+        (["./nothing.py:fn"], 1, "there is no file ./nothing.py."),
+        (["./comp.py:trainr"], 1, "./comp.py has no function 'trainr'. Did you mean 'trainer'?"),
+        (["./compp.py:trainer"], 1, "there is no file ./compp.py. Did you mean comp.py?"),
+        (["./comp.py:untyped"], 1, "./comp.py:untyped is not a component: its parameter 'x' has"),
+        (
+            ["-s", "local_cdw", "utils.echo"],
+            1,
+            "no scheduler 'local_cdw'. Did you mean 'local_cwd'",
+        ),
+        (["-cfg", "log_dri=x", "utils.echo"], 2, "no option 'log_dri'. Did you mean 'log_dir'?"),
+        (["-cfg", "prepend_cwd=maybe", "utils.echo"], 2, "'maybe' is neither yes nor no"),
+        (["-cfg", "rubbish", "utils.echo"], 2, "'rubbish' is not KEY=VALUE"),
+        (["-s", "ssh", "utils.echo"], 2, "ssh needs the option 'hosts'"),
+        (["utils.echo", "--num_replicas", "two"], 2, "--num_replicas: 'two' is not a whole number"),
+        (["utils.echo", "--msg", "a", "--msg=b"], 2, "utils.echo: --msg is given twice"),
+        (["utils.echo", "--mesg", "a"], 2, "no option '--mesg'. Did you mean --msg?"),
+        (["utils.echo", "--msg"], 2, "--msg needs a value: str"),
+        (["utils.echo", "hi"], 2, "takes options only, not 'hi'. Did you mean --msg hi?"),
+        (["utils.copy"], 2, "utils.copy needs --src, --dst."),
+        (["dist.ddp", "-j", "x", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
+        (["dist.ddp", "-j", "2x", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
+        (["dist.ddp", "-j", "1:2", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
+        (["dist.ddp", "--debug", "maybe", "a.py"], 2, "--debug: 'maybe' is neither yes nor no"),
+        (["dist.ddp", "--debug", "1", "a.py"], 2, "'1' is neither yes nor no, true nor false"),
+        (["utils.sh", "--h", "gpu.smal", "true"], 2, "'gpu.smal'. Did you mean 'gpu.small'?"),
+        (["./comp.py:picky", "--x", "7"], 2, "7 is too many"),
+        (["utils.echo", "-s", "local_cwd"], 2, "-s is an option of run: before the component"),
+        (["-s", "a", "-s", "b", "utils.echo"], 2, "-s is given twice"),
+        ([], 2, "say which component"),
+        (["--workspace", "nowhere", "utils.echo"], 2, "the workspace"),
+        (["--nonsense", "1", "utils.echo"], 2, "local_cwd has no option 'nonsense'"),
+    ],
+)
+def test_a_mistake_is_one_clear_sentence(words, code, said, tmp_path):
+    """With its exit code, the nearest name, and no traceback; nothing was submitted."""
+    (tmp_path / "comp.py").write_text(COMPONENTS)
+    done = run(*words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not recorded.apps()
+
+
+COMPONENTS = '''
+from typing import Optional
+
+import phalanx.specs as specs
+
+
+def trainer(name: str = "nobody", workers: Optional[int] = None, lr: float | None = None,
+            verbose: bool = False, tags: list[str] = [], sizes: dict[str, int] = {},
+            wait: str = "no", dryrun: bool = False) -> specs.AppDef:
+    """Train something.
+
+    A second paragraph.
+
+    Args:
+        name: whose it is
+        workers: how many,
+            on two lines
+    """
+    print("components may print")
+    shown = repr([name, workers, lr, verbose, tags, sizes, wait, dryrun])
+    role = specs.Role("trainer", entrypoint="echo", args=[shown.replace("$", "$$")])
+    return specs.AppDef("trainer", [role])
+
+
+def picky(x: int) -> specs.AppDef:
+    raise ValueError(f"{x} is too many")
+
+
+def untyped(x) -> specs.AppDef: ...
+
+
+def rest(*args: str, a: int = 0) -> specs.AppDef:
+    role = specs.Role("rest", entrypoint="echo", args=[repr((a, args))])
+    return specs.AppDef("rest", [role])
+'''
+
+
+def built(tmp_path, *words):
+    """What a component of the file above printed when it was run with these words."""
+    (tmp_path / "comp.py").write_text(COMPONENTS)
+    done = run("--wait", "--log", *words)
+    assert done.returncode == 0, done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if "/0 " in text]
+    return line.partition(" ")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], ["nobody", None, None, False, [], {}, "no", False]),
+        (["--workers", "3", "--lr", "1e-3"], ["nobody", 3, 0.001, False, [], {}, "no", False]),
+        (["--verbose", "YES"], ["nobody", None, None, True, [], {}, "no", False]),
+        (["--verbose=false", "--name", "a=b"], ["a=b", None, None, False, [], {}, "no", False]),
+        (["--tags", 'a,"b,c"'], ["nobody", None, None, False, ["a", "b,c"], {}, "no", False]),
+        (["--sizes", "a=1,b=2"], ["nobody", None, None, False, [], {"a": 1, "b": 2}, "no", False]),
+        (["--wait", "x", "--dryrun", "yes"], ["nobody", None, None, False, [], {}, "x", True]),
+        (["--", "--name", "test app"], ["test app", None, None, False, [], {}, "no", False]),
+    ],
+)
+def test_arguments_arrive_with_their_types(words, shown, tmp_path):
+    """Options of the component that are named like run's own among them."""
+    assert built(tmp_path, "./comp.py:trainer", *words) == repr(shown)
+
+
+def test_a_file_may_be_named_absolutely_and_from_below(tmp_path):
+    """Wherever one is."""
+    assert built(tmp_path, f"{tmp_path}/comp.py:rest") == "(0, ())"
+    (tmp_path / "below").mkdir()
+    done = run("--dryrun", "../comp.py:rest", cwd=tmp_path / "below")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--", "--flag", "--help"], (0, ("--flag", "--help"))),
+        (["x", "--a", "1"], (0, ("x", "--a", "1"))),
+        (["--a", "1", "--", "--a", "2"], (1, ("--a", "2"))),
+        (["--a", "1", "x", "--", "y"], (1, ("x", "--", "y"))),
+        (["--", "--", "y"], (0, ("--", "y"))),
+        (["--a=-1"], (-1, ())),
+    ],
+)
+def test_what_is_behind_the_dashes_is_the_programs(words, shown, tmp_path):
+    """Help among it."""
+    assert built(tmp_path, "./comp.py:rest", *words) == repr(shown)
+
+
+def test_help_of_a_component(tmp_path):
+    """Docstring, types, defaults."""
+    (tmp_path / "comp.py").write_text(COMPONENTS)
+    done = run("./comp.py:trainer", "--help")
+    assert done.returncode == 0
+    check_snapshot("help-of-a-component", done.stdout)
+    check_snapshot("help-of-ddp", run("-s", "local_cwd", "dist.ddp", "--help").stdout)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    "run builtins runopts list status describe log cancel delete clean config configure completion"
+    "".split(),
+)
+def test_help_of_each_command(verb):
+    """As it was."""
+    done = phalanx(verb, "--help", env={**os.environ, "COLUMNS": "100"})
+    assert done.returncode == 0
+    check_snapshot(f"help-of-{verb}", done.stdout)
+
+
+def test_help_of_all():
+    """Every command is there."""
+    check_snapshot("help", phalanx("--help").stdout)
+
+
+def test_a_component_may_raise_what_it_likes(tmp_path):
+    """What is not a refusal is shown as it is."""
+    (tmp_path / "bad.py").write_text(
+        "import phalanx.specs as specs\n"
+        "def bad() -> specs.AppDef:\n    return {}['missing']\n"
+        "def none() -> specs.AppDef:\n    return None\n"
+    )
+    done = run("./bad.py:bad")
+    assert done.returncode == 1
+    assert "KeyError: 'missing'" in done.stderr
+    done = run("./bad.py:none")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "./bad.py:none gave None, not an AppDef" in done.stderr
+
+
+# ── dry runs ──────────────────────────────────────────────────────────────────
+
+
+def test_a_dry_run_prints_the_app_and_the_exact_request_and_does_nothing(tmp_path):
+    """The seed's own example."""
+    before = sorted(tmp_path.rglob("*"))
+    done = run("--dryrun", "-s", "local_cwd", "utils.python", "hello.py", "aptg")
+    assert done.returncode == 0, done.stderr
+    app, request = done.stdout.split("=== SCHEDULER REQUEST ===")
+    assert app.startswith("=== APPLICATION ===")
+    app = json.loads(app.partition("\n")[2])
+    (role,) = app["roles"]
+    assert (role["entrypoint"], role["args"]) == ("python", ["hello.py", "aptg"])
+    (replica,) = json.loads(request)["roles"][0]["replicas"]
+    assert replica["argv"][1:] == ["hello.py", "aptg"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# ── running ───────────────────────────────────────────────────────────────────
+
+
+def test_run_prints_the_handle_alone():
+    """On stdout; from it everything else is found."""
+    handle = submit("utils.echo", "--msg", "hi")
+    assert handle.startswith("local_cwd://phalanx/echo-")
+    wait_until(lambda: status(handle)["state"] == "SUCCEEDED")
+    assert phalanx("log", handle).stdout == "echo/0 hi\n"
+
+
+def test_a_script_as_first_argument(tmp_path):
+    """With what comes behind it."""
+    (tmp_path / "hello.py").write_text("import sys; print('hello', sys.argv[1:])\n")
+    done = run("--wait", "--log", "utils.python", "hello.py", "aptg", "--flag")
+    assert done.returncode == 0
+    assert "python/0 hello ['aptg', '--flag']" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["utils.python", "-c", "raise LookupError('told you')"], 1, "LookupError: told you"),
+        (["utils.sh", "exit 7"], 7, ""),
+        (["utils.sh", "echo no >&2; exit 3"], 3, "no"),
+        (["utils.sh", "kill -9 $$$$"], 137, ""),
+        (
+            ["utils.binary", "--entrypoint", "no-such-program"],
+            127,
+            "cannot start 'no-such-program'",
+        ),
+        (["utils.python", "nowhere.py"], 2, "can't open file"),
+    ],
+)
+def test_wait_exits_with_the_apps_own_code(words, code, error):
+    """And status says why."""
+    done = run("--wait", *words)
+    assert done.returncode == code, done.stderr
+    assert "FAILED" in done.stderr
+    found = status()
+    (replica,) = found["roles"][0]["replicas"]
+    assert found["exit_code"] == code
+    assert replica["state"] == "FAILED"
+    assert error in replica["error"]
+    assert (replica["exit_code"] == code) != (replica["signal"] == "SIGKILL")
+    shown = phalanx("status").stdout
+    assert error in shown
+
+
+def test_a_failed_replica_ends_the_app_at_once(tmp_path):
+    """The others are stopped, and shown as that."""
+    code = "import os, time; os.environ['PHALANX_REPLICA_ID'] == '1' and 1 / 0; time.sleep(300)"
+    done = run("--wait", "utils.python", "--num_replicas", "3", "-c", code)
+    assert done.returncode == 1
+    replicas = status()["roles"][0]["replicas"]
+    assert [r["state"] for r in replicas] == ["CANCELLED", "FAILED", "CANCELLED"]
+    assert replicas[1]["error"] == "ZeroDivisionError: division by zero"
+    assert "python/1 exited with code 1: ZeroDivisionError" in done.stderr
+
+
+def test_an_error_file_in_torchs_format_is_read(tmp_path):
+    """As torchrun's `@record` writes it."""
+    code = (
+        "import json, os, sys; json.dump({'message': {'message': 'ValueError: deep inside'}}, "
+        "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); sys.exit(1)"
+    )
+    assert run("--wait", "utils.python", "-c", code).returncode == 1
+    assert status()["roles"][0]["replicas"][0]["error"] == "ValueError: deep inside"
+
+
+def test_macros_in_arguments_environment_and_metadata(tmp_path):
+    """Nested; `$$` gives `$`, unknown names stay."""
+    (tmp_path / "comp.py").write_text(
+        textwrap.dedent("""
+        from phalanx.specs import AppDef, Role, macros
+
+        def app() -> AppDef:
+            env = {"ROOT": macros.img_root, "JOB": f"job {macros.app_id}/{macros.replica_id}"}
+            line = 'echo "$$ROOT|$$JOB|${unknown}|$${%s}"' % macros.rank0_env
+            meta = {"deep": [{"id": macros.app_id}]}
+            role = Role("r", entrypoint="sh", args=["-c", line], env=env, metadata=meta)
+            return AppDef("app", [role])
+        """)
+    )
+    handle = submit("./comp.py:app")
+    app_id = handle.rpartition("/")[2]
+    done = phalanx("log", "-f", handle)
+    assert done.stdout == f"r/0 {tmp_path}|job {app_id}/0||localhost\n"
+
+
+def test_the_replicas_environment(tmp_path):
+    """The command's own, and who they are."""
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    handle = submit("--parent_run_id", "p-1", "utils.python", "-c", code)
+    done = phalanx("log", "-f", handle)
+    environ = json.loads(done.stdout.partition(" ")[2])
+    assert environ["PHALANX_JOB_ID"] == handle
+    assert environ["PHALANX_PARENT_RUN_ID"] == "p-1"
+    assert environ["PHALANX_REPLICA_ID"] == "0"
+    assert environ["PHALANX_RANK0_HOST"] == "localhost"
+    assert environ["PHALANX_TESTS"] == os.environ["PHALANX_TESTS"]
+    assert environ["PATH"].split(":")[-1] == str(tmp_path)
+
+
+def test_programs_of_the_current_directory(tmp_path):
+    """Are found last, or first."""
+    for name in ("mine", "ls"):
+        (tmp_path / name).write_text("#!/bin/sh\necho own\n")
+        (tmp_path / name).chmod(0o755)
+    for options, program, own in (
+        ([], "mine", True),
+        ([], "ls", False),
+        (["-cfg", "prepend_cwd=yes"], "ls", True),
+        (["--prepend_cwd", "yes"], "ls", True),
+    ):
+        handle = submit(*options, "utils.binary", "--entrypoint", program)
+        assert (phalanx("log", "-f", handle).stdout == "binary/0 own\n") == own
+
+
+def test_a_log_dir_of_ones_own(tmp_path):
+    """The streams are files in it."""
+    handle = submit("-cfg", "log_dir=out", "utils.sh", "echo a; echo b >&2")
+    phalanx("log", "-f", handle)
+    place = tmp_path / "out" / "phalanx" / handle.rpartition("/")[2] / "sh" / "0"
+    assert (place / "stdout.log").read_text() == "a\n"
+    assert (place / "stderr.log").read_text() == "b\n"
+    assert phalanx("delete", handle).returncode == 0
+    assert not (place / "stdout.log").exists()
+
+
+def test_a_workspace_is_the_directory_it_runs_in(tmp_path):
+    """Another than the current one."""
+    (tmp_path / "there").mkdir()
+    handle = submit("--workspace", "there", "utils.sh", "pwd")
+    assert phalanx("log", "-f", handle).stdout == f"sh/0 {tmp_path}/there\n"
+
+
+def test_retries_are_counted(tmp_path):
+    """And the last failure is the app's."""
+    script = "echo try; test -e done && exit 0; touch done; exit 5"
+    handle = submit("utils.sh", "--max_retries", "1", script)
+    assert phalanx("log", "-f", handle).stdout == "sh/0 try\nsh/0 try\n"
+    assert (status(handle)["state"], status(handle)["num_restarts"]) == ("SUCCEEDED", 1)
+
+
+def test_everything_from_stdin():
+    """As JSON."""
+    given = {"component_name": "utils.echo", "component_args": {"msg": "hi"}, "wait": True}
+    done = run("--stdin", input=json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    assert phalanx("log").stdout == "echo/0 hi\n"
+    given = {"component_name": "utils.sh", "component_args": ["exit 4"], "wait": True}
+    given |= {"scheduler": "local_cwd", "scheduler_args": {"stop_grace": 1}}
+    assert run("--stdin", input=json.dumps(given)).returncode == 4
+    for text, said in (("{", "not JSON"), ("[]", "component_name"), ('{"component_name": 1}', "")):
+        done = run("--stdin", input=text)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_ddp_forms_a_group_here(tmp_path):
+    """Two workers under one agent; two agents that meet."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print("sum", total.item(), sys.argv[1:])
+        """)
+    )
+    for words in (["-j", "1x2", "--script", "train.py", "--", "--lr", "1 2"],):
+        done = run("--log", "dist.ddp", *words, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("sum 2.0 ['--lr', '1 2']") == 2
+    done = run("--log", "dist.ddp", "-j", "2x1", "--rdzv_port", "29677", "train.py", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("sum 2.0 []") == 2
+
+
+# ── from another terminal ─────────────────────────────────────────────────────
+
+
+def test_log_by_role_replica_regex_stream_and_time(tmp_path):
+    """Without follow it returns at once, though the app goes on."""
+    script = "echo out ${replica_id}; echo err ${replica_id} >&2; sleep 300"
+    handle = submit("utils.sh", "--num_replicas", "3", script)
+    app = handle.rpartition("/")[2]
+    wait_until(lambda: len(phalanx("log", handle).stdout.splitlines()) == 6)
+    log = lambda *args: sorted(phalanx("log", *args).stdout.splitlines())
+    assert log(f"{app}/sh/1") == ["sh/1 err 1", "sh/1 out 1"]
+    assert log(f"{handle}/sh/0,2", "--streams", "stdout") == ["sh/0 out 0", "sh/2 out 2"]
+    assert log(app, "--streams", "stderr", "--regex", "[12]$") == ["sh/1 err 1", "sh/2 err 2"]
+    assert log(app, "--since", "1h", "--until", "30m") == []
+    assert len(log(app, "--since", "1h")) == 6
+    assert len(log(f"{app}/sh", "-n", "2")) == 2
+    line = json.loads(phalanx("log", f"{app}/sh/0", "--streams", "stdout", "--json").stdout)
+    assert (line["role"], line["replica"], line["text"]) == ("sh", 0, "out 0")
+    for place, said in ((f"{app}/no", "no role 'no'"), (f"{app}/sh/7", "replicas 0 to 2, not 7")):
+        done = phalanx("log", place)
+        assert (done.returncode, said in done.stderr) == (1, True)
+    assert phalanx("log", f"{app}/sh/x").returncode == 1
+    assert status(app)["state"] == "RUNNING"
+
+
+def test_two_roles_are_told_apart(tmp_path):
+    """In status and log."""
+    (tmp_path / "comp.py").write_text(
+        textwrap.dedent("""
+        from phalanx.specs import AppDef, Role
+
+        def app() -> AppDef:
+            roles = [Role(n, entrypoint="echo", args=[n], num_replicas=2) for n in ("a", "b")]
+            return AppDef("two", roles)
+        """)
+    )
+    assert run("--wait", "./comp.py:app").returncode == 0
+    assert sorted(phalanx("log").stdout.splitlines()) == ["a/0 a", "a/1 a", "b/0 b", "b/1 b"]
+    assert [r["role"] for r in status()["roles"]] == ["a", "b"]
+
+
+def test_list_describe_and_delete():
+    """Each with JSON."""
+    handle = submit("utils.echo", "--msg", "hi")
+    app = handle.rpartition("/")[2]
+    phalanx("log", "-f", handle)
+    (row,) = json.loads(phalanx("list", "--json").stdout)
+    assert (row["handle"], row["status"]["state"]) == (handle, "SUCCEEDED")
+    assert app in phalanx("list").stdout
+    (row,) = json.loads(phalanx("list", "-s", "local_cwd", "--json").stdout)
+    assert row == {"handle": handle, "name": "echo", "state": "SUCCEEDED"}
+    described = json.loads(phalanx("describe", app).stdout)
+    assert described["roles"][0]["args"] == ["hi"]
+    assert json.loads(phalanx("delete", app, "--json").stdout) == [handle]
+    assert json.loads(phalanx("list", "--json").stdout) == []
+    for verb in ("status", "describe", "log", "delete", "cancel"):
+        done = phalanx(verb, handle)
+        assert (done.returncode, done.stdout) == (1, ""), verb
+        assert "there is no app" in done.stderr or "not submitted" in done.stderr
+
+
+def test_cancelling_what_ignores_sigterm():
+    """It is killed after the grace, with everything below it; twice does no harm."""
+    script = "trap '' TERM; setsid sleep 301 & echo up $$$$ $$!; while :; do sleep 1; done"
+    handle = submit("-cfg", "stop_grace=0.5", "utils.sh", script)
+    line = wait_until(lambda: phalanx("log", handle).stdout)
+    pids = [int(word) for word in line.split()[2:]]
+    done = phalanx("cancel", handle)
+    assert (done.returncode, done.stdout) == (0, f"{handle.rpartition('/')[2]}: CANCELLED\n")
+    wait_until(lambda: not any(map(is_alive, pids)))
+    done = phalanx("cancel", handle)
+    assert (done.returncode, "has ended already: CANCELLED" in done.stdout) == (0, True)
+    done = phalanx("cancel", "nothing-at-all")
+    assert done.returncode == 1
+    assert "there is no app 'nothing-at-all'" in done.stderr
+
+
+def test_the_command_is_killed_and_the_app_goes_on(tmp_path):
+    """Running, and findable."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "run", "--log", "utils.sh", "echo up; sleep 300"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    handle = process.stdout.readline().strip()
+    wait_until(lambda: phalanx("log", handle).stdout)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert status(handle)["state"] == "RUNNING"
+    assert phalanx("cancel", handle).returncode == 0
+
+
+def test_ctrl_c_while_waiting_leaves_the_app_running():
+    """And says how to end it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "run", "--wait", "utils.sh", "sleep 300"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    handle = process.stdout.readline().strip()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert f"phalanx cancel {handle}" in err
+    assert "Traceback" not in err
+    assert status(handle)["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize("whom", ["keeper", "supervisor"])
+def test_a_killed_supervisor_leaves_nothing_running(whom):
+    """The app is FAILED, and says why."""
+    handle = submit("utils.sh", "setsid sleep 302 & echo up $$$$ $$!; sleep 300")
+    line = wait_until(lambda: phalanx("log", handle).stdout)
+    pids = [int(word) for word in line.split()[2:]]
+    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    os.kill(keeper if whom == "keeper" else int(children[0]), signal.SIGKILL)
+    wait_until(lambda: status(handle)["state"] == "FAILED")
+    wait_until(lambda: not any(map(is_alive, pids)))
+    assert status(handle)["message"]
+
+
+def test_an_app_whose_machine_was_restarted_is_failed(own_registry):
+    """Its supervisor cannot be there any more."""
+    handle = submit("utils.echo")
+    phalanx("log", "-f", handle)
+    path = own_registry / handle.rpartition("/")[2]
+    facts = json.loads((path / "app.json").read_text())
+    facts["owner"]["boot"] = "another"
+    (path / "app.json").write_text(json.dumps(facts))
+    before = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**before, "state": "RUNNING"}))
+    assert status(handle)["state"] == "FAILED"
+    assert "supervisor" in status(handle)["message"]
+    assert phalanx("log", handle).stdout == "echo/0 hello world\n"
+
+
+def test_a_hundred_short_runs_lose_no_line():
+    """Followed from the moment that they are submitted."""
+    with get_runner() as runner:
+        for i in range(100):
+            app = {"msg": f"line {i}"}
+            handle = runner.run_component("utils.echo", app)
+            assert list(runner.log_lines(handle, "echo", 0, follow=True)) == [f"line {i}"]
+
+
+def test_many_lines_of_many_replicas_are_all_there():
+    """In order for each."""
+    script = "i=0; while [ $$i -lt 2000 ]; do echo $$i; i=$$((i+1)); done"
+    done = run("--log", "utils.sh", "--num_replicas", "4", script)
+    assert done.returncode == 0
+    for replica in range(4):
+        mine = [t for t in done.stderr.splitlines() if t.startswith(f"sh/{replica} ")]
+        assert mine == [f"sh/{replica} {i}" for i in range(2000)]
+
+
+def test_bytes_that_are_not_text_do_no_harm():
+    """Nor does a line without an end."""
+    handle = submit("utils.sh", r"printf 'a\377b\r50%%\r100%%\nlast'")
+    out = phalanx("log", "-f", handle).stdout
+    assert out.splitlines()[-1] == "sh/0 last"
+
+
+# ── configuration ─────────────────────────────────────────────────────────────
+
+
+def test_options_come_from_command_line_environment_project_home_and_defaults(tmp_path):
+    """In this order, and it can be seen which."""
+    project, below = tmp_path / "project", tmp_path / "project" / "a" / "b"
+    below.mkdir(parents=True)
+    home = tmp_path / "home" / ".phalanxconfig"
+
+    def grace(*options, **environ):
+        env = {**os.environ, **environ}
+        done = run(*options, "--dryrun", "utils.echo", cwd=below, env=env)
+        assert done.returncode == 0, done.stderr
+        shown = json.loads(phalanx("config", "local_cwd", "--json", cwd=below, env=env).stdout)
+        request = json.loads(done.stdout.partition("REQUEST ===")[2])
+        return request["stop_grace"], shown["scheduler.local_cwd"]["stop_grace"]["origin"]
+
+    assert grace() == (10.0, "default")
+    home.write_text("[scheduler.local_cwd]\nstop_grace = 1\n")
+    assert grace() == (1.0, str(home))
+    (project / ".phalanxconfig").write_text("[scheduler.local_cwd]\nstop_grace = 2.0\n")
+    assert grace() == (2.0, f"{project}/.phalanxconfig")
+    variable = {"PHALANX_LOCAL_CWD_STOP_GRACE": "3"}
+    assert grace(**variable) == (3.0, "$PHALANX_LOCAL_CWD_STOP_GRACE")
+    assert grace("-cfg", "stop_grace=4", **variable)[0] == 4.0
+    other = tmp_path / "other.toml"
+    other.write_text("[scheduler.local_cwd]\nstop_grace = 5\n")
+    assert grace(PHALANXCONFIG=str(other)) == (5.0, str(other))
+
+
+def test_components_and_commands_are_configured_too(tmp_path):
+    """A default message, a default scheduler, a default flag."""
+    (tmp_path / ".phalanxconfig").write_text(
+        '[component."utils.echo"]\nmsg = "configured"\nnum_replicas = 2\n'
+        "[command.run]\nwait = true\nlog = true\n"
+        "[command.list]\nall = true\n"
+    )
+    done = run("utils.echo")
+    assert sorted(done.stderr.splitlines()) == ["echo/0 configured", "echo/1 configured"]
+    done = run("utils.echo", "--msg", "given")
+    assert sorted(done.stderr.splitlines()) == ["echo/0 given", "echo/1 given"]
+    env = {**os.environ, "PHALANX_UTILS_ECHO_MSG": "environment"}
+    assert "echo/0 environment" in run("utils.echo", env=env).stderr
+    done = phalanx("config")
+    assert "configured" in done.stdout
+    env = {**os.environ, "PHALANX_RUN_SCHEDULER": "nowhere"}
+    assert "no scheduler 'nowhere'" in run("utils.echo", env=env).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[scheduler.local_cwd\n", "is not TOML"),
+        ("[schedulers.local_cwd]\n", "has a section 'schedulers'"),
+        ("[scheduler.local_cwd]\nlogdir = 1\n", "local_cwd has no option 'logdir'"),
+        ("[scheduler.local_cwd]\nlog_dir = 1\n", "local_cwd's option 'log_dir'"),
+        ("[command.run]\nwiat = true\n", "run has no option 'wiat'"),
+        ('[command.run]\nwait = "maybe"\n', "'maybe' is neither yes nor no"),
+        ("scheduler = 1\n", "write [scheduler.NAME]"),
+        ('[component."utils.echo"]\nmesg = "x"\n', "utils.echo has no option 'mesg'"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_named(text, said, tmp_path):
+    """With its file, or what is wrong in it."""
+    (tmp_path / ".phalanxconfig").write_text(text)
+    done = run("utils.echo")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_configure_writes_a_file_to_begin_with(tmp_path):
+    """Which changes nothing as it is, and is not written over."""
+    done = phalanx("configure")
+    path = tmp_path / ".phalanxconfig"
+    assert done.stdout == f"wrote {path}\n"
+    check_snapshot("configure", path.read_text())
+    assert run("--wait", "utils.echo").returncode == 0
+    done = phalanx("configure")
+    assert done.returncode == 1
+    assert "stays as it is" in done.stderr
+    assert phalanx("configure", "--print", "-s", "ssh").stdout.count("[scheduler.") == 1
+    assert phalanx("configure", "--print", "-s", "nowhere").returncode == 1
+
+
+def test_runopts():
+    """All, one, and one that is not there."""
+    check_snapshot("runopts", phalanx("runopts").stdout)
+    only = phalanx("runopts", "ssh").stdout
+    assert only.startswith("ssh:\n  required:\n    hosts (list of str)")
+    assert set(json.loads(phalanx("runopts", "--json").stdout)) == {"local_cwd", "ssh"}
+    done = phalanx("runopts", "ssg")
+    assert (done.returncode, "Did you mean 'ssh'?" in done.stderr) == (1, True)
+
+
+# ── surroundings ──────────────────────────────────────────────────────────────
+
+
+def test_a_home_that_cannot_be_written_is_a_clear_error():
+    """An app that nobody could find is not started."""
+    env = {**os.environ, "XDG_STATE_HOME": "/proc/nowhere"}
+    done = run("utils.echo", env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "apps cannot be recorded in /proc/nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_from_cron_with_no_home_and_no_terminal(tmp_path):
+    """Hardly any environment."""
+    env = {"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": str(tmp_path / "cron")}
+    env["PHALANX_TESTS"] = os.environ["PHALANX_TESTS"]
+    done = run("--wait", "--log", "utils.python", "-c", "print(1)", env=env)
+    assert (done.returncode, done.stderr) == (0, "python/0 1\n")
+
+
+def test_completion():
+    """Commands, components, options, schedulers, apps."""
+    words = lambda *w: phalanx("completion", "--words", *w).stdout.split()
+    assert "builtins" in words("bu")
+    assert words("run", "utils.e") == ["utils.echo"]
+    assert words("run", "-s", "lo") == ["local_cwd"]
+    assert "--msg" in words("run", "-s", "local_cwd", "utils.echo", "--")
+    assert "--dryrun" in words("run", "--d")
+    assert "--json" in words("list", "--")
+    handle = submit("utils.echo")
+    assert words("status", "ec") == [handle.rpartition("/")[2]]
+    for shell in ("bash", "zsh", "fish"):
+        done = phalanx("completion", shell)
+        assert "phalanx completion --words" in done.stdout
+
+
+def test_completion_in_a_real_bash(tmp_path):
+    """The script that is printed does it."""
+    script = (
+        'eval "$(phalanx completion bash)"; COMP_WORDS=(phalanx run utils.ec); COMP_CWORD=2; '
+        '_phalanx; echo "${COMPREPLY[@]}"'
+    )
+    programs = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env)
+    assert done.stdout == "utils.echo\n", done.stderr
+
+
+def test_status_as_people_see_it():
+    """A table for the replicas."""
+    run("--wait", "utils.sh", "--num_replicas", "2", "exit ${replica_id}")
+    out = without_ids(phalanx("status").stdout)
+    lines = out.splitlines()
+    assert lines[0].startswith("sh-ID: FAILED after ")
+    assert lines[1] == "  handle: local_cwd://phalanx/sh-ID"
+    assert [line.split()[:2] for line in lines[-3:-1]] == [
+        ["sh/0", "SUCCEEDED"],
+        ["sh/1", "FAILED"],
+    ]
+
+
+def test_waiting_does_not_keep_the_pipe_open():
+    """A supervisor holds nothing of the command's."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "utils.sh", "sleep 300"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert time.monotonic() - began < 50

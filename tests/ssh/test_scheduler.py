@@ -1,0 +1,194 @@
+"""Apps on the `ssh` scheduler: real hosts that share nothing, under a supervisor here."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from phalanx.runner import get_runner
+from phalanx.schedulers import create_scheduler
+from phalanx.specs import AppDef, AppState, RetryPolicy, Role
+from phalanx.testing import SchedulerSuite
+from tests.conftest import wait_until
+
+
+class TestSsh(SchedulerSuite):
+    """The suite, on two hosts."""
+
+    @pytest.fixture(autouse=True)
+    def hosts(self, cluster):
+        self._cluster = cluster
+
+    def create_scheduler(self, session_name):
+        return create_scheduler("ssh", session_name)
+
+    def scheduler_options(self):
+        config = str(self._cluster.ssh_config)
+        return {"hosts": self._cluster.names[:2], "ssh_config_file": config, "stop_grace": 2}
+
+
+@pytest.fixture
+def runner():
+    with get_runner() as made:
+        yield made
+        for app in made.list("ssh"):
+            made.delete(app.app_handle)
+
+
+@pytest.fixture
+def cfg(cluster):
+    config = str(cluster.ssh_config)
+    return {"hosts": cluster.names[:2], "ssh_config_file": config, "stop_grace": 2.0}
+
+
+def shell(command, **fields):
+    return AppDef("job", [Role("role", entrypoint="sh", args=["-c", command], **fields)])
+
+
+def test_the_project_is_there_and_python_is_the_hosts_own(runner, cfg, tmp_path):
+    """A script of the current directory runs on hosts that have nothing of ours."""
+    (tmp_path / "hello.py").write_text(
+        "import socket, sys, helper\nprint(socket.gethostname(), helper.NAME, sys.argv[1:])\n"
+    )
+    (tmp_path / "helper.py").write_text("NAME = 'helped'\n")
+    args = ["--num_replicas", "2", "hello.py", "aptg"]
+    handle = runner.run_component("utils.python", args, "ssh", cfg)
+    assert handle.startswith("ssh://phalanx/")
+    status = runner.wait(handle)
+    assert status.state is AppState.SUCCEEDED, (status, list(runner.log_lines(handle)))
+    assert list(runner.log_lines(handle, replica=0)) == ["box1 helped ['aptg']"]
+    assert list(runner.log_lines(handle, replica=1)) == ["box2 helped ['aptg']"]
+
+
+def test_the_first_host_is_found_by_the_others(runner, cfg, tmp_path):
+    """Under the address at which they reach it."""
+    (tmp_path / "meet.py").write_text(
+        textwrap.dedent("""
+        import os, socket, time
+        first = os.environ["PHALANX_RANK0_HOST"]
+        if os.environ["PHALANX_REPLICA_ID"] == "0":
+            server = socket.create_server(("", 29511))
+            print(server.accept()[0].recv(9).decode())
+        else:
+            for _ in range(100):
+                try:
+                    socket.create_connection((first, 29511)).sendall(b"found you")
+                    break
+                except OSError:
+                    time.sleep(0.1)
+        """)
+    )
+    args = ["--num_replicas", "2", "meet.py"]
+    handle = runner.run_component("utils.python", args, "ssh", cfg)
+    assert runner.wait(handle).state is AppState.SUCCEEDED
+    assert list(runner.log_lines(handle, replica=0)) == ["found you"]
+
+
+def test_ddp_on_two_hosts(runner, cfg, tmp_path):
+    """torchrun's agents meet at the first host."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print("sum", total.item())
+        """)
+    )
+    args = ["-j", "2x1", "--env", "GLOO_SOCKET_IFNAME=eth0", "--script", "train.py"]
+    handle = runner.run_component("dist.ddp", args, "ssh", cfg)
+    status = runner.wait(handle)
+    lines = [line for i in (0, 1) for line in runner.log_lines(handle, replica=i)]
+    assert status.state is AppState.SUCCEEDED, "\n".join(lines)
+    assert sum("sum 2.0" in line for line in lines) == 2
+
+
+def test_a_failure_names_host_and_error_and_ends_the_others(runner, cfg, cluster):
+    """At once, everywhere."""
+    command = (
+        'if [ ${replica_id} = 1 ]; then python3 -c "raise KeyError(7)"; else exec sleep 600; fi'
+    )
+    handle = runner.run(shell(command, num_replicas=2), "ssh", cfg)
+    status = runner.wait(handle)
+    assert status.state is AppState.FAILED
+    first, second = status.roles[0].replicas
+    assert first.state is AppState.CANCELLED
+    assert (second.hostname, second.exit_code, second.error) == ("box2", 1, "KeyError: 7")
+    assert "role/1 exited with code 1: KeyError: 7" in status.message
+
+
+def test_hosts_that_cannot_be_used_are_all_named_before_anything_starts(runner, cfg):
+    """And nothing was run on the others."""
+    cfg["hosts"] = [*cfg["hosts"], "nosuchbox", "norsuchbox"]
+    handle = runner.run(shell("echo started", num_replicas=4), "ssh", cfg)
+    status = runner.wait(handle)
+    assert status.state is AppState.FAILED
+    assert "nosuchbox" in status.message
+    assert "norsuchbox" in status.message
+    assert list(runner.log_lines(handle)) == []
+
+
+def test_a_killed_replica_is_started_again_where_it_was(runner, cfg, cluster):
+    """If it may be."""
+    command = "echo up; test -e /tmp/again && exit 0; sleep 600"
+    role = {"max_retries": 1, "retry_policy": RetryPolicy.REPLICA}
+    cfg["hosts"] = cluster.names[:1]
+    handle = runner.run(shell(command, **role), "ssh", cfg)
+    wait_until(lambda: list(runner.log_lines(handle)) == ["up"])
+    host = cluster.hosts[0]
+    host.write("/tmp/again", "")
+    host.enter("pkill", "-9", "-f", "sleep 600")
+    status = runner.wait(handle)
+    assert status.state is AppState.SUCCEEDED, status
+    assert status.num_restarts == 1
+    assert list(runner.log_lines(handle)) == ["up", "up"]
+    host.enter("rm", "/tmp/again")
+
+
+def test_cancelling_reaches_the_program_with_its_grace(runner, cfg, cluster):
+    """SIGTERM first, and what it does about it is heard."""
+    command = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    handle = runner.run(shell(command, num_replicas=2), "ssh", cfg)
+    wait_until(lambda: all(list(runner.log_lines(handle, replica=i)) == ["up"] for i in (0, 1)))
+    runner.cancel(handle)
+    assert runner.status(handle).state is AppState.CANCELLED
+    assert list(runner.log_lines(handle, replica=1)) == ["up", "bye"]
+
+
+def test_the_command_may_be_killed_and_the_app_goes_on(runner, cfg, cluster):
+    """Found, followed and ended from another process."""
+    options = f"hosts={cluster.names[0]},ssh_config_file={cluster.ssh_config}"
+    command = [sys.executable, "-m", "phalanx", "run", "-s", "ssh", "-cfg", options, "--log"]
+    process = subprocess.Popen(
+        [*command, "utils.sh", "echo up; sleep 600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    handle = process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_until(lambda: list(runner.log_lines(handle)) == ["up"])
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "cancel", handle], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CANCELLED" in done.stdout
+
+
+def test_a_killed_supervisor_leaves_nothing_on_the_hosts(runner, cfg, cluster):
+    """The app is FAILED, and says why."""
+    handle = runner.run(shell("echo up; sleep 600", num_replicas=2), "ssh", cfg)
+    wait_until(lambda: list(runner.log_lines(handle, replica=1)) == ["up"])
+    from phalanx.registry import recorded
+
+    pid = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    status = runner.wait(handle)
+    assert status.state is AppState.FAILED
+    for host in cluster.hosts[:2]:
+        wait_until(lambda host=host: not host.pids("sleep 600"))
