@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from phalanx.cli import parsing
 from phalanx.errors import PhalanxError
@@ -84,12 +83,12 @@ def _section(name: str, options: list[Option]) -> str:
     for option in options:
         need = ", required" if option.required else ""
         lines.append(f"# {option.help} ({option.type}{need})")
-        lines.append(f"# {option.name} = {_toml(option.default)}")
+        lines.append(f"# {option.name} = {_toml(option)}")
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML has it, near enough for a comment."""
-    if value is None:
-        return '""'
-    return json.dumps(value, default=str)
+def _toml(option: Option) -> str:
+    """A value as TOML has it: the default, or where there is none something to be filled in."""
+    if option.default is not None:
+        return json.dumps(option.default, default=str)
+    return '["…"]' if option.type.startswith("list") else '"…"'

@@ -16,8 +16,8 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
 _AGENT = ("-m", "torch.distributed.run")
-# Where the first replica is, and under which address the others see this one, is known only where it
-# runs: a shell puts it in. `$$` is a `$`. The first carries the store: torchrun need not find out.
+# Where the first replica is, and under which address the others see this one, is known only where
+# it runs: a shell puts it in. `$$` is a `$`. The first carries the store: no need to find out.
 _ON_SEVERAL = (
     f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
     'exec "$$(command -v python || command -v python3)" -m torch.distributed.run '

@@ -17,7 +17,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from phalanx.errors import ConfigError
 from phalanx.schedulers import Capabilities, Scheduler, Stream
@@ -237,7 +237,7 @@ class _Session:
         self.options = make(self.session, self.scheduler.options, given)
         self._submitted: list[str] = []
 
-    def __enter__(self) -> _Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
