@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests are skipped, with the reason.
 SYSTEM ?=
 
-.PHONY: demo test lint types unit system bench bench-hosts reference lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps reference lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -34,6 +34,9 @@ bench: $(VENV)/ready
 
 bench-hosts: $(VENV)/ready
 	$(BIN)/python bench/hosts.py
+
+bench-apps: $(VENV)/ready
+	$(BIN)/python bench/apps.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv

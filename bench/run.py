@@ -32,8 +32,9 @@ IMPORT = 'python -c "import torch"'
 
 
 def install_peers() -> None:
-    """torchrunx, with the same torch, in an environment of its own."""
-    if (PEERS / "ready").exists():
+    """Install torchrunx and TorchX, with the same torch, in an environment of their own."""
+    ready = PEERS / "ready-with-torchx"
+    if ready.exists():
         return
     print("installing the peers (once)", file=sys.stderr)
     subprocess.run([PYTHON, "-m", "venv", "--clear", str(PEERS)], check=True)
@@ -41,8 +42,8 @@ def install_peers() -> None:
     torch = next(line for line in lock if line.startswith("torch=="))
     numpy = next(line for line in lock if line.startswith("numpy=="))
     pip = [PEER_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "torchrunx==0.4.0", torch, numpy], check=True)
-    (PEERS / "ready").touch()
+    subprocess.run([*pip, "torchrunx==0.4.0", "torchx==0.7.0", torch, numpy], check=True)
+    ready.touch()
 
 
 def commands() -> dict[str, list[str]]:

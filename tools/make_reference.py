@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import importlib
 import inspect
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from typing import Any
 import phalanx
 from phalanx import cli
 
+MODULES = ("phalanx.specs", "phalanx.runner", "phalanx.schedulers", "phalanx.testing")
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """\
 # Reference
@@ -37,12 +39,30 @@ def make() -> str:
     classes = sorted(n for n in values if n not in functions and n not in errors)
     parts = [HEAD, "## Functions\n"]
     parts += [function(f"phalanx.{name}", values[name], "###") for name in functions]
-    parts += ["## Classes\n", *(whole_class(name, values[name]) for name in classes)]
+    parts += ["## Classes\n"]
+    parts += [whole_class(f"phalanx.{name}", values[name]) for name in classes]
     parts += ["## Errors\n", "```text", tree(values["PhalanxError"]), "```\n"]
     parts += [f"- `{name}`: {doc(values[name])}" for name in errors]
+    for module in MODULES:
+        parts += [f"\n## `{module}`\n", *of_module(module)]
     parts += ["\n## Commands\n", "`phalanx COMMAND --help` says more.\n"]
     parts += [f"- `phalanx {verb}`: {text}" for verb, text in cli.VERBS.items()]
     return "\n".join(parts) + "\n"
+
+
+def of_module(name: str) -> list[str]:
+    """What a module of its own has for its users."""
+    module = importlib.import_module(name)
+    parts = [f"{doc(module).partition(chr(10) * 2)[0]}\n"]
+    for public in sorted(module.__all__):
+        value = getattr(module, public)
+        if getattr(phalanx, public, None) is value:
+            parts.append(f"### `{name}.{public}`\n\nThe same as `phalanx.{public}`.\n")
+        elif inspect.isclass(value):
+            parts.append(whole_class(f"{name}.{public}", value))
+        else:
+            parts.append(function(f"{name}.{public}", value, "###"))
+    return parts
 
 
 def doc(value: Any) -> str:
@@ -75,7 +95,7 @@ def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
 
 
 def whole_class(name: str, value: Any) -> str:
-    parts = [f"### `phalanx.{name}`\n", doc(value), ""]
+    parts = [f"### `{name}`\n", doc(value), ""]
     if issubclass(value, enum.Enum):
         parts += [f"Members: {', '.join(f'`{member.name}`' for member in value)}.\n"]
     elif dataclasses.is_dataclass(value):

@@ -1,8 +1,8 @@
-"""Phalanx runs a Python function on every rank and brings everything home.
+"""Phalanx runs a Python function or program on every rank and brings everything home.
 
 The layers, each importing only from those above it: pure data (`errors`, `rounds`, `ranks`,
-`wire`, `specs`), `channel` and `hosts`, `logs`, `rendezvous` (who decides), `worker`, `agent`,
-`registry`, `launcher`, `cli`. `phalanx.torch` is the only package that imports torch, and only
+`wire`, `values`), `plugins`, `specs`, `channel` and `hosts`, `logs`, `rendezvous` (who decides),
+`worker`, `agent`, `registry`, `launcher`, `schedulers`, `runner`, `components`, `testing`, `cli`. `phalanx.torch` is the only package that imports torch, and only
 workers load it. Importing `phalanx` itself loads next to nothing: what is public is loaded when it
 is first named.
 """
@@ -20,6 +20,7 @@ _PUBLIC = {
     "AppState": "phalanx.specs",
     "AppStatus": "phalanx.specs",
     "Cancelled": "phalanx.errors",
+    "ComponentError": "phalanx.errors",
     "ConfigError": "phalanx.errors",
     "DefaultLogSpec": "phalanx.logs.spec",
     "LaunchError": "phalanx.errors",
@@ -28,9 +29,13 @@ _PUBLIC = {
     "LogLine": "phalanx.logs.lines",
     "LogSpec": "phalanx.logs.spec",
     "PhalanxError": "phalanx.errors",
+    "PluginError": "phalanx.errors",
     "ResultError": "phalanx.errors",
     "StartFailed": "phalanx.errors",
     "StartTimeout": "phalanx.errors",
+    "SubmitFailed": "phalanx.errors",
+    "UnknownScheduler": "phalanx.errors",
+    "UsageError": "phalanx.errors",
     "WireError": "phalanx.errors",
     "WorkerFailed": "phalanx.errors",
     "launch": "phalanx.launcher",
@@ -43,6 +48,7 @@ __all__ = [
     "AppState",
     "AppStatus",
     "Cancelled",
+    "ComponentError",
     "ConfigError",
     "DefaultLogSpec",
     "LaunchError",
@@ -51,9 +57,13 @@ __all__ = [
     "LogLine",
     "LogSpec",
     "PhalanxError",
+    "PluginError",
     "ResultError",
     "StartFailed",
     "StartTimeout",
+    "SubmitFailed",
+    "UnknownScheduler",
+    "UsageError",
     "WireError",
     "WorkerFailed",
     "__version__",
@@ -65,12 +75,17 @@ if TYPE_CHECKING:
     from phalanx.errors import (
         AgentLost,
         Cancelled,
+        ComponentError,
         ConfigError,
         LaunchError,
         PhalanxError,
+        PluginError,
         ResultError,
         StartFailed,
         StartTimeout,
+        SubmitFailed,
+        UnknownScheduler,
+        UsageError,
         WireError,
         WorkerFailed,
     )

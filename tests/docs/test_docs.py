@@ -1,5 +1,6 @@
 """Every example runs, and every snippet of the documentation prints what the page says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -42,6 +43,47 @@ def test_snippets_print_what_the_page_says(page, code, expected, tmp_path):
         ):  # rank 0's output, which the page leaves out, may come before it
             shown = shown[shown.index(expected.split("\n", 1)[0]) :]
         assert shown == normal(expected, tmp_path)
+
+
+CONSOLE = re.compile(r"```console\n(.*?)```", re.S)
+FILE = re.compile(r"```py\n# ([\w/]+\.py)\n(.*?)```", re.S)
+
+
+def said(text, directory):
+    """What differs between runs: ids, times, paths."""
+    text = re.sub(r"-[0-9a-f]{8}\b", "-ID", text.replace(f"{directory}/", ""))
+    return re.sub(r" in \d+\.\d+s", " in …", text)
+
+
+def agrees(expected, shown):
+    """The same, a line of `…` standing for any lines."""
+    parts = [re.escape(part.strip("\n")) for part in re.split(r"^…$", expected, flags=re.M)]
+    return re.fullmatch(r".*".join(parts), shown.strip("\n"), re.S) is not None
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if CONSOLE.search(page.read_text())], ids=lambda page: page.name
+)
+def test_what_is_typed_on_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    """Its files in one directory, its commands one after another."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    text = page.read_text()
+    for name, code in FILE.findall(text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code)
+    for block in CONSOLE.findall(text):
+        for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M):
+            done = subprocess.run(
+                ["bash", "-c", f"{command} 2>&1"],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                timeout=110,
+                env={**os.environ, "PATH": programs},
+            )
+            shown = said(done.stdout, tmp_path)
+            assert agrees(said(expected, tmp_path), shown), f"$ {command}\n{done.stdout}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)

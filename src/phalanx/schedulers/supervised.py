@@ -27,7 +27,7 @@ from phalanx.specs import (
     RoleStatus,
 )
 
-_POLL = 0.05
+_POLL = 0.02
 _ANSWER = 15.0
 """Seconds past the grace for an app to end."""
 

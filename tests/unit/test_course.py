@@ -1,0 +1,117 @@
+"""What follows when a replica ends, over any order of events."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.schedulers.course import Course, Finish, Part, Start, Stop
+from phalanx.specs import AppState, RetryPolicy
+
+A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
+
+
+def course(policy=RetryPolicy.APPLICATION, retries=0):
+    made = Course([Part("a", 2, retries, policy), Part("b", 1)])
+    assert made.begin() == [Start(A0), Start(A1), Start(B0)]
+    return made
+
+
+def test_all_succeed():
+    """Then so does the app."""
+    c = course()
+    assert c.ended(A0, succeeded=True) == []
+    assert c.ended(B0, succeeded=True) == []
+    assert c.ended(A1, succeeded=True) == [Finish(AppState.SUCCEEDED)]
+
+
+def test_the_first_failure_ends_the_rest():
+    """And is the cause, whatever they do then."""
+    c = course()
+    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    assert c.ended(A0, succeeded=False) == []
+    assert c.ended(B0, succeeded=True) == [Finish(AppState.FAILED)]
+    assert c.first_failure == A1
+    assert [c.states[k].name for k in (A0, A1, B0)] == ["CANCELLED", "FAILED", "SUCCEEDED"]
+
+
+def test_a_replica_is_started_again():
+    """The others go on."""
+    c = course(RetryPolicy.REPLICA, 1)
+    assert c.ended(A1, succeeded=False) == [Start(A1)]
+    assert c.ended(A0, succeeded=False) == [Start(A0)], "each has its own"
+    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    assert c.restarts == 2
+
+
+def test_a_role_is_started_again():
+    """When all of it has stopped; what had succeeded is done again."""
+    c = course(RetryPolicy.ROLE, 1)
+    assert c.ended(A0, succeeded=True) == []
+    assert c.ended(A1, succeeded=False) == [Start(A0), Start(A1)]
+    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    c = course(RetryPolicy.ROLE, 1)
+    assert c.ended(A0, succeeded=False) == [Stop(A1)]
+    assert c.ended(A1, succeeded=False) == [Start(A0), Start(A1)]
+    assert c.retries == {A0: 1, A1: 1, B0: 0}
+
+
+def test_an_app_is_started_again():
+    """All of it."""
+    c = course(RetryPolicy.APPLICATION, 1)
+    assert c.ended(A0, succeeded=False) == [Stop(A1), Stop(B0)]
+    assert c.ended(B0, succeeded=False) == []
+    assert c.ended(A1, succeeded=True) == [Start(A0), Start(A1), Start(B0)]
+    assert c.restarts == 1
+
+
+def test_cancelling():
+    """Once; also while it stops to start again."""
+    c = course(RetryPolicy.APPLICATION, 1)
+    assert c.ended(A0, succeeded=False) == [Stop(A1), Stop(B0)]
+    assert c.cancel() == []
+    assert c.cancel() == []
+    assert c.ended(B0, succeeded=False) == []
+    assert c.ended(A1, succeeded=False) == [Finish(AppState.CANCELLED)]
+
+
+policies = st.sampled_from(list(RetryPolicy))
+parts = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 2), policies), min_size=1, max_size=3
+).map(lambda ps: [Part(f"r{i}", n, m, p) for i, (n, m, p) in enumerate(ps)])
+
+
+@given(parts, st.data())
+def test_every_history_ends_once_and_starts_nothing_that_runs(parts, data):
+    """Within the retries that there are, and with nothing left running."""
+    c = Course(parts)
+    running, finished, starts = set(), [], 0
+    queue = c.begin()
+    for _ in range(500):
+        for action in queue:
+            assert not finished
+            match action:
+                case Start(key):
+                    assert key not in running
+                    running.add(key)
+                    starts += 1
+                case Stop(key):
+                    assert key in running
+                case Finish(state):
+                    finished.append(state)
+        if finished:
+            break
+        event = data.draw(st.sampled_from([*sorted(running), "cancel"]))
+        if event == "cancel":
+            queue = c.cancel()
+        else:
+            running.discard(event)
+            queue = c.ended(event, succeeded=data.draw(st.booleans()))
+    assert len(finished) == 1
+    assert not running
+    replicas = sum(part.replicas for part in parts)
+    most = sum(part.max_retries * max(1, part.replicas) for part in parts)
+    assert c.restarts <= most
+    assert starts <= replicas * (1 + most)
+    if finished == [AppState.SUCCEEDED]:
+        assert all(state is AppState.SUCCEEDED for state in c.states.values())
+    if finished == [AppState.FAILED]:
+        assert c.states[c.first_failure] is AppState.FAILED
