@@ -2,9 +2,9 @@
 
 The layers, each importing only from those above it: pure data (`errors`, `rounds`, `ranks`,
 `wire`, `values`), `plugins`, `specs`, `channel` and `hosts`, `logs`, `rendezvous` (who decides),
-`worker`, `agent`, `registry`, `launcher`, `schedulers`, `runner`, `components`, `testing`, `cli`. `phalanx.torch` is the only package that imports torch, and only
-workers load it. Importing `phalanx` itself loads next to nothing: what is public is loaded when it
-is first named.
+`worker`, `agent`, `registry`, `launcher`, `schedulers`, `runner`, `components`, `testing`, `cli`.
+`phalanx.torch` is the only package that imports torch, and only workers load it. Importing
+`phalanx` itself loads next to nothing: what is public is loaded when it is first named.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,10 @@ exit codes: 0 submitted, or, with --wait, the app succeeded; N with --wait, the 
 that failed first (128 + N for signal N); 1 it could not be submitted, or was cancelled; 2 a mistake
 in the command; 130 interrupted (the app goes on).
 """
+
+
+_QUIET, _POLL = 0.5, 0.02
+"""Seconds before a status line is shown, and between two looks."""
 
 
 def main(arguments: list[str]) -> int:
@@ -257,18 +263,41 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
     if show:
         from phalanx.cli.following import Printer, lines
 
+        _until(runner, handle, lambda status: status.state is not AppState.PENDING)
         replicas = runner.replicas(handle)
         everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
         printer = Printer(sys.stderr)
         for line in lines(runner, handle, everyone, follow=True):
             printer.print(line)
-    status = runner.wait(handle)
+    status = _until(runner, handle, AppStatus.is_terminal)
     if status is None:
         print(f"phalanx run: {handle} is gone", file=sys.stderr)
         return 1
     if status.state is not AppState.SUCCEEDED:
         _report(handle, status)
     return _exit_code(status)
+
+
+def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:
+    """Wait for a state, and say meanwhile, if there is a terminal, how the app stands."""
+    began = time.monotonic()
+    shown = False
+    while (status := runner.status(handle)) is not None and not reached(status):
+        seconds = time.monotonic() - began
+        if seconds > _QUIET:
+            text = f"{status.state.value}: {status.message}".removesuffix(": ")
+            _show_status(runner, f"phalanx: {status.app}: {text} ({seconds:.0f} s)")
+            shown = True
+        time.sleep(_POLL)
+    if shown:
+        _show_status(runner, "")
+    return status
+
+
+def _show_status(runner: Runner, text: str) -> None:
+    from phalanx.logs.console import STATUS  # not for what ends at once
+
+    STATUS.show(runner, text)
 
 
 def _report(handle: str, status: AppStatus) -> None:

@@ -13,11 +13,13 @@ from phalanx import values
 from phalanx.errors import ConfigError
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str = "") -> Any:  # noqa: A002
+def option(default: Any = ..., *, help: str = "") -> Any:  # noqa: A002 the word that fits
     """A field of an options dataclass, with the sentence that help shows; required without default.
 
     A list or dict is copied for each instance.
     """
+    if default is ...:
+        return dataclasses.field(metadata={"help": help})
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={"help": help})
     return dataclasses.field(default=default, metadata={"help": help})

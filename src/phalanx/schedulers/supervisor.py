@@ -137,6 +137,7 @@ class Supervisor:
 
             crew = SshCrew(self._request, self._waker)
             self._crew = crew
+            self._message = "logging in to the hosts"
             self._write()
             failure = crew.prepare(self._cancel_asked)
         else:
@@ -145,6 +146,7 @@ class Supervisor:
             failure = None
             replicas = assign(self._request, self._path, self._wait_for_gpus)
             self._replicas |= {replica.key: replica for replica in replicas}
+        self._message = ""
         if self._cancel_asked():
             self._do(self._course.cancel())
             return False
