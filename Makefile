@@ -44,7 +44,7 @@ $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv
 	@touch $@
 
 lock: $(VENV)/ready
-	$(BIN)/pip freeze --exclude-editable | grep -v '^phalanx' | sed 's/+cpu$$//' > requirements.lock
+	$(BIN)/pip freeze --all --exclude-editable | grep -v '^phalanx\|^pip==' | sed 's/+cpu$$//' > requirements.lock
 
 clean:
 	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
