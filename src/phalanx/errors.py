@@ -6,7 +6,7 @@
     │   ├── UnknownScheduler there is no such scheduler
     │   └── UsageError       a component was given arguments that it does not take
     ├── PluginError          what an installed package has registered cannot be used
-    ├── SubmitFailed         an app could not be handed to its scheduler
+    ├── SchedulerError       a scheduler could not do what it was asked for
     ├── WireError            bytes that are not frames of our version
     └── LaunchError          an app that was started and did not succeed
         ├── StartFailed      an agent, or what it needs, could not be started
@@ -33,9 +33,9 @@ __all__ = [
     "PhalanxError",
     "PluginError",
     "ResultError",
+    "SchedulerError",
     "StartFailed",
     "StartTimeout",
-    "SubmitFailed",
     "UnknownScheduler",
     "UsageError",
     "WireError",
@@ -87,8 +87,8 @@ class PluginError(PhalanxError):
         self.reason = reason
 
 
-class SubmitFailed(PhalanxError):
-    """An app could not be handed to its scheduler."""
+class SchedulerError(PhalanxError):
+    """A scheduler could not do what it was asked for."""
 
 
 class WireError(PhalanxError):

@@ -12,9 +12,12 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -44,43 +47,57 @@ class Plugin:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Load it, and call what it names. Raises `PluginError`, whatever went wrong."""
         function = self.load()
-        with quiet(self):
+        with quiet(self, refuses=True):
             return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def quiet(plugin: Plugin) -> Iterator[None]:
-    """Run what is a plugin's own: what it prints goes to stderr, what it raises names it."""
+def quiet(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
+    """Run what is a plugin's own: what it prints goes to stderr, what it raises names it.
+
+    `refuses`: it may say with a `ConfigError` that it cannot do what it was asked for.
+    """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except (PluginError, ConfigError):
+    except PluginError:
         raise
     except (Exception, SystemExit) as error:
+        if refuses and isinstance(error, ConfigError):
+            raise
         text = str(error).partition("\n")[0]
         kind = type(error).__name__
         raise PluginError(plugin, f"{kind}: {text}" if text else kind) from error
 
 
 @functools.cache
-def _installed() -> Any:
-    """What is installed, read once."""
-    from importlib.metadata import entry_points
+def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
+    """What is installed, read once: entry points of ours by group, each with its package."""
+    from importlib.metadata import distributions
 
-    try:
-        return entry_points()
-    except Exception as error:  # noqa: BLE001 some package's own record, which others must not pay for
-        logging.getLogger("phalanx").warning("phalanx: plugins cannot be read: %r", error)
-        return None
+    found: dict[str, list[tuple[EntryPoint, str]]] = {}
+    seen: set[str] = set()
+    for distribution in distributions():
+        try:
+            text = distribution.read_text("entry_points.txt")
+            if text is None or "phalanx." not in text:
+                continue
+            if (name := distribution.name) in seen:
+                continue  # the first on the path is the one that is imported
+            seen.add(name)
+            for entry in distribution.entry_points:
+                if entry.group.startswith("phalanx."):
+                    found.setdefault(entry.group, []).append((entry, name))
+        except Exception as error:  # noqa: BLE001 a package's own record, others must not pay for it
+            where = getattr(distribution, "_path", distribution)
+            logging.getLogger("phalanx").warning("phalanx: %s is broken: %r", where, error)
+    return found
 
 
 @functools.cache
 def of(group: str) -> Sequence[Plugin]:
     """The plugins of a group, in the order of their names; of two alike the first counts."""
-    found = {
-        Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist else "")
-        for entry in (() if _installed() is None else _installed().select(group=group))
-    }
+    found = {Plugin(group, e.name, e.value, name) for e, name in _installed().get(group, ())}
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.value)))
 
 

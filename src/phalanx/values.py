@@ -86,7 +86,13 @@ def decode(text: str, hint: Any, *, pair: str = "=") -> Any:
         items = [decode(item, _item(inner)) for item in split(text)]
         return tuple(items) if origin is tuple or inner is tuple else items
     if inner in _DICTS or origin in _DICTS:
-        return dict(_decode_pair(item, inner, pair) for item in split(text, keep_quotes=True))
+        found: dict[Any, Any] = {}
+        for item in split(text, keep_quotes=True):
+            key, value = _decode_pair(item, inner, pair)
+            if key in found:
+                raise ValueError(f"{key!r} is given twice")
+            found[key] = value
+        return found
     raise ValueError(problem(hint))
 
 
@@ -137,6 +143,20 @@ def unwrap(hint: Any) -> tuple[Any, bool]:
         if len(rest) < len(typing.get_args(hint)) and len(rest) == 1:
             return rest[0], True
     return hint, False
+
+
+def numbers(text: str) -> list[int]:
+    """`0,2-4` as a list. Raises `ValueError`."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*", part)
+        if match is None:
+            raise ValueError(f"{text!r} is not a list of numbers such as 0,2-4")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > 1_000_000:
+            raise ValueError(f"{part!r} is not a range of numbers")
+        found += range(first, last + 1)
+    return found
 
 
 def split(text: str, *, separators: str = ",", keep_quotes: bool = False) -> list[str]:

@@ -147,3 +147,47 @@ def test_a_notebook_that_has_initialised_cuda(notebook):
         "print(phalanx.launch(total, workers_per_host=1, backend='nccl').rank(0))"
     )
     assert shown == "1.0\n"
+
+
+def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
+    """None is given to two; what cannot be given at all is refused."""
+    from phalanx.runner import get_runner
+    from phalanx.specs import AppDef, AppState, Resource, Role
+    from tests.conftest import wait_until
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    have = hosts.gpus()
+    show = 'echo "${CUDA_VISIBLE_DEVICES-none}"'
+
+    def app(command, gpus, replicas=1):
+        resource = Resource(cpu=1, gpu=gpus, memMB=1)
+        args = ["-c", command.replace("$", "$$")]
+        role = Role("r", entrypoint="sh", args=args, num_replicas=replicas, resource=resource)
+        return AppDef("gpus", [role])
+
+    with get_runner() as runner:
+        first = runner.run(app(f"{show}; sleep 600", have))
+        wait_until(lambda: list(runner.log_lines(first)))
+        second = runner.run(app(show, 1))
+        wait_until(lambda: "waits for 1 GPUs" in runner.status(second).message)
+        assert runner.status(second).state is AppState.PENDING
+        unasked = runner.run(app(show, 0))
+        assert runner.wait(unasked).state is AppState.SUCCEEDED
+        runner.cancel(first)
+        assert runner.wait(second).state is AppState.SUCCEEDED
+        assert len(list(runner.log_lines(first))[0].split(",")) == have
+        assert list(runner.log_lines(second)) == ["0"]
+        too_many = runner.run(app(show, 1, replicas=have + 1))
+        status = runner.wait(too_many)
+        assert status.state is AppState.FAILED
+        assert f"it wants {have + 1} GPUs, and there are {have}" in status.message
+        cfg = {"auto_set_cuda_visible_devices": False}
+        shared = runner.run(app(show, 1, replicas=have + 1), cfg=cfg)
+        assert runner.wait(shared).state is AppState.SUCCEEDED
+        third = runner.run(app("sleep 600", have))
+        wait_until(lambda: runner.status(third).state is AppState.RUNNING)
+        waiting = runner.run(app(show, 1))
+        wait_until(lambda: "waits for" in runner.status(waiting).message)
+        runner.cancel(waiting)
+        assert runner.status(waiting).state is AppState.CANCELLED
+        runner.cancel(third)

@@ -192,7 +192,7 @@ def test_what_is_not_a_component_is_listed_with_its_reason_and_refused(environme
     for said in (
         "1. m.mod.good  It is good.",
         "m.mod.untyped: its parameter 'x' has no type",
-        "m.mod.wrong: it returns int, not an AppDef",
+        "m.mod.wrong: it returns int, not AppDef itself",
         "m.mod.silent: it does not say what it returns",
         "m.mod.odd: its parameter 'x': object is not a type",
         "m.mod.broken: its annotations cannot be read: NameError",
@@ -407,7 +407,7 @@ def test_a_scheduler_of_a_package_adds_to_ours(environment):
     ]
     assert "RUNNING" in environment("status", handle).stdout
     assert json.loads(environment("describe", handle).stdout)["name"] == "echo"
-    assert "echo-in-fast: RUNNING" in environment("cancel", handle).stdout
+    assert "echo-in-fast: RUNNING, and asked" in environment("cancel", handle).stdout
     done = environment(
         "run",
         "-s",
@@ -469,8 +469,8 @@ def test_entry_points_are_read_once(environment):
     code = """
 import importlib.metadata as metadata
 times = []
-real = metadata.entry_points
-metadata.entry_points = lambda **kwargs: times.append(kwargs) or real(**kwargs)
+real = metadata.distributions
+metadata.distributions = lambda **kwargs: times.append(kwargs) or real(**kwargs)
 from phalanx.cli import main
 main(["builtins"]); main(["runopts"]); main(["run", "--dryrun", "foo.baz.trainer"])
 print("read", len(times))

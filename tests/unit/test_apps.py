@@ -12,7 +12,8 @@ from phalanx.runner.component import Component
 from phalanx.runner.config import variable_name
 from phalanx.schedulers import gpus, last_words
 from phalanx.schedulers.options import make, option, options, parse
-from phalanx.schedulers.request import AppRequest, ReplicaRequest, RoleRequest, make_id
+from phalanx.schedulers import make_app_id
+from phalanx.schedulers.request import AppRequest, ReplicaRequest, RoleRequest
 from phalanx.specs import AppDef, Role
 
 
@@ -146,18 +147,18 @@ def test_gpus_are_given_to_one_each():
 def test_requests_there_and_back():
     """As the supervisor reads them."""
     role = RoleRequest("r", 1, "ROLE", (replica(0, 1), replica(1, 0)))
-    request = AppRequest("id", "name", "local_cwd", "s", 1.0, (role,), {"a": 1})
+    request = AppRequest("id", "name", "local_cwd", "s", "a:b", 1.0, (role,), {"a": 1})
     assert AppRequest.from_dict(request.to_dict()) == request
 
 
 @pytest.mark.parametrize("name", ["train", "Ünï cödé", "a/b", "../../x", "-", "x" * 300, "A_b.c"])
 def test_ids_fit_everywhere(name):
     """A file name, a label, a part of a handle."""
-    made = make_id(name)
+    made = make_app_id(name)
     assert len(made) < 60
     assert all(c.isascii() and (c.isalnum() or c in "-_") for c in made)
     assert made[0].isalnum()
-    assert make_id(name) != made
+    assert make_app_id(name) != made
 
 
 def test_components_called_from_python():

@@ -27,8 +27,8 @@ def test_the_first_failure_ends_the_rest():
     """And is the cause, whatever they do then."""
     c = course()
     assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
-    assert c.ended(A0, succeeded=False) == []
-    assert c.ended(B0, succeeded=True) == [Finish(AppState.FAILED)]
+    assert c.ended(A0, succeeded=False, asked=True) == []
+    assert c.ended(B0, succeeded=True, asked=True) == [Finish(AppState.FAILED)]
     assert c.first_failure == A1
     assert [c.states[k].name for k in (A0, A1, B0)] == ["CANCELLED", "FAILED", "SUCCEEDED"]
 

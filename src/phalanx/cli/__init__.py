@@ -7,7 +7,9 @@ one clear sentence and exit code 2, never a traceback.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import NoReturn
@@ -41,17 +43,29 @@ VERBS = {
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what replicas print may be anything
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = main()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
         print("phalanx: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         # Whoever reads has had enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_stdout()
         code = 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            sys.excepthook(*sys.exc_info())
+        else:
+            print(f"phalanx: {error.strerror}", file=sys.stderr)
+            _drop_stdout()
+        code = 1
     except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
         sys.excepthook(*sys.exc_info())
         code = 1
@@ -59,6 +73,11 @@ def run() -> NoReturn:
     from phalanx.worker.leaving import leave
 
     leave(code, preloaded=frozenset())
+
+
+def _drop_stdout() -> None:
+    """What could not be written is not tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
-from typing import Any
 
 from phalanx.cli import parsing
-from phalanx.cli.finding import Found, find_app
+from phalanx.cli.finding import find_app
 from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import RecordedApp, apps
-from phalanx.runner import get_runner
-
-_ANSWER = 15.0
-"""Seconds past the grace for an app to end."""
+from phalanx.runner import Runner, get_runner
+from phalanx.specs import AppState
 
 
 def main(arguments: list[str]) -> int:
@@ -31,59 +27,58 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = _only_one() if options.app is None else None
-        found = find_app(options.app) if app is None else None
-        if found is not None and (found.record is None or found.record.facts["owner"] is None):
-            return _on_scheduler(found, options)
-    except (LookupError, PhalanxError) as error:
+        app = _only_one() if options.app is None else find_app(options.app).record
+        handle = options.app if app is None else app.handle
+        with get_runner() as runner:
+            before = _state(runner, app, handle)
+            if not before.is_final:
+                _cancel(runner, app, handle, options.grace)
+            after = _state(runner, app, handle)
+    except (LookupError, PhalanxError, OSError) as error:
         print(f"phalanx cancel: {error}", file=sys.stderr)
         return 1
-    if found is not None:
-        app = found.record
-    assert app is not None
-    before = app.state
-    if not before.is_final:
-        try:
-            app.ask_cancel(options.grace)
-        except OSError as error:
-            print(f"phalanx cancel: {app.id} cannot be asked: {error}", file=sys.stderr)
-            return 1
-        _wait(app, options.grace)
-    after = app.state
+    name = handle.rpartition("/")[2]
     if options.json:
-        parsing.print_json({"id": app.id, "state": after.value, "was": before.value})
+        parsing.print_json({"id": name, "state": after.value, "was": before.value})
     elif before.is_final:
-        print(f"{app.id} has ended already: {before.value}")
-    elif after.is_final:
-        print(f"{app.id}: {after.value}")
-    if not after.is_final:
-        owner, who = app.facts["owner"], "launcher" if app.is_launch else "supervisor"
-        print(
-            f"phalanx cancel: {app.id} was asked to end, and its {who} (pid {owner['pid']} on "
-            f"{owner['host']}) has not done so yet. Is it stopped?",
-            file=sys.stderr,
-        )
+        print(f"{name} has ended already: {before.value}")
+    elif after.is_final or not _has_owner(app):
+        print(f"{name}: {after.value}{'' if after.is_final else ', and asked to end'}")
+    if app is not None and _has_owner(app) and not after.is_final:
+        print(f"phalanx cancel: {name} {_excuse(app)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _on_scheduler(found: Found, options: Any) -> int:
-    """An app that no process of ours runs."""
-    with get_runner() as runner:
-        before = runner.status(found.handle)
-        if before is None:
-            raise LookupError(f"there is no app {found.handle}")
-        if not before.state.is_final:
-            runner.cancel(found.handle)
-        after = runner.status(found.handle) or before
-    if options.json:
-        was, state = before.state.value, after.state.value
-        parsing.print_json({"id": after.app, "state": state, "was": was})
-    elif before.state.is_final:
-        print(f"{after.app} has ended already: {before.state.value}")
+def _has_owner(app: RecordedApp | None) -> bool:
+    """A process of ours runs it, and has ended it when it says so; other schedulers take their
+    time.
+    """
+    return app is not None and app.facts["owner"] is not None
+
+
+def _state(runner: Runner, app: RecordedApp | None, handle: str) -> AppState:
+    if app is not None and app.is_launch:
+        return app.state
+    status = runner.status(handle)
+    if status is None:
+        raise LookupError(f"there is no app {handle}")
+    return status.state
+
+
+def _cancel(runner: Runner, app: RecordedApp | None, handle: str, grace: float | None) -> None:
+    if app is not None and app.is_launch:
+        app.cancel(grace)
     else:
-        print(f"{after.app}: {after.state.value}")
-    return 0
+        runner.cancel(handle, grace)
+
+
+def _excuse(app: RecordedApp) -> str:
+    owner, who = app.facts["owner"], "launcher" if app.is_launch else "supervisor"
+    return (
+        f"was asked to end, and its {who} (pid {owner['pid']} on {owner['host']}) has not done so "
+        "yet. Is it stopped?"
+    )
 
 
 def _only_one() -> RecordedApp:
@@ -92,10 +87,3 @@ def _only_one() -> RecordedApp:
         return running[0]
     names = ", ".join(app.id for app in running)
     raise LookupError(f"say which: {names}" if running else "no app is running")
-
-
-def _wait(app: RecordedApp, grace: float | None) -> None:
-    own = app.facts.get("stop_grace", 5.0)
-    limit = time.monotonic() + (own if grace is None else grace) + _ANSWER
-    while time.monotonic() < limit and not app.state.is_final:
-        time.sleep(0.05)

@@ -12,7 +12,9 @@ from phalanx.registry.recorded import apps, unreadable
 def main(arguments: list[str]) -> int:
     """Remove the records of apps that ended long ago."""
     parser = parsing.make(
-        "clean", "Forget apps that have ended. Their log files stay, unless --logs is given."
+        "clean",
+        "Forget apps that have ended. Log files of launches, and those in a log_dir, stay unless "
+        "--logs is given.",
     )
     parser.add_argument(
         "--older-than",
@@ -27,12 +29,15 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     limit = time.time() - options.older_than
     old = [app for app in apps() if app.created <= limit and app.state.is_final]
-    rubbish = [path for path in unreadable() if path.stat().st_mtime <= limit]
+    rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
     if not options.dry_run:
         for app in old:
             app.remove(logs=options.logs)
         for path in rubbish:
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
     if options.json:
         parsing.print_json([app.id for app in old])
     else:

@@ -99,13 +99,13 @@ def _flags(verb: str) -> list[str]:
 
 
 def _of_run(before: list[str], begun: str) -> list[str]:
-    from phalanx.cli.run import _parser, _split
+    from phalanx.cli.run import make_parser, split
     from phalanx.errors import PhalanxError
     from phalanx.runner import catalog
 
-    parser = _parser()
+    parser = make_parser()
     try:
-        component = _split(parser, before)[2]
+        component = split(parser, before)[2]
         if component is None:
             if begun.startswith("-"):
                 return _flags("run")

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx import values
 from phalanx.cli import parsing
-from phalanx.cli.run import _parser as run_parser
+from phalanx.cli.run import make_parser
 from phalanx.errors import PhalanxError
 from phalanx.runner import Runner, catalog, config, get_runner
 from phalanx.runner.config import Value
@@ -58,7 +58,7 @@ def _sections(runner: Runner) -> dict[str, dict[str, Value]]:
     found: dict[str, dict[str, Value]] = {}
     known = {
         key: Value(action.default, config.DEFAULT)
-        for key, action in run_parser().settings().items()
+        for key, action in make_parser().settings().items()
     }
     known["scheduler"] = Value(runner.default_scheduler, config.DEFAULT)
     found["command.run"] = known | runner.config.section("command", "run", known)

@@ -39,8 +39,9 @@ def main(arguments: list[str]) -> int:
     if options.print:
         print(text, end="")
         return 0
-    path = Path(os.getcwd()) / config.FILE
+    path = Path(config.FILE)
     try:
+        path = Path(os.getcwd()) / config.FILE
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
-from phalanx.registry.recorded import RecordedApp, find, get
+from phalanx.registry import LAUNCH
+from phalanx.registry.recorded import RecordedApp, by_handle, find
 from phalanx.runner import handles
 
 
@@ -29,10 +30,10 @@ def find_app(text: str | None) -> Found:
             handle = handles.parse(text)
         except ConfigError as error:
             raise LookupError(str(error)) from None
-        record = get(handle.app_id)
-        if record is not None and record.handle == str(handle):
+        record = by_handle(handle.scheduler, handle.session, handle.app_id)
+        if record is not None:
             return Found(str(handle), record)
-        if handle.scheduler != "launch":
+        if handle.scheduler != LAUNCH:
             return Found(str(handle), None)
     record = find(text)
     return Found(record.handle, record)

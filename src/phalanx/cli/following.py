@@ -13,6 +13,8 @@ from phalanx.logs.console import shows_colour
 from phalanx.runner import Runner
 from phalanx.schedulers import LogLine, Stream
 
+_HELD = 10_000
+"""Lines that may wait for a slow reader."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
@@ -41,7 +43,7 @@ def lines(
 
 def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
     """From a thread for each, for they block."""
-    incoming: queue.SimpleQueue[LogLine | BaseException | None] = queue.SimpleQueue()
+    incoming: queue.Queue[LogLine | BaseException | None] = queue.Queue(_HELD)
 
     def read(source: Iterator[LogLine]) -> None:
         try:
@@ -67,8 +69,9 @@ def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
 class Printer:
     """Prints lines as `ROLE/REPLICA TEXT`, a colour for each replica on a terminal."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """By default to stdout."""
+    def __init__(self, stream: TextIO | None = None, *, at_once: bool = True) -> None:
+        """By default to stdout. `at_once`: somebody waits for each line."""
+        self._at_once = at_once
         self._stream = sys.stdout if stream is None else stream
         self._coloured = shows_colour(self._stream)
         self._colours: dict[tuple[str, int], int] = {}
@@ -80,4 +83,4 @@ class Printer:
             key = line.role, line.replica
             colour = self._colours.setdefault(key, _COLOURS[len(self._colours) % len(_COLOURS)])
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        print(f"{prefix} {line.text}", file=self._stream, flush=True)
+        print(f"{prefix} {line.text}", file=self._stream, flush=self._at_once)

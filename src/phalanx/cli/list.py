@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.scheduler is not None:
         return _list_scheduler(options)
-    found = overview(apps())
+    with get_runner() as runner:
+        found = overview(runner, apps())
     if options.running:
         found = [(app, status) for app, status in found if not AppState(status["state"]).is_final]
     left_out = 0 if options.all or options.json else max(0, len(found) - _SHOWN)

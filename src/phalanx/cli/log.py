@@ -106,8 +106,8 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
         if options.regex is not None:
             found = (line for line in found if options.regex.search(line.text))
         if options.tail is not None:
-            found = deque(found, maxlen=max(0, options.tail))
-        printer = following.Printer()
+            found = deque(found, maxlen=_tail(options))
+        printer = following.Printer(at_once=options.follow)
         for line in found:
             if options.json:
                 facts = {**dataclasses.asdict(line), "stream": line.stream.value}
@@ -120,12 +120,16 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
 def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
     lines: Any = _chosen(app.lines(options.ranks, follow=options.follow), options)
     if options.tail is not None:
-        lines = deque(lines, maxlen=max(0, options.tail))
+        lines = deque(lines, maxlen=_tail(options))
     for line in lines:
         if options.json:
             print(json.dumps(dataclasses.asdict(line)), flush=options.follow)
         else:
             print(line if several else line.text, flush=options.follow)
+
+
+def _tail(options: Any) -> int | None:
+    return None if options.tail is None else min(max(0, options.tail), sys.maxsize)
 
 
 def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
@@ -141,7 +145,7 @@ def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
 
 def _print_agents(app: RecordedApp, options: Any) -> None:
     files: dict[str, Path] = app.agent_log_files()
-    shown: deque[tuple[str, str]] = deque(maxlen=options.tail)
+    shown: deque[tuple[str, str]] = deque(maxlen=_tail(options))
     for host, path in files.items():
         at = 0
         while (found := read_lines(path, at, final=True))[0]:

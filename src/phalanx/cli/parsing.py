@@ -13,7 +13,12 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from phalanx import values
+from phalanx.errors import ConfigError
 
+_TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
+"""Options that are not configured: those of schedulers have sections of their own."""
+_NEED_CONFIGURATION = ("run", "config")
+"""Others do without what cannot be read, and say so."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
@@ -28,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """With what the configuration has under `[command.VERB]` as defaults."""
-        if self.verb:
+        if self.verb and not {"-h", "--help"} & set(args or ()):
             self._take_defaults()
         return super().parse_args(args, namespace)
 
@@ -41,14 +46,21 @@ class Parser(argparse.ArgumentParser):
         return {
             action.dest: action
             for action in self._actions
-            if action.option_strings and action.dest not in ("help", "json")
+            if action.option_strings and action.dest not in _TYPED_ONLY
         }
 
     def _take_defaults(self) -> None:
         from phalanx.runner import config
 
         known = self.settings()
-        for key, value in config.load().section("command", self.verb, known).items():
+        try:
+            configured = config.load().section("command", self.verb, known)
+        except ConfigError as error:
+            if self.verb in _NEED_CONFIGURATION:
+                raise
+            print(f"{self.prog}: {error}", file=sys.stderr)
+            return
+        for key, value in configured.items():
             if key not in known:
                 self.error(f"{value.origin}: {self.verb} has no option {key!r}")
             try:
@@ -61,9 +73,10 @@ def _configured(action: argparse.Action, value: Any) -> Any:
     """A value from a file or the environment, as the option's own."""
     if action.nargs == 0:
         return values.accept(value, bool)
-    if isinstance(action, argparse._AppendAction):
-        return value if isinstance(value, list) else [str(value)]
-    return value if isinstance(value, str) else str(value)
+    text = value if isinstance(value, str) else str(value)
+    if action.choices is not None and text not in action.choices:
+        raise ValueError(f"{text!r} is none of {', '.join(action.choices)}")
+    return text
 
 
 class Once(argparse.Action):
@@ -110,16 +123,10 @@ def add_json(parser: Parser) -> None:
 
 def ranks(text: str) -> list[int]:
     """`0,2-4` as a list."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*[-–]\s*(\d+))?\s*", part)
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,2-4")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first > 1_000_000:
-            raise argparse.ArgumentTypeError(f"{part!r} is not a range of ranks")
-        found += range(first, last + 1)
-    return found
+    try:
+        return values.numbers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def duration(text: str) -> float:

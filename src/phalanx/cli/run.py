@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.cli import parsing
-from phalanx.cli.tracebacks import print_users_part
+from phalanx.cli.tracebacks import is_raised_outright, print_users_part
 from phalanx.errors import (
     ComponentError,
     ConfigError,
@@ -50,9 +51,9 @@ _QUIET, _POLL = 0.5, 0.02
 
 def main(arguments: list[str]) -> int:
     """Run; gives the exit code."""
-    parser = _parser()
+    parser = make_parser()
     try:
-        own, flags, component, rest = _split(parser, arguments)
+        own, flags, component, rest = split(parser, arguments)
         options = parser.parse_args(own)
         wanted = _Wanted(
             component=component,
@@ -66,7 +67,11 @@ def main(arguments: list[str]) -> int:
             log=options.log or options.tee_logs,
         )
         if options.stdin:
+            if component is not None or flags or {"-s", "--scheduler", "-cfg"} & {*own}:
+                parser.error("with --stdin the component, scheduler and options are in the JSON")
             wanted = _from_stdin(wanted)
+        if wanted.component is None and flags:
+            parser.error(f"run has no option --{next(iter(flags))}, and there is no component")
         if wanted.component is None:
             parser.error("say which component. 'phalanx builtins' lists them")
         return _run(wanted)
@@ -86,7 +91,8 @@ def main(arguments: list[str]) -> int:
         return _refuse(error, 1)
 
 
-def _parser() -> parsing.Parser:
+def make_parser() -> parsing.Parser:
+    """What `run` takes before the component."""
     parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
     parser.add_argument("-s", "--scheduler", action=parsing.Once, help="by default local_cwd")
     parser.add_argument(
@@ -137,7 +143,7 @@ class _Wanted:
     log: bool = False
 
 
-def _split(
+def split(
     parser: parsing.Parser, arguments: list[str]
 ) -> tuple[list[str], dict[str, str], str | None, list[str]]:
     """Our own words, flags that may be the scheduler's, the component, and all behind it."""
@@ -158,6 +164,9 @@ def _split(
         if not flag.startswith("--"):
             own.append(word)  # argparse says what is wrong with it
             continue
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.85)
+        if near:
+            parser.error(f"run has no option {flag}. Did you mean {near[0]}?")
         if not equals:
             if not words:
                 parser.error(f"{flag} is not an option of run, and as a scheduler's needs a value")
@@ -186,36 +195,56 @@ def _merge(texts: list[str], flags: dict[str, str]) -> dict[str, Any]:
     return merged
 
 
-_STDIN = (
-    *("component_name", "component_args", "component_args_str", "scheduler", "scheduler_args"),
-    *("workspace", "parent_run_id", "dryrun", "wait", "log", "tee_logs"),
-)
+_STDIN: dict[str, tuple[type[Any], ...]] = {
+    "component_name": (str,),
+    "component_args": (dict, list),
+    "component_args_str": (list,),
+    "scheduler": (str,),
+    "scheduler_args": (dict, str),
+    "workspace": (str,),
+    "parent_run_id": (str,),
+    "dryrun": (bool,),
+    "wait": (bool,),
+    "log": (bool,),
+    "tee_logs": (bool,),
+}
+"""What may be read from stdin, and of which types."""
 
 
 def _from_stdin(wanted: _Wanted) -> _Wanted:
-    if wanted.component is not None or wanted.cfg or wanted.scheduler:
-        raise ConfigError("with --stdin the component, scheduler and options are in the JSON.")
-    try:
-        given = json.load(sys.stdin)
-    except ValueError as error:
-        raise ConfigError(f"--stdin: this is not JSON: {error}.") from None
-    if not isinstance(given, dict) or not isinstance(given.get("component_name"), str):
-        raise ConfigError("--stdin: an object with a component_name is wanted.")
-    if unknown := [key for key in given if key not in _STDIN]:
-        raise ConfigError(f"--stdin: there is no {unknown[0]!r}; there are: {', '.join(_STDIN)}.")
-    cfg = given.get("scheduler_args") or {}
-    log = wanted.log or bool(given.get("log")) or bool(given.get("tee_logs"))
+    given = _read_stdin()
+    cfg = given.get("scheduler_args", {})
+    log = wanted.log or given.get("log", False) or given.get("tee_logs", False)
     return _Wanted(
         component=given["component_name"],
         arguments=given.get("component_args") or given.get("component_args_str") or [],
-        scheduler=given.get("scheduler"),
-        cfg=parse(cfg) if isinstance(cfg, str) else dict(cfg),
-        workspace=given.get("workspace") or wanted.workspace,
-        parent_run_id=given.get("parent_run_id") or wanted.parent_run_id,
-        dryrun=wanted.dryrun or bool(given.get("dryrun")),
-        wait=wanted.wait or bool(given.get("wait")) or log,
+        scheduler=given.get("scheduler", wanted.scheduler),
+        cfg=parse(cfg) if isinstance(cfg, str) else cfg,
+        workspace=given.get("workspace", wanted.workspace),
+        parent_run_id=given.get("parent_run_id", wanted.parent_run_id),
+        dryrun=wanted.dryrun or given.get("dryrun", False),
+        wait=wanted.wait or given.get("wait", False) or log,
         log=log,
     )
+
+
+def _read_stdin() -> dict[str, Any]:
+    """What is there that is not null, each of its type. Raises `ConfigError`."""
+    try:
+        given = json.load(sys.stdin) if sys.stdin is not None else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--stdin: this is not JSON: {error}.") from None
+    if not isinstance(given, dict) or not isinstance(given.get("component_name"), str):
+        raise ConfigError("--stdin: an object with a component_name is wanted.")
+    found = {key: value for key, value in given.items() if value is not None}
+    for key, value in found.items():
+        if key not in _STDIN:
+            raise ConfigError(f"--stdin: there is no {key!r}; there are: {', '.join(_STDIN)}.")
+        texts = value if key.startswith("component_args") and isinstance(value, list) else ()
+        if not isinstance(value, _STDIN[key]) or not all(isinstance(t, str) for t in texts):
+            names = " or ".join(kind.__name__ for kind in _STDIN[key])
+            raise ConfigError(f"--stdin: {key}: {value!r} is not of type {names}.")
+    return found
 
 
 def _run(wanted: _Wanted) -> int:
@@ -226,16 +255,23 @@ def _run(wanted: _Wanted) -> int:
         if wanted.dryrun:
             print(info)
             return 0
-        handle = runner.schedule(info)
+        handle = ""
         try:
-            print(handle, flush=True)
+            handle = runner.schedule(info)
+            _print_handle(handle)
             return _wait(runner, handle, show=wanted.log) if wanted.wait else 0
         except KeyboardInterrupt:
-            print(
-                f"phalanx run: {handle} goes on. To end it: phalanx cancel {handle}",
-                file=sys.stderr,
-            )
+            text = f"{handle} goes on. To end it: phalanx cancel {handle}"
+            unsure = "interrupted while it was submitted: phalanx list says whether it was"
+            print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
             return 130
+
+
+def _print_handle(handle: str) -> None:
+    try:
+        print(handle, flush=True)
+    except OSError as error:
+        print(f"phalanx run: {handle} is submitted; stdout: {error.strerror}", file=sys.stderr)
 
 
 def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
@@ -252,9 +288,12 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
         )
     except (PhalanxError, HelpWanted):
         raise
-    except ValueError as error:  # how components refuse their arguments
-        raise ConfigError(f"{wanted.component}: {error}") from error
-    except Exception as error:  # noqa: BLE001 the component's own
+    except SystemExit as stop:
+        print(f"phalanx run: {wanted.component} ended with {stop.code!r}", file=sys.stderr)
+        return None
+    except Exception as error:
+        if isinstance(error, ValueError) and is_raised_outright(error):
+            raise ConfigError(f"{wanted.component}: {error}") from error
         print_users_part(error)
         return None
 

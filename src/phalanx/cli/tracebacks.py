@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import linecache
 import os
 import traceback
 
@@ -15,6 +16,17 @@ def print_users_part(error: Exception) -> None:
     while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
+
+
+def is_raised_outright(error: BaseException) -> bool:
+    """It was raised by a `raise` of the user's own, not by something that was called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _is_machinery(trace.tb_frame.f_code.co_filename):
+        return False
+    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return line.strip().startswith("raise ")
 
 
 def _is_machinery(path: str) -> bool:

@@ -41,7 +41,8 @@ def main() -> int:
                 process.wait()
             return 0
         time.sleep(_POLL)
-    return process.returncode
+    code = process.returncode
+    return 128 - code if code < 0 else code
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
-from phalanx.logs.lines import LogLine, read_lines
+from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
+from phalanx.registry.recorded import Reader
 from phalanx.rendezvous.coordinator import Phase, Reason, Verdict
 from phalanx.rounds import Member, Outcome
 from phalanx.specs import AppState, AppStatus
@@ -207,15 +208,13 @@ class App(Generic[R]):
         self, members: dict[int, Member], ranks: Collection[int] | None, *, follow: bool
     ) -> Iterator[LogLine]:
         chosen = {r: p for r, p in self.log_files.items() if ranks is None or r in ranks}
-        offsets = dict.fromkeys(chosen, 0)
+        readers = {rank: Reader(path) for rank, path in chosen.items()}
         while True:
             final = self._done.is_set()
-            for rank, path in chosen.items():
+            for rank, reader in readers.items():
                 member = members[rank]
-                while (found := read_lines(path, offsets[rank], final=final))[0]:
-                    lines, offsets[rank] = found
-                    for _, text in lines:
-                        yield LogLine(rank, member.hostname, rank - member.first_rank, text)
+                for _, text in reader.read(final=final):
+                    yield LogLine(rank, member.hostname, rank - member.first_rank, text)
             if final or not follow:
                 return
             self._done.wait(0.05)

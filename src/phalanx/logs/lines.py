@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -124,22 +125,25 @@ class Times:
         """None is known."""
         self._offsets: list[int] = []
         self._times: list[float] = []
+        self._end: float = math.inf
+        """Behind this nothing is known yet."""
 
     def extend(self, text: str) -> None:
-        """Take more lines of an offset and a time, in their order."""
-        for offset, moment in re.findall(r"^(\d+) (\d+\.\d+)$", text, re.MULTILINE):
+        """Take more lines of an offset, a time, and perhaps an end, in their order."""
+        for offset, moment, end in re.findall(r"^(\d+) (\d+\.\d+)(?: (\d+))?$", text, re.MULTILINE):
             self._offsets.append(int(offset))
             self._times.append(float(moment))
+            self._end = int(end) if end else math.inf
 
     @staticmethod
-    def mark(offset: int, moment: float) -> str:
-        """The line that says that what is from this offset on came at this moment."""
-        return f"{offset} {moment:.3f}\n"
+    def mark(offset: int, moment: float, end: int | None = None) -> str:
+        """The line that says that what is from this offset on, up to an end, came then."""
+        return f"{offset} {moment:.3f}\n" if end is None else f"{offset} {moment:.3f} {end}\n"
 
     def at(self, offset: int) -> float | None:
         """When what is at this offset came."""
         i = bisect.bisect_right(self._offsets, offset) - 1
-        return self._times[i] if i >= 0 else None
+        return self._times[i] if i >= 0 and offset < self._end else None
 
 
 def read_lines(

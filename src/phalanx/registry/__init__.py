@@ -9,6 +9,7 @@ what of rank N's log was written. Nothing here knows how an app is run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from pathlib import Path
@@ -26,9 +27,24 @@ KEPT, PRUNED_TO = 1000, 800
 
 
 def directory() -> Path:
-    """Where apps are recorded: $XDG_STATE_HOME/phalanx/apps, else under ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "phalanx" / "apps"
+    """Where apps are recorded: $XDG_STATE_HOME/phalanx/apps, else under ~/.local/state.
+
+    Raises `RuntimeError` where nobody knows what the home directory is.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # as its specification has it
+        home = os.environ.get("HOME", "")
+        base = os.path.join(home if os.path.isabs(home) else _home(), ".local", "state")
+    return Path(base) / "phalanx" / "apps"
+
+
+def _home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        raise RuntimeError("there is no home directory: set HOME, or XDG_STATE_HOME") from None
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:
@@ -43,6 +59,13 @@ def boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def place_name(scheduler: str, session: str, app_id: str) -> str:
+    """The directory of an app whose id another scheduler may have given as well."""
+    from urllib.parse import quote
+
+    return "@".join(quote(part, safe="") for part in (scheduler, session, app_id))
 
 
 def replace(path: Path, value: Any) -> None:
@@ -60,6 +83,19 @@ def read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def cancel_asked(path: Path) -> dict[str, Any] | None:
+    """What someone who wants an app's end has written into its directory: at least a `grace`,
+    which may be None.
+    """
+    asked = read(path / "cancel.json")
+    if asked is None:
+        return None
+    grace = asked.get("grace")
+    if not isinstance(grace, int | float) or not 0 <= grace < math.inf:
+        grace = None
+    return {**asked, "grace": grace}
 
 
 def prune(root: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Times, agent_key
-from phalanx.registry import LAUNCH, owner, read, replace
-from phalanx.registry.submitted import describe, make_place
+from phalanx.registry import LAUNCH, cancel_asked, owner, replace
+from phalanx.registry.submitted import facts_of, make_place
 from phalanx.rounds import Member
 from phalanx.specs import AppState, AppStatus
 
@@ -58,12 +57,7 @@ class Entry:
 
     def cancel_asked(self) -> Mapping[str, Any] | None:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""
-        asked = None if self._path is None else read(self._path / "cancel.json")
-        if asked is None:
-            return None
-        grace = asked.get("grace")
-        known = isinstance(grace, int | float) and 0 <= grace < math.inf
-        return {**asked, "grace": grace if known else None}
+        return None if self._path is None else cancel_asked(self._path)
 
     def mark(self, rank: int, offset: int) -> None:
         """Note that what is from this offset on in a rank's log comes now; not too often."""
@@ -89,7 +83,7 @@ def _describe(
         for member in members
     ]
     roles = [{"name": name, "replicas": replicas}]
-    facts = describe(app, name, LAUNCH, "phalanx", roles)
+    facts = facts_of(app, name, LAUNCH, "phalanx", roles)
     return {**facts, "owner": owner(), "stop_grace": stop_grace}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import heapq
 import os
@@ -18,11 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.logs.lines import LogLine, Times, read_lines
-from phalanx.registry import LAUNCH, VERSION, boot, directory, read, replace
+from phalanx.registry import (
+    LAUNCH,
+    VERSION,
+    boot,
+    directory,
+    place_name,
+    read,
+    replace,
+)
 from phalanx.specs import AppState
-from phalanx.worker.processes import start_time
+from phalanx.worker.processes import catches, start_time
 
 _POLL = 0.1
+_UNSOUND = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError)
+"""What a record raises that is none."""
+_ANSWER = 15.0
+"""Seconds past the grace for an app to end."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class RecordedApp:
             raise ValueError(f"recorded by another version: {self.facts['version']}")
         owner = self.facts["owner"]
         _ = (self.id, self.created, self.log_files(), self.agent_log_files(), self.hosts)
-        _ = (self.facts["command"], self.handle)
+        _ = (self.command, self.handle, time.localtime(self.created))
         if owner is not None:
             _ = (owner["host"], owner["boot"], owner["pid"], owner["start"])
 
@@ -120,9 +133,27 @@ class RecordedApp:
             status["seconds"] = time.time() - self.created
         return status
 
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """What was in which status file last: those who follow an app ask often."""
+        return {}
+
     def _read_status(self) -> dict[str, Any]:
-        status = read(self.path / "status.json") or {}
-        if status.get("state") not in AppState.__members__:
+        path = self.path / "status.json"
+        try:
+            found = os.stat(path)
+        except OSError:
+            signature = None
+        else:
+            signature = found.st_ino, found.st_mtime_ns
+        status = self._known.get(signature) if signature is not None else None
+        if status is None:
+            status = _sound(read(path) or {})
+            self._known.clear()
+            if signature is not None:
+                self._known[signature] = status
+        status = copy.deepcopy(status)
+        if str(status.get("state")) not in AppState.__members__:
             unknown = AppState.UNKNOWN if self.facts["owner"] is None else AppState.PENDING
             status["state"] = unknown.value
         return status
@@ -140,27 +171,54 @@ class RecordedApp:
 
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
-        owner = self.facts["owner"]
-        if not self.is_here:
+        if not self.is_here or _is_alive(self.facts["owner"]):
             return False
-        return bool(owner["boot"] != boot() or start_time(owner["pid"]) != owner["start"])
+        # It may have passed from the process that submitted it to its supervisor meanwhile.
+        return self.is_launch or not _is_alive(self._owner())
+
+    def _owner(self) -> dict[str, Any]:
+        """As it is now."""
+        owner: dict[str, Any] = (read(self.path / "app.json") or self.facts)["owner"]
+        return owner
 
     def ask_cancel(self, grace: float | None) -> None:
         """Ask its owner for the end; does not wait. Raises `OSError`."""
         replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
-        if self.is_here and not self.is_launch and not self._owner_is_gone():
-            with contextlib.suppress(OSError):  # a supervisor looks for it at once then
-                os.kill(self.facts["owner"]["pid"], signal.SIGTERM)
+        if self.is_here and not self.is_launch and _is_alive(owner := self._owner()):
+            if owner.get("supervises") and catches(owner["pid"], signal.SIGTERM):
+                with contextlib.suppress(OSError):  # a supervisor looks for it at once then
+                    os.kill(owner["pid"], signal.SIGTERM)
+
+    def cancel(self, grace: float | None = None) -> AppState:
+        """Ask its owner for the end, and wait for it, at most the grace and a little more."""
+        self.ask_cancel(grace)
+        own = float(self.facts.get("stop_grace", 5.0))
+        limit = time.monotonic() + (own if grace is None else grace) + _ANSWER
+        while not (state := self.state).is_final and time.monotonic() < limit:
+            time.sleep(0.02)
+        return state
 
     def remove(self, *, logs: bool = False) -> None:
         """Forget it, with its log files if asked for."""
         if logs:
             for replica in self.replicas:
-                streams = replica.get("streams", {}).values()
-                for path in (*replica["logs"].values(), replica["log"], *streams):
+                for path in (*replica["logs"].values(), replica["log"]):
                     if path is not None:
                         Path(path).unlink(missing_ok=True)
+                self._remove_streams(replica)
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def _remove_streams(self, replica: Mapping[str, Any]) -> None:
+        """A replica's files, and the directories for them that are empty then."""
+        for text in replica.get("streams", {}).values():
+            path = Path(text)
+            path.unlink(missing_ok=True)
+            path.with_name("error.json").unlink(missing_ok=True)
+            for parent in path.parents:
+                if self.id not in parent.parts:
+                    break
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
 
     # ── its log ───────────────────────────────────────────────────────────────
 
@@ -205,10 +263,33 @@ class RecordedApp:
             yield LogLine(rank, replica["hostname"], local_rank, text, moment)
 
 
+def _sound(status: dict[str, Any]) -> dict[str, Any]:
+    """A status without what another program, or half a disk, has made of it."""
+    seconds = status.get("seconds")
+    if not isinstance(seconds, int | float):
+        status["seconds"] = None
+    replicas = status.get("replicas", [])
+    kinds = {"role": str, "id": int, "state": str, "hostname": str}
+    status["replicas"] = [
+        replica
+        for replica in (replicas if isinstance(replicas, list) else [])
+        if isinstance(replica, dict)
+        and all(isinstance(replica.get(key), kind) for key, kind in kinds.items())
+        and replica["state"] in AppState.__members__
+    ]
+    status["message"] = str(status.get("message", ""))
+    return status
+
+
+def _is_alive(owner: Mapping[str, Any]) -> bool:
+    """A process of this machine, as it was recorded, is there."""
+    return bool(owner["boot"] == boot() and start_time(owner["pid"]) == owner["start"])
+
+
 class Reader:
     """Reads one log file on from where it was left, with the times that were noted beside it."""
 
-    def __init__(self, path: Path, marks: Path) -> None:
+    def __init__(self, path: Path, marks: Path | None = None) -> None:
         """From the beginning."""
         self._path = path
         self._marks = marks
@@ -217,8 +298,12 @@ class Reader:
         self._at = 0
 
     def read(self, *, final: bool) -> Iterator[tuple[float | None, str]]:
-        """The lines that are there now and were not before."""
-        while True:
+        """The lines that are there now and were not before; not those that come meanwhile."""
+        try:
+            size = os.stat(self._path).st_size
+        except OSError:
+            return
+        while self._at < size:
             lines, end = read_lines(self._path, self._at, final=final)
             if not lines:
                 return
@@ -228,6 +313,8 @@ class Reader:
             self._at = end
 
     def _look_for_marks(self) -> None:
+        if self._marks is None:
+            return
         with contextlib.suppress(OSError), open(self._marks) as file:
             file.seek(self._read_marks)
             text = file.read()
@@ -245,23 +332,33 @@ def apps(root: Path | None = None) -> list[RecordedApp]:
     found = []
     for path in paths:
         app = RecordedApp(path, read(path / "app.json") or {})
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        with contextlib.suppress(*_UNSOUND):
             app.check()
             found.append(app)
     return sorted(found, key=lambda app: app.created)
 
 
-def get(app_id: str) -> RecordedApp | None:
-    """The app of exactly this id, if it is recorded."""
-    if not app_id or "/" in app_id or app_id in (".", ".."):
+def get(name: str) -> RecordedApp | None:
+    """The app in the directory of this name, which for apps of ours is the id."""
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
         return None
     try:
-        path = directory() / app_id
+        path = directory() / name
         app = RecordedApp(path, read(path / "app.json") or {})
         app.check()
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+    except (RuntimeError, *_UNSOUND):
         return None
     return app
+
+
+def by_handle(scheduler: str, session: str, app_id: str) -> RecordedApp | None:
+    """The app of this handle, if it is recorded."""
+    for name in (app_id, place_name(scheduler, session, app_id)):
+        app = get(name)
+        if app is not None and (app.scheduler, app.id) == (scheduler, app_id):
+            if app.facts.get("session") == session:
+                return app
+    return None
 
 
 def unreadable() -> list[Path]:
@@ -291,7 +388,8 @@ def find(text: str | None) -> RecordedApp:
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(app.id for app in found[-5:])
+        same = len({app.id for app in found}) < len(found)
+        names = ", ".join(app.handle if same else app.id for app in found[-5:])
         more = "…, " if len(found) > 5 else ""
         raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {more}{names}")
     near = difflib.get_close_matches(wanted, [app.id for app in known], n=1)

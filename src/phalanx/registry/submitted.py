@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.logs import logger
-from phalanx.registry import VERSION, directory, prune, replace
+from phalanx.registry import VERSION, directory, place_name, prune, replace
+from phalanx.registry.recorded import by_handle
 
 
-def describe(
+def facts_of(
     app_id: str, name: str, scheduler: str, session: str, roles: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """What is recorded of any app: who submitted it, when, from where."""
@@ -43,11 +44,11 @@ def describe(
     }
 
 
-def make_place(app_id: str) -> Path:
+def make_place(name: str) -> Path:
     """The directory of a new app. Raises `OSError`."""
     root = directory()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = root / app_id
+    path = root / name
     path.mkdir(mode=0o700)
     with contextlib.suppress(OSError):
         prune(root)
@@ -61,14 +62,15 @@ def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, A
     """
     app = definition["app"]
     try:
-        path = directory() / app_id
-        if not path.is_dir():
+        known = by_handle(scheduler, session, app_id)
+        path = None if known is None else known.path
+        if path is None:
             roles = [
                 {"name": role["name"], "replicas": _replicas(role["num_replicas"])}
                 for role in app["roles"]
             ]
-            path = make_place(app_id)
-            replace(path / "app.json", describe(app_id, app["name"], scheduler, session, roles))
+            path = make_place(place_name(scheduler, session, app_id))
+            replace(path / "app.json", facts_of(app_id, app["name"], scheduler, session, roles))
         replace(path / "definition.json", definition)
     except OSError as error:
         logger.warning("phalanx: %s is not recorded: %s", app_id, error)

@@ -8,19 +8,22 @@ with get_runner() as runner:
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
+import difflib
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, PluginError, SchedulerError, UnknownScheduler
+from phalanx.logs import logger
 from phalanx.registry import recorded, submitted
+from phalanx.registry.recorded import RecordedApp
 from phalanx.runner import catalog, config, handles
+from phalanx.runner.asking import asking, expect, guarded
 from phalanx.runner.config import Config, Value
+from phalanx.runner.dryrun import AppDryRunInfo, check_capabilities, plain, with_workspace
 from phalanx.schedulers import (
     LogLine,
     Scheduler,
@@ -29,29 +32,9 @@ from phalanx.schedulers import (
     default_scheduler,
 )
 from phalanx.schedulers.options import Option, make, options, parse
-from phalanx.specs import AppDef, AppStatus, AppSummary, Role, macros, texts
+from phalanx.specs import AppDef, AppState, AppStatus, AppSummary, macros, texts
 
 __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
-
-_POLL = 0.02
-
-
-@dataclass(frozen=True)
-class AppDryRunInfo:
-    """What would be submitted."""
-
-    app: AppDef
-    scheduler: str
-    cfg: Any
-    """The scheduler's options."""
-    request: Any
-    """What the scheduler itself makes of it."""
-
-    def __str__(self) -> str:
-        """The app and the exact request."""
-        app = json.dumps(texts.to_dict(self.app), indent=2)
-        request = json.dumps(_plain(self.request), indent=2, default=str)
-        return f"=== APPLICATION ===\n{app}\n\n=== SCHEDULER REQUEST ===\n{request}"
 
 
 def get_runner(name: str | None = None, **kwargs: Any) -> Runner:
@@ -80,9 +63,13 @@ class Runner:
 
     def close(self) -> None:
         """Let go of schedulers' connections. Apps go on."""
-        for scheduler in self._schedulers.values():
-            scheduler.close()
-        self._schedulers.clear()
+        while self._schedulers:
+            (name, _), scheduler = self._schedulers.popitem()
+            try:
+                with asking(name):
+                    scheduler.close()
+            except SchedulerError as error:
+                logger.warning("phalanx: %s", error)
 
     # ── submitting ────────────────────────────────────────────────────────────
 
@@ -138,21 +125,33 @@ class Runner:
         parent_run_id: str | None = None,
     ) -> AppDryRunInfo:
         """What would be submitted; nothing is. Raises `ConfigError` for what cannot be."""
-        name = scheduler or self.default_scheduler
+        name = self.default_scheduler if scheduler is None else scheduler
         found = self._scheduler(name)
         given = parse(cfg) if isinstance(cfg, str) else dict(cfg or {})
         chosen = self._options(name, found, given)
-        _check_capabilities(name, found, app)
-        handle = str(handles.Handle(name, self._name, macros.app_id))
-        roles = [_with_surroundings(role, handle, workspace, parent_run_id) for role in app.roles]
+        check_capabilities(name, found, app, workspace)
+        env = {"PHALANX_JOB_ID": str(handles.Handle(name, self._name, macros.app_id))}
+        if parent_run_id is not None:
+            env["PHALANX_PARENT_RUN_ID"] = parent_run_id
+        roles = [dataclasses.replace(role, env={**env, **role.env}) for role in app.roles]
+        if found.capabilities.workspace:
+            roles = [with_workspace(role, workspace) for role in roles]
         prepared = dataclasses.replace(app, roles=roles)
-        return AppDryRunInfo(prepared, name, chosen, found.dryrun(prepared, chosen))
+        with asking(name):
+            return AppDryRunInfo(prepared, name, chosen, found.dryrun(prepared, chosen))
 
     def schedule(self, info: AppDryRunInfo) -> str:
         """Submit what a dry run has given; gives the handle."""
-        app_id = self._scheduler(info.scheduler).submit(info.request)
+        found = self._scheduler(info.scheduler)
+        with asking(info.scheduler):
+            app_id = found.submit(info.request)
+        if not isinstance(app_id, str) or not re.fullmatch(r"[^/\s]+", app_id):
+            raise SchedulerError(
+                f"{info.scheduler} has submitted an app, and gave {app_id!r}, which is no id: it "
+                "cannot be followed."
+            )
         handle = handles.Handle(info.scheduler, self._name, app_id)
-        definition = {"app": texts.to_dict(info.app), "options": _plain(info.cfg)}
+        definition = {"app": texts.to_dict(info.app), "options": plain(info.cfg)}
         submitted.define(info.scheduler, self._name, app_id, definition)
         return str(handle)
 
@@ -161,45 +160,77 @@ class Runner:
     def status(self, app_handle: str) -> AppStatus | None:
         """How an app stands; None for one that is not there."""
         handle = handles.parse(app_handle)
-        return self._scheduler(handle.scheduler, handle.session).describe(handle.app_id)
+        found = self._scheduler(handle.scheduler, handle.session)
+        with asking(handle.scheduler):
+            status = found.describe(handle.app_id)
+            return None if status is None else expect(status, AppStatus)
 
-    def wait(self, app_handle: str, wait_interval: float = _POLL) -> AppStatus | None:
-        """Wait for an app's end; None for one that is not there."""
+    def wait(
+        self, app_handle: str, wait_interval: float | None = None, timeout: float | None = None
+    ) -> AppStatus | None:
+        """Wait for an app's end; None for one that is not there.
+
+        After `timeout` seconds gives how it stands then. The scheduler is asked every
+        `wait_interval` seconds; how often that is by default, it says itself.
+        """
+        handle = handles.parse(app_handle)
+        pause = self._scheduler(handle.scheduler, handle.session).poll_interval
+        pause = pause if wait_interval is None else wait_interval
+        limit = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.status(app_handle)) is not None and not status.state.is_final:
-            time.sleep(wait_interval)
+            if time.monotonic() >= limit:
+                break
+            time.sleep(min(pause, max(0.0, limit - time.monotonic())))
         return status
 
-    def cancel(self, app_handle: str) -> None:
-        """Have an app end. One that has ended, or is not there, is left as it is."""
+    def cancel(self, app_handle: str, grace: float | None = None) -> None:
+        """Have an app end. One that has ended, or is not there, is left as it is.
+
+        `grace` is the time between asking its replicas to end and making them, for schedulers that
+        take one.
+        """
         handle = handles.parse(app_handle)
-        self._scheduler(handle.scheduler, handle.session).cancel(handle.app_id)
+        found = self._scheduler(handle.scheduler, handle.session)
+        if grace is not None and not found.capabilities.grace:
+            raise ConfigError(f"{handle.scheduler} has a grace of its own, and takes no other.")
+        more = {} if grace is None else {"grace": grace}
+        with asking(handle.scheduler):
+            found.cancel(handle.app_id, **more)
 
     def delete(self, app_handle: str) -> None:
-        """Forget an app; one that runs is cancelled first. Idempotent."""
+        """Forget an app; one that runs is cancelled first. Idempotent.
+
+        Of one whose scheduler is not installed any more, the record goes.
+        """
         handle = handles.parse(app_handle)
-        self._scheduler(handle.scheduler, handle.session).delete(handle.app_id)
-        app = recorded.get(handle.app_id)
-        if app is not None and app.handle == str(handle):
+        app = _recorded(handle)
+        try:
+            found = self._scheduler(handle.scheduler, handle.session)
+        except (UnknownScheduler, PluginError):
+            if app is None:
+                raise
+        else:
+            with asking(handle.scheduler):
+                found.delete(handle.app_id)
+        if app is not None:
             app.remove(logs=True)
 
     def list(self, scheduler: str | None = None) -> list[AppSummary]:
         """The apps that a scheduler knows; without one, those that were submitted from here."""
         if scheduler is not None:
-            known = self._scheduler(scheduler)
-            return [_with_handle(app, scheduler, self._name) for app in known.list()]
-        found = []
-        for app in recorded.apps():
-            if not app.is_launch:
-                status = self.status(app.handle)
-                state = app.state if status is None else status.state
-                found.append(AppSummary(app.id, state, str(app.facts["name"]), app.handle))
-        return found
+            return list(self.known_by(scheduler, self._name))
+        from phalanx.runner.overview import overview
+
+        return [
+            AppSummary(app.id, AppState(status["state"]), str(app.facts["name"]), app.handle)
+            for app, status in overview(self, recorded.apps())
+            if not app.is_launch
+        ]
 
     def describe(self, app_handle: str) -> AppDef | None:
         """What an app was made from, if it was submitted from here."""
-        handle = handles.parse(app_handle)
-        app = recorded.get(handle.app_id)
-        definition = app.definition() if app is not None and app.handle == str(handle) else {}
+        app = _recorded(handles.parse(app_handle))
+        definition = {} if app is None else app.definition()
         return texts.from_dict(definition["app"]) if "app" in definition else None
 
     def log_lines(
@@ -217,13 +248,9 @@ class Runner:
 
         With `follow`, on until it has ended; otherwise those that are there. Raises `LookupError`.
         """
-        handle = handles.parse(app_handle)
-        found = self._scheduler(handle.scheduler, handle.session)
         if role is None:
             role = self._first_role(app_handle)
         stream = streams if isinstance(streams, Stream) else _stream(streams)
-        if stream is not Stream.COMBINED and not found.capabilities.streams:
-            raise ConfigError(f"{handle.scheduler} keeps stdout and stderr together.")
         lines = self.lines(
             app_handle, role, replica, stream=stream, since=since, until=until, follow=follow
         )
@@ -243,21 +270,27 @@ class Runner:
     ) -> Iterator[LogLine]:
         """As `log_lines`, with whose they are and when they came."""
         handle = handles.parse(app_handle)
-        return self._scheduler(handle.scheduler, handle.session).logs(
-            handle.app_id,
-            role,
-            replica,
-            stream=stream,
-            since=_seconds(since),
-            until=_seconds(until),
-            follow=follow,
-        )
+        found = self._scheduler(handle.scheduler, handle.session)
+        if stream is not Stream.COMBINED and not found.capabilities.streams:
+            raise ConfigError(f"{handle.scheduler} keeps stdout and stderr together.")
+        if (since, until) != (None, None) and not found.capabilities.times:
+            raise ConfigError(f"{handle.scheduler} does not keep the times of lines.")
+        with asking(handle.scheduler):
+            lines = found.logs(
+                handle.app_id,
+                role,
+                replica,
+                stream=stream,
+                since=_seconds(since),
+                until=_seconds(until),
+                follow=follow,
+            )
+            return guarded(handle.scheduler, iter(lines))
 
     def replicas(self, app_handle: str) -> dict[str, int]:
         """How many replicas each role of an app has. Raises `LookupError`."""
-        handle = handles.parse(app_handle)
-        app = recorded.get(handle.app_id)
-        if app is not None and app.handle == str(handle):
+        app = _recorded(handles.parse(app_handle))
+        if app is not None:
             return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
         status = self.status(app_handle)
         if status is None:
@@ -304,9 +337,18 @@ class Runner:
         known = {o.name for o in options(scheduler.options)}
         for key, value in effective.items():
             if key not in known and value.origin != config.COMMAND_LINE:
-                raise ConfigError(f"{value.origin}: {name} has no option {key!r}.")
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{value.origin}: {name} has no option {key!r}.{hint}")
         chosen = {k: v.value for k, v in effective.items() if v.origin != config.DEFAULT}
         return make(name, scheduler.options, chosen)
+
+    def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:
+        """The apps that a scheduler knows in a session."""
+        found = self._scheduler(scheduler, session)
+        with asking(scheduler):
+            apps = [expect(app, AppSummary) for app in found.list()]
+        return [_with_handle(app, scheduler, session) for app in apps]
 
     def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
         key = name, session or self._name
@@ -315,34 +357,8 @@ class Runner:
         return self._schedulers[key]
 
 
-def _with_surroundings(
-    role: Role, handle: str, workspace: str | None, parent_run_id: str | None
-) -> Role:
-    env = {"PHALANX_JOB_ID": handle}
-    if parent_run_id is not None:
-        env["PHALANX_PARENT_RUN_ID"] = parent_run_id
-    place = role.workspace
-    if place is None and workspace is not None:
-        place = os.path.abspath(os.path.expanduser(workspace))
-    if place is not None and not os.path.isdir(os.path.expanduser(place)):
-        raise ConfigError(f"the workspace {place} is not a directory.")
-    return dataclasses.replace(role, env={**env, **role.env}, workspace=place)
-
-
-def _check_capabilities(name: str, scheduler: Scheduler[Any, Any], app: AppDef) -> None:
-    """Refuse what a scheduler would otherwise have to ignore."""
-    can = scheduler.capabilities
-    if len(app.roles) > 1 and not can.several_roles:
-        raise ConfigError(f"{name} runs apps of one role; {app.name!r} has {len(app.roles)}.")
-    for role in app.roles:
-        if role.mounts and not can.mounts:
-            raise ConfigError(f"{name} cannot mount anything; role {role.name!r} has mounts.")
-        if role.max_retries and role.retry_policy not in can.retry_policies:
-            known = ", ".join(sorted(p.value for p in can.retry_policies)) or "none"
-            raise ConfigError(
-                f"{name} does not start again by {role.retry_policy.value}, as role {role.name!r} "
-                f"wants; its retry policies: {known}."
-            )
+def _recorded(handle: handles.Handle) -> RecordedApp | None:
+    return recorded.by_handle(handle.scheduler, handle.session, handle.app_id)
 
 
 def _with_handle(app: AppSummary, scheduler: str, session: str) -> AppSummary:
@@ -362,14 +378,3 @@ def _stream(text: str | None) -> Stream:
 
 def _seconds(moment: float | datetime | None) -> float | None:
     return moment.timestamp() if isinstance(moment, datetime) else moment
-
-
-def _plain(value: Any) -> Any:
-    """A request or options, as far as JSON can show them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner) for inner in value]
-    return value

@@ -18,11 +18,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from phalanx import plugins
 from phalanx.errors import ComponentError, PluginError
+from phalanx.logs import logger
 from phalanx.plugins import Plugin
 from phalanx.runner.component import Component
 
@@ -70,11 +72,7 @@ def _add(
     problems: list[str],
 ) -> None:
     if component.name in found:
-        first = found[component.name]
-        problems.append(
-            f"two entries yield the component {component.name!r}: {first[1].value} of "
-            f"{first[1].package} and {plugin.value} of {plugin.package}; the first is used"
-        )
+        problems.append(_twice(component.name, found[component.name][1], plugin))
         return
     found[component.name] = component, plugin
 
@@ -86,10 +84,19 @@ def find(name: str) -> Component:
     """
     if ":" in name:
         return _from_file(name)
-    for plugin in entries():
-        if (component := _resolve(plugin, name)) is not None:
-            return _usable(component)
-    return _usable(_by_last_part(name))
+    if not re.fullmatch(r"\w+(\.\w+)*", name):
+        raise ComponentError(
+            f"{name!r} is not a component's name. See: phalanx builtins", name=name
+        )
+    component, broken = _find_exactly(name)
+    if component is None:
+        try:
+            component = _by_last_part(name)
+        except ComponentError:
+            if broken:
+                raise broken[0] from None
+            raise
+    return _usable(component)
 
 
 def _usable(component: Component) -> Component:
@@ -107,19 +114,26 @@ def _prefix(plugin: Plugin) -> str:
 
 def _resolve(plugin: Plugin, name: str) -> Component | None:
     """The component of exactly this name, by importing one module at most."""
-    if not name.startswith(_prefix(plugin)):
+    path, function = _split(plugin, name)
+    if not function or function.startswith("_") or _spec(plugin, path) is None:
         return None
-    path, _, function = name.removeprefix(_prefix(plugin)).rpartition(".")
     module = ".".join(filter(None, (_module_name(plugin), path)))
-    if not function or not _is_searched(plugin, path):
-        return None
     found: Any = vars(_import(plugin, module)).get(function)
-    is_one = not function.startswith("_") and _is_defined_there(found, module)
-    return Component(name, found) if is_one else None
+    return Component(name, found) if _is_defined_there(found, module) else None
 
 
-def _is_searched(plugin: Plugin, path: str) -> bool:
-    """A module that the search would come to: within packages, but for the entry's own."""
+def _split(plugin: Plugin, name: str) -> tuple[str, str]:
+    """The module within an entry, and the function, that a name means; no function for none."""
+    if not name.startswith(_prefix(plugin)):
+        return "", ""
+    path, _, function = name.removeprefix(_prefix(plugin)).rpartition(".")
+    return path, function
+
+
+def _spec(plugin: Plugin, path: str) -> ModuleSpec | None:
+    """A module that the search would come to (within packages, but for the entry's own); it is not
+    imported.
+    """
     at = _module_name(plugin)
     with plugins.quiet(plugin):
         spec = importlib.util.find_spec(at)
@@ -128,12 +142,23 @@ def _is_searched(plugin: Plugin, path: str) -> bool:
         for part in filter(None, path.split(".")):
             places = spec.submodule_search_locations
             if places is None:
-                return False
+                return None
             at = f"{at}.{part}"
             spec = importlib.machinery.PathFinder.find_spec(at, list(places))
             if spec is None or spec.origin is None:
-                return False
-    return True
+                return None
+    return spec
+
+
+def _has_in_source(spec: ModuleSpec | None, function: str) -> bool:
+    """The source of a module has a function of this name."""
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    try:
+        with open(spec.origin, "rb") as file:
+            return re.search(rf"^def {function}\b".encode(), file.read(), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def _module_name(plugin: Plugin) -> str:
@@ -192,7 +217,7 @@ def _by_last_part(name: str) -> Component:
     known: list[str] = []
     if re.fullmatch(r"\w+", name):
         known = [full for plugin in entries() for full in _named_in_source(plugin, name)]
-        found = [c for full in dict.fromkeys(known) if (c := _find_exactly(full)) is not None]
+        found = [c for full in dict.fromkeys(known) if (c := _find_exactly(full)[0]) is not None]
         usable = [c for c in found if not c.problem] or found
         if len(usable) == 1:
             return usable[0]
@@ -209,24 +234,43 @@ def _by_last_part(name: str) -> Component:
     raise ComponentError(_unknown(name, [c.name for c in made.components]), name=name)
 
 
-def _find_exactly(name: str) -> Component | None:
-    return next((c for plugin in entries() if (c := _resolve(plugin, name)) is not None), None)
+def _find_exactly(name: str) -> tuple[Component | None, list[PluginError]]:
+    """The component of this name, and the entries in which it could not be looked for.
+
+    Another entry that seems to have one of the same name is told of.
+    """
+    broken: list[PluginError] = []
+    for i, plugin in enumerate(entries()):
+        try:
+            if (component := _resolve(plugin, name)) is None:
+                continue
+        except PluginError as error:
+            broken.append(error)
+            continue
+        for other in entries()[i + 1 :]:
+            path, function = _split(other, name)
+            with contextlib.suppress(PluginError):
+                if function and _has_in_source(_spec(other, path), function):
+                    logger.warning("phalanx: %s", _twice(name, plugin, other))
+        return component, broken
+    return None, broken
+
+
+def _twice(name: str, first: Plugin, second: Plugin) -> str:
+    return (
+        f"two entries yield the component {name!r}: {first.value} of {first.package} and "
+        f"{second.value} of {second.package}; the first is used"
+    )
 
 
 def _named_in_source(plugin: Plugin, function: str) -> Iterator[str]:
     """Names of components of an entry whose source has a function of this name."""
-    pattern = re.compile(rf"^def {function}\b".encode(), re.MULTILINE)
     with contextlib.suppress(PluginError):
         top = _module_name(plugin)
         for module in _modules(plugin, top):
-            with contextlib.suppress(OSError, ImportError, ValueError):
-                spec = importlib.util.find_spec(module)
-                if spec is not None and spec.origin and spec.origin.endswith(".py"):
-                    with open(spec.origin, "rb") as file:
-                        if pattern.search(file.read()):
-                            path = module.removeprefix(top).lstrip(".")
-                            full = ".".join(filter(None, (path, function)))
-                            yield f"{_prefix(plugin)}{full}"
+            path = module.removeprefix(top).lstrip(".")
+            if _has_in_source(_spec(plugin, path), function):
+                yield _prefix(plugin) + ".".join(filter(None, (path, function)))
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

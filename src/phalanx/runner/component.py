@@ -49,14 +49,20 @@ class Component:
     def problem(self) -> str:
         """Why it cannot be run; empty if it can."""
         try:
-            hints = typing.get_type_hints(self.function)
-            signature = inspect.signature(self.function)
+            return self._find_problem()
         except Exception as error:  # noqa: BLE001 annotations are the author's code
             return f"its annotations cannot be read: {type(error).__name__}: {error}"
+
+    def _find_problem(self) -> str:
+        hints = typing.get_type_hints(self.function)
+        signature = inspect.signature(self.function)
+        if inspect.iscoroutinefunction(self.function):
+            return "it is async"
         if "return" not in hints:
             return "it does not say what it returns: write -> AppDef"
         if hints["return"] is not AppDef:
-            return f"it returns {values.name(hints['return'])}, not an AppDef"
+            shown = getattr(hints["return"], "__name__", None)
+            return f"it returns {shown or hints['return']}, not AppDef itself"
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 return f"**{parameter.name} cannot be written on a command line"

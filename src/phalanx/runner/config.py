@@ -67,7 +67,7 @@ def variable_name(name: str, key: str) -> str:
 def load(directory: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """What applies in a directory. Raises `ConfigError` for a file that cannot be read."""
     home, project = home_file(environ), project_file(directory, environ)
-    files = [path for path in (home, project) if path is not None and path.is_file()]
+    files = [path for path in (home, project) if path is not None and _is_file(path)]
     return Config(tuple((str(path), _read(path)) for path in dict.fromkeys(files)), environ)
 
 
@@ -83,7 +83,7 @@ def project_file(
     """The project's file, if there is one."""
     if named := environ.get("PHALANXCONFIG"):
         path = Path(named).expanduser()
-        if not path.is_file():
+        if not _is_file(path):
             raise ConfigError(f"$PHALANXCONFIG names {named}, which is no file.")
         return path.absolute()
     try:
@@ -91,16 +91,24 @@ def project_file(
     except OSError:
         return None
     for place in (start, *start.parents):
-        if (place / FILE).is_file():
+        if _is_file(place / FILE):
             return place / FILE
     return None
+
+
+def _is_file(path: Path) -> bool:
+    """There is such a file, as far as one may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from phalanx import values
 from phalanx.errors import ConfigError
 
 _HANDLE = re.compile(r"(?P<scheduler>[^:/]+)://(?P<session>[^/]*)/(?P<rest>.+)")
@@ -50,9 +51,8 @@ def parse_place(text: str) -> Place:
         raise ConfigError(f"{text!r} is not APP[/ROLE[/REPLICAS]]. Example: echo-1a2b/echo/0,1")
     replicas = None
     if len(parts) == 3:
-        if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", parts[2]):
-            raise ConfigError(f"{parts[2]!r} is not a list of replicas such as 0,2-4.")
-        ranges = (part.partition("-") for part in parts[2].split(","))
-        numbers = [n for a, _, b in ranges for n in range(int(a), int(b or a) + 1)]
-        replicas = tuple(dict.fromkeys(numbers))
+        try:
+            replicas = tuple(dict.fromkeys(values.numbers(parts[2])))
+        except ValueError as error:
+            raise ConfigError(f"{text!r}: {error}.") from None
     return Place(head + parts[0], parts[1] if len(parts) > 1 else None, replicas)

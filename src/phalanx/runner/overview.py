@@ -1,4 +1,4 @@
-"""How many apps stand at once: each scheduler is asked once."""
+"""How many apps stand at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 from phalanx.errors import PhalanxError
 from phalanx.logs import logger
 from phalanx.registry.recorded import RecordedApp
-from phalanx.runner import get_runner
+from phalanx.runner import Runner
 from phalanx.specs import AppState
 
 
-def overview(apps: Sequence[RecordedApp]) -> list[tuple[RecordedApp, dict[str, Any]]]:
-    """Recorded apps with their statuses. What has an owner says so itself; of the rest the
-    scheduler is asked, and one that cannot be asked is named.
+def overview(
+    runner: Runner, apps: Sequence[RecordedApp]
+) -> list[tuple[RecordedApp, dict[str, Any]]]:
+    """Recorded apps with how they stand. What has an owner says so itself; of the rest each
+    scheduler is asked once, and one that cannot be asked is named.
     """
     asked: dict[tuple[str, str], dict[str, AppState]] = {}
     found = []
@@ -23,17 +25,16 @@ def overview(apps: Sequence[RecordedApp]) -> list[tuple[RecordedApp, dict[str, A
         if app.facts["owner"] is None:
             key = app.scheduler, str(app.facts["session"])
             if key not in asked:
-                asked[key] = _ask(*key)
+                asked[key] = _ask(runner, *key)
             state = asked[key].get(app.id, AppState.UNKNOWN)
             status |= {"state": state.value, "seconds": None}
         found.append((app, status))
     return found
 
 
-def _ask(scheduler: str, session: str) -> dict[str, AppState]:
+def _ask(runner: Runner, scheduler: str, session: str) -> dict[str, AppState]:
     try:
-        with get_runner(session) as runner:
-            return {app.app_id: app.state for app in runner.list(scheduler)}
+        return {app.app_id: AppState(app.state) for app in runner.known_by(scheduler, session)}
     except PhalanxError as error:
         logger.warning("phalanx: %s", error)
         return {}

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from phalanx import plugins
 from phalanx.errors import PluginError, UnknownScheduler
-from phalanx.schedulers.options import option
+from phalanx.schedulers.authoring import make_app_id, need, replicas, workspace_files
+from phalanx.schedulers.options import option, options
 from phalanx.specs import AppDef, AppStatus, AppSummary, RetryPolicy
 
 __all__ = [
@@ -28,7 +29,11 @@ __all__ = [
     "create_scheduler",
     "default_scheduler",
     "get_scheduler_factories",
+    "make_app_id",
+    "need",
     "option",
+    "replicas",
+    "workspace_files",
 ]
 
 GROUP = "phalanx.schedulers"
@@ -74,11 +79,13 @@ class Capabilities:
     times: bool = False
     """Lines have times: `since` and `until` work."""
     mounts: bool = False
+    grace: bool = False
+    """`cancel` takes a `grace`: the seconds between asking replicas to end and making them."""
     retry_policies: frozenset[RetryPolicy] = frozenset()
     """The policies by which it starts a role again; without any, no role may have retries."""
-    several_roles: bool = True
+    several_roles: bool = False
     workspace: bool = True
-    """Replicas run with the files of the workspace."""
+    """Replicas run with the files of a directory: `Role.workspace`, which is always set then."""
 
 
 class Scheduler(ABC, Generic[Options, Request]):
@@ -93,6 +100,9 @@ class Scheduler(ABC, Generic[Options, Request]):
     rank0_env: ClassVar[str] = "PHALANX_RANK0_HOST"
     """The variable in which a replica finds the address of its role's first."""
 
+    poll_interval: ClassVar[float] = 2.0
+    """Seconds between two questions of how an app stands, for those who wait."""
+
     def __init__(self, session_name: str, **_: object) -> None:
         """`session_name` is the middle part of handles, and may set apps apart."""
         self.session_name = session_name
@@ -106,7 +116,7 @@ class Scheduler(ABC, Generic[Options, Request]):
 
     @abstractmethod
     def submit(self, request: Request) -> str:
-        """Submit it; gives the app's id. Returns as soon as that is done."""
+        """Submit it; gives the app's id, which has no slash. Returns as soon as that is done."""
 
     @abstractmethod
     def describe(self, app_id: str) -> AppStatus | None:
@@ -128,8 +138,8 @@ class Scheduler(ABC, Generic[Options, Request]):
         until: float | None = None,
         follow: bool = False,
     ) -> Iterator[LogLine]:
-        """What a replica has printed; with `follow`, on until it has ended. Times are in seconds
-        since 1970.
+        """What a replica has printed; with `follow`, on until nothing more can come. Times are in
+        seconds since 1970.
 
         Raises `LookupError` for an app, role or replica that is not there.
         """
@@ -149,8 +159,8 @@ class Scheduler(ABC, Generic[Options, Request]):
 def get_scheduler_factories() -> dict[str, Factory]:
     """What makes each scheduler, by name: ours and those of plugins, without loading any.
 
-    A factory is called with the session's name, and raises `PluginError` for a plugin that is
-    broken, `ConfigError` for one of ours that needs a package that is not installed.
+    A factory is called with the session's name. It raises `PluginError` for a plugin that is
+    broken, `ConfigError` for a scheduler that needs a package that is not installed.
     """
     factories: dict[str, Factory] = {name: _built_in(module) for name, module in BUILT_IN.items()}
     for plugin in plugins.of(GROUP):
@@ -197,6 +207,8 @@ def _of_plugin(plugin: plugins.Plugin) -> Factory:
         if lacking or not isinstance(getattr(made, "options", None), type):
             what = ", ".join(lacking) or "options, a dataclass"
             raise PluginError(plugin, f"it gave {made!r}, which is no Scheduler: it lacks {what}")
+        with plugins.quiet(plugin):
+            options(made.options)
         scheduler: Scheduler[Any, Any] = made
         return scheduler
 

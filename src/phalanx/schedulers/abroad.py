@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from phalanx.launcher import Launcher
 from phalanx.launcher.app import App
 from phalanx.logs.lines import Source
 from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
-from phalanx.rounds import Member, signal_name
+from phalanx.rounds import Member
 from phalanx.schedulers.course import Key
-from phalanx.schedulers.crew import Ending
+from phalanx.schedulers.crew import Ending, Wait, open_log
 from phalanx.schedulers.request import AppRequest, ReplicaRequest
 from phalanx.worker import program
 
@@ -26,45 +25,52 @@ from phalanx.worker import program
 class SshCrew:
     """Starts replicas over SSH, on the launcher's placement."""
 
-    def __init__(self, request: AppRequest, waker: socket.socket) -> None:
-        """`waker` is written to when something has happened."""
+    def __init__(self, request: AppRequest, path: Path) -> None:
+        """Nothing runs."""
         self._request = request
-        self._waker = waker
+        self._wake: Callable[[], None] = lambda: None
         self._running: dict[Key, App[Any]] = {}
-        self._stopped: set[Key] = set()
+        self._graces: dict[Key, float] = {}
+        """Of those that are being stopped."""
         self._ended: queue.SimpleQueue[tuple[Key, Ending]] = queue.SimpleQueue()
         self._first: dict[str, str] = {}
         """The address of the first replica, by role."""
 
-    def prepare(self, cancelled: Callable[[], bool]) -> str | None:
-        """See that all hosts can be used, and find where first replicas are; or say why not.
+    def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
+        """See that all hosts can be used, and find where first replicas are.
 
-        Blocks until then. Hosts that share nothing with this one have the project afterwards.
+        Hosts that share nothing with this one have the project afterwards.
         """
+        self._wake = wake
         for role in self._request.roles:
             hosts = list(dict.fromkeys(replica.hostname for replica in role.replicas))
             self._first[role.name] = "localhost"
             if len(hosts) < 2:
                 continue
-            launcher = self._launcher(hosts, role.replicas[0])
             try:
+                launcher = self._launcher(hosts, role.replicas[0])
                 app = _start(launcher, program.first_address, ())
-                while not app.wait(timeout=0.2).state.is_final:
-                    if cancelled():
+                while not app.status().state.is_final:
+                    if not wait(f"logging in to {len(hosts)} hosts"):
                         app.cancel(0.0)
+                        app.wait()
                 self._first[role.name] = app.result().rank(0)
-            except PhalanxError as error:
+            except (PhalanxError, OSError) as error:
                 return str(error)
         return None
 
+    def replicas(self) -> Sequence[ReplicaRequest]:
+        """As they were asked for."""
+        return self._request.replicas
+
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Launch its program on its host; returns before that has begun."""
-        self._stopped.discard(replica.key)
+        self._graces.pop(replica.key, None)
         first = self._first.get(replica.role, "localhost")
-        env = {self._rank0_env: first, **replica.env}
-        launcher = self._launcher([replica.hostname], replica)
-        launcher.log_spec = _Logs(replica)
+        env = {self._request.settings["rank0_env"]: first, **replica.env}
         try:
+            launcher = self._launcher([replica.hostname], replica)
+            launcher.log_spec = _Logs(replica)
             app = _start(launcher, program.run, (list(replica.argv), env, first))
         except (PhalanxError, OSError) as error:
             return Ending(error=str(error))
@@ -79,8 +85,8 @@ class SshCrew:
 
     def stop(self, replica: Key, grace: float) -> None:
         """The program gets SIGTERM."""
-        self._stopped.add(replica)
-        if replica in self._running:
+        if replica in self._running and grace < self._graces.get(replica, float("inf")):
+            self._graces[replica] = grace
             self._running[replica].cancel(grace)
 
     def ended(self) -> list[tuple[Key, Ending]]:
@@ -100,10 +106,6 @@ class SshCrew:
         for app in self._running.values():
             app.wait()
 
-    @property
-    def _rank0_env(self) -> str:
-        return str(self._request.settings["rank0_env"])
-
     def _launcher(self, hosts: Sequence[str], replica: ReplicaRequest) -> Launcher:
         os.chdir(replica.cwd)  # what a launch goes by, and nothing else here does
         return Launcher(
@@ -121,16 +123,14 @@ class SshCrew:
         app.wait()
         try:
             code, error, reported = app.result().rank(0)
-            if reported:
-                Path(replica.error_file).write_bytes(reported)
-            ending = _ending(code, error)
+            _keep_error(replica, reported)
+            ending = Ending.of(code, error, asked=replica.key in self._graces)
         except Cancelled:
-            ending = Ending(signal="SIGTERM")
+            ending = Ending(signal="SIGTERM", asked=True)
         except Exception as error:  # noqa: BLE001 a launch's failure is the replica's
             ending = Ending(error=_first_line(error))
         self._ended.put((replica.key, ending))
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        self._wake()
 
 
 def _start(launcher: Launcher, function: Callable[..., Any], args: Sequence[Any]) -> App[Any]:
@@ -139,10 +139,11 @@ def _start(launcher: Launcher, function: Callable[..., Any], args: Sequence[Any]
     return App(plan, call, recorded=False)
 
 
-def _ending(code: int, error: str) -> Ending:
-    if code < 0:
-        return Ending(signal=signal_name(-code))
-    return Ending(exit_code=code, error=error)
+def _keep_error(replica: ReplicaRequest, reported: bytes) -> None:
+    """What the program has reported as its error there, where that of a local one would be."""
+    if reported:
+        with contextlib.suppress(OSError), open_log(replica.error_file) as file:
+            file.write(reported)
 
 
 def _first_line(error: Exception) -> str:
@@ -168,16 +169,14 @@ class _StreamFiles(RankFile):
 
     def __init__(self, replica: ReplicaRequest) -> None:
         super().__init__(replica.logs["stdout"])
-        self._paths = {stream: Path(path) for stream, path in replica.logs.items()}
+        self._paths = replica.logs
         self._files: dict[str, IO[bytes]] = {}
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
         """Append to the stream's own; the supervisor notes the times."""
         with self._guard():
             if stream not in self._files:
-                path = self._paths.get(stream, self._paths["stderr"])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._files[stream] = open(path, "ab", buffering=0)  # noqa: SIM115 finish closes it
+                self._files[stream] = open_log(self._paths.get(stream, self._paths["stderr"]))
             view = memoryview(data)
             while view:
                 view = view[self._files[stream].write(view) :]

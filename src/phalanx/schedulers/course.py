@@ -72,17 +72,14 @@ class Course:
         """Start everything."""
         return self._start(self._keys)
 
-    def ended(self, replica: Key, *, succeeded: bool) -> list[Action]:
-        """A replica that was started has ended."""
+    def ended(self, replica: Key, *, succeeded: bool, asked: bool = False) -> list[Action]:
+        """A replica that was started has ended; `asked`: it had been stopped before it did."""
         self._running.discard(replica)
-        stopped = replica in self._again or self._state is not None
         if succeeded:
             self.states[replica] = AppState.SUCCEEDED
-        elif stopped:
-            self.states[replica] = AppState.CANCELLED
         else:
-            self.states[replica] = AppState.FAILED
-        if self._state is None and not succeeded and not stopped:
+            self.states[replica] = AppState.CANCELLED if asked else AppState.FAILED
+        if self._state is None and not succeeded and replica not in self._again:
             return self._failed(replica)
         return self._go_on()
 

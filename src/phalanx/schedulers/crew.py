@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Protocol
 
 from phalanx.rounds import signal_name
 from phalanx.schedulers.course import Key
-from phalanx.schedulers.request import ReplicaRequest
+from phalanx.schedulers.request import REPLICA, ROLE, AppRequest, ReplicaRequest
 from phalanx.worker import processes
 
 CANNOT_START = 127
 """The exit code of what cannot be started, as shells have it."""
+
+Wait = Callable[[str], bool]
+"""Called with what is waited for; lets a moment pass, and says whether to go on."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,15 @@ class Ending:
     signal: str | None = None
     error: str = ""
     """What is known besides what it printed."""
+    asked: bool = False
+    """It had been asked to end before it did."""
+
+    @classmethod
+    def of(cls, code: int, error: str = "", *, asked: bool = False) -> Ending:
+        """By its exit code, or minus the number of the signal that killed it."""
+        if code < 0:
+            return cls(signal=signal_name(-code), error=error, asked=asked)
+        return cls(exit_code=code, error=error, asked=asked)
 
     @property
     def succeeded(self) -> bool:
@@ -37,13 +53,26 @@ class Ending:
     def code(self) -> int:
         """What a shell would give for it."""
         if self.signal is not None:
-            number = getattr(signal, self.signal, None)
-            return 128 + int(number) if number is not None else 1
+            name, _, above = self.signal.partition("+")
+            return 128 + int(getattr(signal, name, 0)) + int(above or 0)
         return 1 if self.exit_code is None else self.exit_code
 
 
 class Crew(Protocol):
-    """Runs replicas somewhere. Nothing blocks, but `close`."""
+    """Runs the replicas of an app somewhere. Nothing blocks, but `prepare` and `close`."""
+
+    def __init__(self, request: AppRequest, path: Path) -> None:
+        """`path` is the app's directory in the registry."""
+
+    def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
+        """Have what the replicas need; or say why that cannot be.
+
+        Blocks until then, or until `wait` says that the app is to end. `wake` is called, from any
+        thread, when something has happened.
+        """
+
+    def replicas(self) -> Sequence[ReplicaRequest]:
+        """As they will be started."""
 
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Start a replica; how it ended, if it cannot be."""
@@ -52,7 +81,7 @@ class Crew(Protocol):
         """The process of a replica that was started, if it is one of this machine's."""
 
     def stop(self, replica: Key, grace: float) -> None:
-        """Have it end: SIGTERM, after the grace SIGKILL."""
+        """Have it end: SIGTERM, after the grace SIGKILL. Again: at most with less grace."""
 
     def ended(self) -> list[tuple[Key, Ending]]:
         """Those that have ended since the last look."""
@@ -64,16 +93,33 @@ class Crew(Protocol):
 class LocalCrew:
     """Replicas as children of this process, each in a session of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: AppRequest, path: Path) -> None:
         """Nothing runs."""
+        self._request = request
+        self._path = path
+        self._replicas: Sequence[ReplicaRequest] = request.replicas
         self._running: dict[Key, subprocess.Popen[bytes]] = {}
         self._kill_at: dict[Key, float] = {}
+
+    def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
+        """Have GPUs for those that want them."""
+        from phalanx.schedulers.gpus import NotEnough, assign
+
+        try:
+            self._replicas = assign(self._request, self._path, wait)
+        except NotEnough as error:
+            return str(error)
+        return None
+
+    def replicas(self) -> Sequence[ReplicaRequest]:
+        """With the GPUs they have."""
+        return self._replicas
 
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Start it, its streams going to its files."""
         environ = {**os.environ, **replica.env}
         try:
-            with _open(replica.logs["stdout"]) as out, _open(replica.logs["stderr"]) as err:
+            with open_log(replica.logs["stdout"]) as out, open_log(replica.logs["stderr"]) as err:
                 self._running[replica.key] = subprocess.Popen(
                     _resolve(replica.argv, environ["PATH"]),
                     stdin=subprocess.DEVNULL,
@@ -82,11 +128,14 @@ class LocalCrew:
                     env=environ,
                     cwd=replica.cwd,
                     start_new_session=True,
+                    # For the case that we and the keeper are killed at once. There are no threads.
+                    preexec_fn=functools.partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509
                 )
-        except OSError as error:
-            what = error.filename or replica.argv[0]
-            text = f"cannot start {what!r}: {error.strerror}"
-            with contextlib.suppress(OSError), _open(replica.logs["stderr"]) as err:
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            what = getattr(error, "filename", None) or replica.argv[0]
+            text = f"cannot start {what!r}: {reason}"
+            with contextlib.suppress(OSError), open_log(replica.logs["stderr"]) as err:
                 err.write(f"phalanx: {text}\n".encode())
             return Ending(exit_code=CANNOT_START, error=text)
         return None
@@ -97,12 +146,16 @@ class LocalCrew:
         return None if process is None else process.pid
 
     def stop(self, replica: Key, grace: float) -> None:
-        """To all of its session, at first."""
+        """To all of its group, once."""
         process = self._running.get(replica)
-        if process is not None:
-            self._kill_at[replica] = time.monotonic() + grace
-            _signal_session(process.pid, signal.SIGTERM)
-            _signal_session(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
+        if process is None:
+            return
+        known = self._kill_at.get(replica)
+        moment = time.monotonic() + grace
+        self._kill_at[replica] = moment if known is None else min(known, moment)
+        if known is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            _signal_group(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
 
     def ended(self) -> list[tuple[Key, Ending]]:
         """Those whose own process has; what it has left behind in its session is killed."""
@@ -111,46 +164,68 @@ class LocalCrew:
             if now >= moment and key in self._running:
                 _kill_session(self._running[key].pid)
         found = []
-        for key, process in list(self._running.items()):
-            code = process.poll()
-            if code is not None:
-                _kill_session(process.pid)
-                del self._running[key]
-                self._kill_at.pop(key, None)
-                found.append((key, _ending(code)))
+        own = {process.pid: key for key, process in self._running.items()}
+        for pid in _dead_children():
+            if pid not in own:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # an orphan that a replica has left
+                continue
+            _kill_session(pid)  # before its number can be another's
+            key = own[pid]
+            code = self._running.pop(key).wait()
+            asked = self._kill_at.pop(key, None) is not None
+            found.append((key, Ending.of(code, asked=asked)))
+            self._kill_what_is_left_of(key)
         return found
+
+    def _kill_what_is_left_of(self, key: Key) -> None:
+        """Daemons in sessions of their own have become our children; their environment says whose
+        they were.
+        """
+        own = {process.pid for process in self._running.values()}
+        wanted = {f"{ROLE}={key[0]}".encode(), f"{REPLICA}={key[1]}".encode()}
+        for pid in processes.children(os.getpid()):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if pid not in own and wanted <= set(file.read().split(b"\0")):
+                    for each in (pid, *processes.descendants(pid)):
+                        processes.send(each, signal.SIGKILL)
 
     def close(self) -> None:
         """Everything below this process goes."""
         processes.kill_descendants(processes.reap)
 
 
-def _open(path: str) -> IO[bytes]:
+def _dead_children() -> list[int]:
+    """Children that have died and are not buried; they stay so."""
+    found = []
+    for pid in processes.children(os.getpid()):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                found.append(pid)
+    return found
+
+
+def open_log(path: str) -> IO[bytes]:
+    """Open a replica's log; directories that have to be made are for nobody else."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     return open(path, "ab", buffering=0)
 
 
 def _resolve(argv: tuple[str, ...], path: str) -> list[str]:
     """With the program's own path: it is looked for where the replica would."""
-    import shutil
-
     program = argv[0]
     found = program if os.sep in program else shutil.which(program, path=path)
     return [found or program, *argv[1:]]
 
 
-def _ending(code: int) -> Ending:
-    return Ending(signal=signal_name(-code)) if code < 0 else Ending(exit_code=code)
-
-
-def _signal_session(leader: int, number: int) -> None:
+def _signal_group(leader: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def _kill_session(leader: int) -> None:
     """Kill what is in the session that a process has begun, itself included."""
-    _signal_session(leader, signal.SIGKILL)
+    _signal_group(leader, signal.SIGKILL)
     for pid in processes.descendants(os.getpid()):
         if processes.session_of(pid) == leader:
             processes.send(pid, signal.SIGKILL)

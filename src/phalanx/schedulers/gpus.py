@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import hosts
-from phalanx.logs import logger
 from phalanx.registry import read, replace
 from phalanx.registry.recorded import apps
 from phalanx.schedulers.request import AppRequest, ReplicaRequest
@@ -18,22 +17,25 @@ from phalanx.schedulers.request import AppRequest, ReplicaRequest
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
+class NotEnough(Exception):
+    """There are fewer than are wanted, whoever has them."""
+
+
 def assign(request: AppRequest, path: Path, wait: Callable[[str], bool]) -> list[ReplicaRequest]:
     """The replicas, those that want GPUs with ones of their own.
 
-    While other apps have them, `wait` is called with a sentence, until it says that the app is to
-    end. On a machine with fewer than all of the replicas want, they are not assigned.
+    While other apps of this user have them, `wait` is called with a sentence, until it says that
+    the app is to end. A machine without any assigns none. Raises `NotEnough`.
     """
     wanted = sum(replica.gpus for replica in request.replicas)
     devices = visible(os.environ, hosts.gpus())
     if not wanted or not request.settings.get("assign_gpus", True) or not devices:
         return request.replicas
     if wanted > len(devices):
-        logger.warning(
-            "phalanx: %s wants %d GPUs, and there are %d: replicas share them",
-            *(request.app_id, wanted, len(devices)),
+        raise NotEnough(
+            f"it wants {wanted} GPUs, and there are {len(devices)}. To share them: "
+            "-cfg auto_set_cuda_visible_devices=no"
         )
-        return request.replicas
     while True:
         taken, given = _try(path, wanted, devices)
         if given is not None:

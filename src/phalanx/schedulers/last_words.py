@@ -11,6 +11,8 @@ from phalanx.schedulers.request import ReplicaRequest
 
 _READ = 1 << 18
 _LONGEST = 500
+_UNSHOWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
+"""Colours, and what else is not for reading."""
 _PREFIX = re.compile(r"^(?:\[[^\]\n]*\]:?[ ]?)+")
 """Whose line it is, as torchrun and torch put it."""
 _TRACEBACK = re.compile(
@@ -18,9 +20,13 @@ _TRACEBACK = re.compile(
 )
 
 
-def first_error(replica: ReplicaRequest) -> str:
-    """The first error that a replica has reported or printed, in one line; or nothing."""
-    return _reported(replica.error_file) or in_text(_end_of(replica.logs["stderr"]))
+def first_error(replica: ReplicaRequest, told: int = 0) -> str:
+    """The first error that a replica has reported or printed, in one line; or nothing.
+
+    `told` is how much of its stderr is of an earlier try.
+    """
+    error = _reported(replica.error_file) or in_text(_end_of(replica.logs["stderr"], told))
+    return _UNSHOWN.sub("", error)
 
 
 def in_text(text: str) -> str:
@@ -46,11 +52,11 @@ def _error_of(text: str) -> str:
     return ""
 
 
-def _end_of(path: str) -> str:
+def _end_of(path: str, start: int) -> str:
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _READ))
+            file.seek(max(start, size - _READ))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

@@ -9,18 +9,17 @@ from pathlib import Path
 
 from phalanx.hosts import program_path
 from phalanx.registry import directory
-from phalanx.schedulers import option
+from phalanx.schedulers import make_app_id, option, replicas
+from phalanx.schedulers.authoring import workspace_of
 from phalanx.schedulers.request import (
+    REPLICA,
+    ROLE,
     STREAMS,
     AppRequest,
     ReplicaRequest,
-    RoleRequest,
     argv,
-    check,
-    make_id,
-    replica_values,
 )
-from phalanx.schedulers.supervised import Supervised
+from phalanx.schedulers.supervised import Supervised, check_grace
 from phalanx.specs import AppDef, Role
 from phalanx.worker.program import ERROR_FILE
 
@@ -42,6 +41,10 @@ class LocalOptions:
         10.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
     )
 
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        check_grace(self.stop_grace)
+
 
 class LocalScheduler(Supervised):
     """Runs replicas here. The image is of no account."""
@@ -51,44 +54,40 @@ class LocalScheduler(Supervised):
 
     def dryrun(self, app: AppDef, options: LocalOptions) -> AppRequest:
         """The processes that would be started."""
-        check(app)
-        app_id = make_id(app.name)
+        app_id = make_app_id(app.name)
         logs = log_root(options.log_dir, self.session_name, app_id)
+        meant = replicas(app, app_id, rank0_env=self.rank0_env)
+        processes = [self._replica(role, number, logs, options) for role, number in meant]
         return AppRequest(
             app_id=app_id,
             name=app.name,
             scheduler=self.name,
             session=self.session_name,
+            crew="phalanx.schedulers.crew:LocalCrew",
             stop_grace=options.stop_grace,
-            roles=tuple(self._role(role, app_id, logs, options) for role in app.roles),
+            roles=AppRequest.roles_of(app, processes),
             settings={"assign_gpus": options.auto_set_cuda_visible_devices},
         )
 
-    def _role(self, role: Role, app_id: str, logs: Path, options: LocalOptions) -> RoleRequest:
-        replicas = tuple(
-            self._replica(role, i, app_id, logs, options) for i in range(role.num_replicas)
-        )
-        return RoleRequest(role.name, role.max_retries, role.retry_policy.value, replicas)
-
     def _replica(
-        self, role: Role, number: int, app_id: str, logs: Path, options: LocalOptions
+        self, role: Role, number: int, logs: Path, options: LocalOptions
     ) -> ReplicaRequest:
-        cwd = os.path.abspath(os.path.expanduser(role.workspace or os.getcwd()))
-        meant = replica_values(app_id, number, cwd, self.rank0_env).apply(role)
+        cwd = workspace_of(role)
         own = logs / role.name / str(number)
         path = role.env.get("PATH", os.environ.get("PATH", os.defpath))
         env = {
             self.rank0_env: "localhost",
-            "PHALANX_REPLICA_ID": str(number),
+            ROLE: role.name,
+            REPLICA: str(number),
             "PYTHONUNBUFFERED": "1",
             ERROR_FILE: str(own / "error.json"),
-            **meant.env,
+            **role.env,
             "PATH": _path(path, cwd, first=options.prepend_cwd),
         }
         return ReplicaRequest(
             role=role.name,
             id=number,
-            argv=argv(meant, sys.executable or "python3"),
+            argv=argv(role, sys.executable or "python3"),
             env=env,
             cwd=cwd,
             hostname="localhost",

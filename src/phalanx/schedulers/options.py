@@ -47,7 +47,8 @@ class Option:
         inner, _ = values.unwrap(self.hint)
         several = typing.get_origin(inner) in (list, dict, tuple) or inner in (list, dict, tuple)
         text = value if several else values.unquote(value)
-        return values.decode(text, self.hint, pair=":" if ":" in text else "=")
+        first = next((c for c in text if c in ":="), "=")
+        return values.decode(text, self.hint, pair=first)
 
 
 def options(kind: type[Any]) -> list[Option]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.errors import ConfigError
 from phalanx.schedulers.course import Part
 from phalanx.specs import AppDef, RetryPolicy, Role
-from phalanx.specs.substitution import Values
 
 STREAMS = ("stdout", "stderr")
+ROLE, REPLICA = "PHALANX_ROLE", "PHALANX_REPLICA_ID"
+"""The variables in which a replica finds its role, and its number in it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ class AppRequest:
     name: str
     scheduler: str
     session: str
+    crew: str
+    """`module:class` of who starts the replicas."""
     stop_grace: float
     roles: tuple[RoleRequest, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +77,19 @@ class AppRequest:
     def replicas(self) -> list[ReplicaRequest]:
         """All of them."""
         return [replica for role in self.roles for replica in role.replicas]
+
+    @classmethod
+    def roles_of(cls, app: AppDef, replicas: Iterable[ReplicaRequest]) -> tuple[RoleRequest, ...]:
+        """An app's replicas by role, with what its roles say of failures."""
+        found: dict[str, list[ReplicaRequest]] = {}
+        for replica in replicas:
+            found.setdefault(replica.role, []).append(replica)
+        return tuple(
+            RoleRequest(
+                role.name, role.max_retries, role.retry_policy.value, tuple(found[role.name])
+            )
+            for role in app.roles
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -97,26 +110,6 @@ class AppRequest:
             for role in value["roles"]
         )
         return cls(**{**value, "roles": roles})
-
-
-def make_id(name: str) -> str:
-    """An id that nobody has had, and that fits everywhere."""
-    word = re.sub(r"[^a-zA-Z0-9_]+", "-", name).strip("-_").lower()[:40].rstrip("-_") or "app"
-    return f"{word}-{secrets.token_hex(4)}"
-
-
-def check(app: AppDef) -> None:
-    """Refuse an app that has nothing to run."""
-    if not app.roles:
-        raise ConfigError(f"the app {app.name!r} has no roles: there is nothing to run.")
-    for role in app.roles:
-        if not role.entrypoint:
-            raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
-
-
-def replica_values(app_id: str, replica: int, root: str, rank0_env: str) -> Values:
-    """What the macros stand for in one replica."""
-    return Values(app_id=app_id, replica_id=str(replica), img_root=root, rank0_env=rank0_env)
 
 
 def argv(role: Role, python: str) -> tuple[str, ...]:

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.errors import ConfigError
-from phalanx.schedulers import option
+from phalanx.schedulers import make_app_id, option, replicas
+from phalanx.schedulers.authoring import workspace_of
 from phalanx.schedulers.gpus import VISIBLE
 from phalanx.schedulers.local_cwd import log_root
 from phalanx.schedulers.request import (
+    REPLICA,
+    ROLE,
     STREAMS,
     AppRequest,
     ReplicaRequest,
-    RoleRequest,
     argv,
-    check,
-    make_id,
-    replica_values,
 )
-from phalanx.schedulers.supervised import Supervised
+from phalanx.schedulers.supervised import Supervised, check_grace
 from phalanx.specs import AppDef, Role
 
 
@@ -52,6 +51,7 @@ class SshOptions:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
+        check_grace(self.stop_grace)
         if not self.hosts:
             raise ConfigError("ssh needs at least one host: -cfg hosts=a,b")
 
@@ -66,13 +66,14 @@ class SshScheduler(Supervised):
         """The programs that would be started, and where."""
         from phalanx.launcher.targets import parse
 
-        check(app)
         for host in options.hosts:
             parse(host)
-        app_id = make_id(app.name)
+        app_id = make_app_id(app.name)
         logs = log_root(options.log_dir, self.session_name, app_id)
         given: Counter[str] = Counter()
-        roles = tuple(self._role(role, app_id, logs, options, given) for role in app.roles)
+        # The directory on the host is known only there; a replica starts in it.
+        meant = replicas(app, app_id, rank0_env=self.rank0_env, root=".")
+        programs = [self._replica(role, number, logs, options, given) for role, number in meant]
         names = ("python", "env_file", "ssh_config_file", "address", "host_timeout")
         launcher = {name: getattr(options, name) for name in names}
         for name in ("env_file", "ssh_config_file"):
@@ -83,35 +84,28 @@ class SshScheduler(Supervised):
             name=app.name,
             scheduler=self.name,
             session=self.session_name,
+            crew="phalanx.schedulers.abroad:SshCrew",
             stop_grace=options.stop_grace,
-            roles=roles,
+            roles=AppRequest.roles_of(app, programs),
             settings={"launcher": launcher, "rank0_env": self.rank0_env},
         )
 
-    def _role(
-        self, role: Role, app_id: str, logs: Path, options: SshOptions, given: Counter[str]
-    ) -> RoleRequest:
-        replicas = []
-        for number in range(role.num_replicas):
-            host = options.hosts[number % len(options.hosts)]
-            own = logs / role.name / str(number)
-            # The directory on the host is known only there; a replica starts in it.
-            meant = replica_values(app_id, number, ".", self.rank0_env).apply(role)
-            env = {"PHALANX_REPLICA_ID": str(number), **_devices(role, host, given), **meant.env}
-            replicas.append(
-                ReplicaRequest(
-                    role=role.name,
-                    id=number,
-                    argv=argv(meant, "python"),
-                    env=env,
-                    cwd=os.path.abspath(os.path.expanduser(role.workspace or os.getcwd())),
-                    hostname=host,
-                    gpus=role.resource.gpu,
-                    logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
-                )
-            )
-        policy = role.retry_policy.value
-        return RoleRequest(role.name, role.max_retries, policy, tuple(replicas))
+    def _replica(
+        self, role: Role, number: int, logs: Path, options: SshOptions, given: Counter[str]
+    ) -> ReplicaRequest:
+        host = options.hosts[number % len(options.hosts)]
+        own = logs / role.name / str(number)
+        env = {ROLE: role.name, REPLICA: str(number), **_devices(role, host, given), **role.env}
+        return ReplicaRequest(
+            role=role.name,
+            id=number,
+            argv=argv(role, "python"),
+            env=env,
+            cwd=workspace_of(role),
+            hostname=host,
+            gpus=role.resource.gpu,
+            logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
+        )
 
 
 def _devices(role: Role, host: str, given: Counter[str]) -> dict[str, str]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from phalanx.errors import SubmitFailed
-from phalanx.registry import directory, owner, replace
-from phalanx.registry.recorded import Reader, RecordedApp, apps, get
-from phalanx.registry.submitted import describe, make_place
+from phalanx.errors import ConfigError, SchedulerError
+from phalanx.registry import owner, replace
+from phalanx.registry.recorded import Reader, RecordedApp, apps, by_handle
+from phalanx.registry.submitted import facts_of, make_place
 from phalanx.schedulers import Capabilities, LogLine, Scheduler, Stream
 from phalanx.schedulers.request import STREAMS, AppRequest
+from phalanx.schedulers.supervisor import LOG, supervisor_of, times_file
 from phalanx.specs import (
     AppState,
     AppStatus,
@@ -27,9 +31,13 @@ from phalanx.specs import (
     RoleStatus,
 )
 
-_POLL = 0.02
-_ANSWER = 15.0
-"""Seconds past the grace for an app to end."""
+_POLL = 0.05
+
+
+def check_grace(seconds: float) -> None:
+    """Refuse what is not a span of time."""
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"stop_grace={seconds}: a number of seconds is wanted, 0 or more.")
 
 
 class Supervised(Scheduler[Any, AppRequest]):
@@ -37,31 +45,41 @@ class Supervised(Scheduler[Any, AppRequest]):
 
     name: ClassVar[str]
     capabilities = Capabilities(
-        streams=True, times=True, retry_policies=frozenset(RetryPolicy), several_roles=True
+        streams=True,
+        times=True,
+        grace=True,
+        several_roles=True,
+        retry_policies=frozenset(RetryPolicy),
     )
+    poll_interval = 0.02
 
     def submit(self, request: AppRequest) -> str:
-        """Record the app and start its supervisor. Raises `SubmitFailed`."""
+        """Record the app and start its supervisor. Raises `SchedulerError`."""
         try:
             path = make_place(request.app_id)
         except FileExistsError:
-            raise SubmitFailed(f"{request.app_id} was submitted already.") from None
-        except OSError as error:
-            raise SubmitFailed(f"apps cannot be recorded in {directory()}: {error}") from error
+            raise SchedulerError(f"{request.app_id} was submitted already.") from None
+        except (OSError, RuntimeError) as error:
+            raise SchedulerError(f"apps cannot be recorded: {error}") from error
+        supervisor = None
         try:
             replace(path / "request.json", request.to_dict())
             replace(path / "status.json", _pending(request))
-            facts = describe(
+            facts = facts_of(
                 request.app_id, request.name, request.scheduler, request.session, _roles(request)
             )
-            facts["stop_grace"] = request.stop_grace
+            # It is ours until the supervisor has it: if we are killed before, it has failed.
+            facts |= {"owner": owner(), "stop_grace": request.stop_grace}
             replace(path / "app.json", facts)
-            # From here on it can be found, whatever happens to us; the supervisor says the same.
-            facts["owner"] = owner(_start(path))
-            replace(path / "app.json", facts)
-        except OSError as error:
+            supervisor = _start(path)
+            replace(path / "app.json", {**facts, "owner": supervisor_of(supervisor)})
+        except BaseException as error:
+            if supervisor is not None:
+                os.kill(supervisor, signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)
-            raise SubmitFailed(f"{request.app_id} could not be started: {error}") from error
+            if not isinstance(error, OSError):
+                raise
+            raise SchedulerError(f"{request.app_id} could not be started: {error}") from error
         return request.app_id
 
     def describe(self, app_id: str) -> AppStatus | None:
@@ -94,26 +112,27 @@ class Supervised(Scheduler[Any, AppRequest]):
         sources = [_Source(app, role, replica, name, Path(files[name])) for name in wanted]
         return _read(app, sources, since, until, follow=follow)
 
-    def cancel(self, app_id: str) -> None:
+    def cancel(self, app_id: str, grace: float | None = None) -> None:
         """Ask the supervisor for the end, and wait for it, at most the grace and a little more."""
         app = self._find(app_id)
-        if app is None or app.state.is_final:
-            return
-        app.ask_cancel(None)
-        limit = time.monotonic() + float(app.facts["stop_grace"]) + _ANSWER
-        while not app.state.is_final and time.monotonic() < limit:
-            time.sleep(_POLL)
+        if app is not None and not app.state.is_final:
+            try:
+                app.cancel(grace)
+            except OSError as error:
+                raise SchedulerError(f"{app_id} cannot be asked to end: {error}") from error
 
     def delete(self, app_id: str) -> None:
-        """Forget an app, with its logs."""
+        """Forget an app, with its logs. Raises `SchedulerError` for one that does not end."""
         self.cancel(app_id)
         app = self._find(app_id)
-        if app is not None:
-            app.remove(logs=True)
+        if app is None:
+            return
+        if not app.state.is_final:
+            raise SchedulerError(f"{app_id} was asked to end, and has not yet: it is not deleted.")
+        app.remove(logs=True)
 
     def _find(self, app_id: str) -> RecordedApp | None:
-        app = get(app_id)
-        return app if app is not None and self._is_ours(app) else None
+        return by_handle(self.name, self.session_name, app_id)
 
     def _is_ours(self, app: RecordedApp) -> bool:
         session = app.facts.get("session")
@@ -148,21 +167,23 @@ def _roles(request: AppRequest) -> list[dict[str, Any]]:
     ]
 
 
-_supervisors: list[int] = []
+_supervisors: set[int] = set()
 """Children of this process that may have ended; they are buried when the next is started."""
+_BURYING = threading.Lock()
 
 
 def _start(path: Path) -> int:
     """Start the supervisor, in a session of its own, with nothing of ours but the environment."""
     from phalanx.hosts import python_command
 
-    for pid in list(_supervisors):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                continue
-        _supervisors.remove(pid)
+    with _BURYING:
+        for pid in list(_supervisors):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            _supervisors.discard(pid)
     command = python_command("phalanx.schedulers.supervisor", str(path))
-    log = str(path / "supervisor.log")
+    log = str(path / LOG)
     null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         command[0],
@@ -170,13 +191,14 @@ def _start(path: Path) -> int:
         os.environ,
         setsid=True,
         setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
     )
-    _supervisors.append(pid)
+    _supervisors.add(pid)
     return pid
 
 
@@ -236,8 +258,6 @@ class _Source:
     path: Path
 
     def __post_init__(self) -> None:
-        from phalanx.schedulers.supervisor import times_file
-
         marks = times_file(self.app.path, self.role, self.replica, self.stream)
         self._reader = Reader(self.path, marks)
 

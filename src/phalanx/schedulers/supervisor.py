@@ -1,43 +1,55 @@
 """The process that an app on a scheduler of ours outlives its command with.
 
 Two processes, each of which notices the other's death: the keeper, a subreaper, and below it the
-supervisor, which starts the replicas. Whichever is killed, nothing is left running. What they know
-is in the app's directory: `request.json` is read, `status.json` and the times of lines are written.
+supervisor, which has the replicas started. Whichever is killed, nothing is left running. What they
+know is in the app's directory: `request.json` is read, `status.json` and the times of lines are
+written; that they cannot be at times does not end the app.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
 import socket
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, NoReturn
 
 from phalanx.logs.lines import Times
-from phalanx.registry import owner, read, replace
+from phalanx.registry import cancel_asked, owner, read, replace
 from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
-from phalanx.schedulers.crew import Crew, Ending, LocalCrew
+from phalanx.schedulers.crew import Crew, Ending
 from phalanx.schedulers.last_words import first_error
 from phalanx.schedulers.request import STREAMS, AppRequest, ReplicaRequest
 from phalanx.specs import AppState
 from phalanx.worker import processes
 
+LOG = "supervisor.log"
 _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two looks at what replicas have printed: short while they print."""
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that would end us, and mean nothing to us."""
+_LAST_WORD = 60.0
+"""Seconds that writing the last status is tried again, on a disk that is full."""
 
 
 def main() -> None:
     """Run the app whose directory is the first argument."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until there is somebody to hear them
     path = Path(sys.argv[1])
     os.closerange(3, 1 << 16)
     request = AppRequest.from_dict(read(path / "request.json") or {})
     processes.set_title(f"phalanx: {request.app_id} supervisor")
     processes.become_subreaper()
-    replace(path / "app.json", {**(read(path / "app.json") or {}), "owner": owner()})
+    for number in _NOTHING:
+        signal.signal(number, lambda *_: None)
+    _write(path / "app.json", {**(read(path / "app.json") or {}), "owner": supervisor_of()})
     ours, theirs = os.pipe()  # the supervisor reads; its end says that the keeper has
     began = time.monotonic()
     supervisor = os.fork()
@@ -50,8 +62,9 @@ def main() -> None:
 
 def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     """Wait for the supervisor's end; see to it that nothing outlives it."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDS:
         signal.signal(number, lambda *_: processes.send(supervisor, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     while True:
         pid, status = os.wait()  # also those whose parents have gone
         if pid == supervisor:
@@ -60,9 +73,13 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     known = read(path / "status.json") or {}
     if not AppState(known.get("state", "PENDING")).is_final:
         how = processes.describe_status(status)
-        known |= {"state": "FAILED", "message": f"its supervisor ended: {how}", "exit_code": 1}
-        known |= {"seconds": time.monotonic() - began, "updated": time.time()}
-        replace(path / "status.json", known)
+        known["message"] = f"its supervisor ended: {how} (see {path / LOG})"
+        known |= {"state": "FAILED", "exit_code": 1, "updated": time.time()}
+        known["seconds"] = time.monotonic() - began
+        for replica in known.get("replicas", ()):
+            if not AppState(replica["state"]).is_final:
+                replica["state"] = "FAILED"
+        _write(path / "status.json", known)
     os._exit(0)
 
 
@@ -80,6 +97,21 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
         os._exit(code)
 
 
+def supervisor_of(pid: int | None = None) -> dict[str, Any]:
+    """What names the process that runs an app; by default this one."""
+    return {**owner(pid), "supervises": True}
+
+
+def _write(path: Path, value: Any) -> bool:
+    """Replace a file, if that can be done."""
+    try:
+        replace(path, value)
+    except OSError as error:
+        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
 class Supervisor:
     """Runs one app to its end."""
 
@@ -87,138 +119,152 @@ class Supervisor:
         """Nothing is started."""
         self._path = path
         self._request = request
-        self._lifeline = lifeline
+        self._lifeline: int | None = lifeline
         self._began = time.monotonic()
         self._replicas = {replica.key: replica for replica in request.replicas}
         self._course = Course([role.part for role in request.roles])
         self._endings: dict[Key, Ending] = {}
         self._errors: dict[Key, str] = {}
         self._pids: dict[Key, int | None] = {}
+        self._told: dict[Key, int] = {}
+        """How much of a replica's stderr is of earlier tries."""
         self._message = ""
         self._code: int | None = None
         self._state = AppState.PENDING
+        self._written = True
         self._watches = [_Watch(path, r, stream) for r in request.replicas for stream in STREAMS]
         self._pause = _SHORTEST
+        self._signalled = False
         self._asked: Any = None
         self._grace = request.stop_grace
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
-        self._crew: Crew = LocalCrew()
+        module, _, name = request.crew.partition(":")
+        self._crew: Crew = getattr(importlib.import_module(module), name)(request, path)
 
     def run(self) -> None:
         """From the first replica's start to the last one's end."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        asked = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: asked.append(True))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        if self._prepare():
-            self._do(self._course.begin())
-        self._write()
+        for number in _ENDS:
+            signal.signal(number, self._take_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        self._prepare()
         while not self._state.is_final:
-            alive = self._rest()
+            self._rest()
             grew = [watch.look() for watch in self._watches]
             self._pause = _SHORTEST if any(grew) else min(self._pause * 1.5, _LONGEST)
-            for key, ending in self._crew.ended():
-                self._end(key, ending)
-            if self._cancel_asked() or asked:
-                asked.clear()
-                self._do(self._course.cancel())
-            if not alive:
-                self._grace = 0.0
-                self._message = "its keeper was killed"
-                self._do(self._course.fail())
+            ended = self._crew.ended()
+            self._do([action for key, ending in ended for action in self._end(key, ending)])
+            self._look_for_an_end()
+            if not self._written:
+                self._tell()
 
-    def _prepare(self) -> bool:
-        """Have what the replicas need; False when the app ends without it."""
-        if self._request.scheduler == "ssh":
-            from phalanx.schedulers.abroad import SshCrew
+    def _take_signal(self, *_: object) -> None:
+        self._signalled = True
 
-            crew = SshCrew(self._request, self._waker)
-            self._crew = crew
-            self._message = "logging in to the hosts"
-            self._write()
-            failure = crew.prepare(self._cancel_asked)
-        else:
-            from phalanx.schedulers.gpus import assign
-
-            failure = None
-            replicas = assign(self._request, self._path, self._wait_for_gpus)
-            self._replicas |= {replica.key: replica for replica in replicas}
-        self._message = ""
-        if self._cancel_asked():
-            self._do(self._course.cancel())
-            return False
-        if failure is not None:
+    def _prepare(self) -> None:
+        """Have what the replicas need, and start them; or end without."""
+        self._tell()
+        failure = self._crew.prepare(self._wait_for_crew, self._wake_up)
+        if self._is_to_end():
+            self._look_for_an_end()
+        elif failure is not None:
             self._message, self._code = failure, 1
             self._do(self._course.fail())
-            return False
-        return True
+        else:
+            self._message = ""
+            prepared = self._crew.replicas()
+            self._replicas |= {replica.key: replica for replica in prepared}
+            self._do(self._course.begin())
 
-    def _wait_for_gpus(self, message: str) -> bool:
-        """They are taken: say so, and wait a little; False when the app is to end."""
+    def _wait_for_crew(self, message: str) -> bool:
+        """What the crew waits for is said; a moment passes. False when the app is to end."""
         if message != self._message:
             self._message = message
-            self._write()
-        self._pause = _LONGEST
-        going = self._rest() and not self._cancel_asked()
-        self._message = self._message if going else ""
-        return going
+            self._tell()
+        self._pause = _LONGEST / 2
+        self._rest()
+        return not self._is_to_end()
 
-    def _rest(self) -> bool:
-        """Wait until something happens, or a moment has passed; False when the keeper is gone."""
+    def _wake_up(self) -> None:
+        """From any thread: something has happened."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _rest(self) -> None:
+        """Wait until something happens, or a moment has passed."""
         wake = self._wake.fileno()
-        ready, _, _ = select.select([wake, self._lifeline], [], [], self._pause)
+        watched = [wake] if self._lifeline is None else [wake, self._lifeline]
+        ready, _, _ = select.select(watched, [], [], self._pause)
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
-        return self._lifeline not in ready
+        if self._lifeline in ready:
+            self._lifeline = None
 
-    def _cancel_asked(self) -> bool:
-        asked = read(self._path / "cancel.json")
-        if asked is None or asked == self._asked:
-            return asked is not None
-        self._asked = asked
-        grace = asked.get("grace")
-        self._grace = float(grace) if isinstance(grace, int | float) else self._grace
-        for key, state in self._course.states.items():
-            if state is AppState.RUNNING:
-                self._crew.stop(key, self._grace)
-        return True
+    def _is_to_end(self) -> bool:
+        asked = cancel_asked(self._path)
+        return asked is not None or self._signalled or self._lifeline is None
+
+    def _look_for_an_end(self) -> None:
+        """Someone asks for it, or the keeper is gone."""
+        asked = cancel_asked(self._path)
+        if asked is not None and asked != self._asked:
+            self._asked = asked
+            self._grace = self._grace if asked["grace"] is None else asked["grace"]
+            for key, state in self._course.states.items():
+                if state is AppState.RUNNING:  # perhaps with less grace than before
+                    self._crew.stop(key, self._grace)
+        if asked is not None or self._signalled:
+            self._message = self._message if self._code is not None else ""
+            self._do(self._course.cancel())
+        if self._lifeline is None:
+            self._grace = 0.0
+            self._message = self._message or "its keeper was killed"
+            self._do(self._course.fail())
 
     def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
+        """Take all actions; what could not be started has ended, and has consequences as such."""
+        queue, failed = deque(actions), deque[tuple[Key, Ending]]()
+        while queue or failed:
+            if not queue:
+                queue.extend(self._end(*failed.popleft()))
+                continue
+            match queue.popleft():
                 case Start(key):
-                    self._start(key)
+                    if (ending := self._start(key)) is not None:
+                        failed.append((key, ending))
                 case Stop(key):
                     self._crew.stop(key, self._grace)
                 case Finish(state):
                     self._finish(state)
-        if not self._state.is_final:
-            self._write()
+        if actions and not self._state.is_final:
+            self._tell()
 
-    def _start(self, key: Key) -> None:
+    def _start(self, key: Key) -> Ending | None:
         self._state = AppState.RUNNING
-        self._message = ""
-        for watch in self._watches:
-            watch.look()
-        failure = self._crew.start(self._replicas[key])
+        replica = self._replicas[key]
+        with contextlib.suppress(OSError):
+            os.unlink(replica.error_file)
+        with contextlib.suppress(OSError):
+            self._told[key] = os.path.getsize(replica.logs["stderr"])
+        ending = self._crew.start(replica)
         self._pids[key] = self._crew.pid(key)
         self._pause = _SHORTEST
-        if failure is not None:
-            self._end(key, failure)
+        return ending
 
-    def _end(self, key: Key, ending: Ending) -> None:
+    def _end(self, key: Key, ending: Ending) -> list[Action]:
         self._endings[key] = ending
         if not ending.succeeded:
-            self._errors[key] = ending.error or first_error(self._replicas[key])
-        actions = self._course.ended(key, succeeded=ending.succeeded)
+            told = self._told.get(key, 0)
+            self._errors[key] = ending.error or first_error(self._replicas[key], told)
+        actions = self._course.ended(key, succeeded=ending.succeeded, asked=ending.asked)
         if self._course.first_failure == key and self._code is None:
             self._code = ending.code or 1
             self._message = f"{key[0]}/{key[1]} {_describe(ending, self._errors[key])}"
-        self._do(actions)
+        return actions
 
     def _finish(self, state: AppState) -> None:
         self._crew.close()
@@ -227,10 +273,12 @@ class Supervisor:
         self._state = state
         if state is AppState.SUCCEEDED:
             self._code = 0
-        self._write()
+        limit = time.monotonic() + _LAST_WORD
+        while not self._tell() and time.monotonic() < limit:
+            time.sleep(1.0)
 
-    def _write(self) -> None:
-        replace(
+    def _tell(self) -> bool:
+        self._written = _write(
             self._path / "status.json",
             {
                 "state": self._state.value,
@@ -242,6 +290,7 @@ class Supervisor:
                 "replicas": [self._status(replica) for replica in self._replicas.values()],
             },
         )
+        return self._written
 
     def _status(self, replica: ReplicaRequest) -> dict[str, Any]:
         key, state = replica.key, self._course.states[replica.key]
@@ -288,7 +337,7 @@ class _Watch:
         with contextlib.suppress(OSError):
             self._marks.parent.mkdir(exist_ok=True)
             with open(self._marks, "a") as file:
-                file.write(Times.mark(self._size, status.st_mtime))
+                file.write(Times.mark(self._size, status.st_mtime, status.st_size))
         self._size = status.st_size
         return True
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +13,9 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.specs.frozen import freeze
 from phalanx.specs.mounts import BindMount, DeviceMount, VolumeMount
+
+_LONGEST = 200
+"""Bytes of a role's name, which becomes a file's."""
 
 
 class RetryPolicy(Enum):
@@ -39,6 +44,9 @@ class Resource:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
+        for name in ("capabilities", "devices", "tags"):
+            _check(self, name, Mapping, "a dict")
+            _check_plain(getattr(self, name), f"Resource.{name}")
         _freeze(self, "capabilities", "devices", "tags")
         _check(self, "cpu", int | float, "a number, 0 or more", least=0)
         _check(self, "gpu", int, "a whole number, 0 or more", least=0)
@@ -80,7 +88,8 @@ class Role:
         _check_name(self)
         where = f"role {self.name!r}: "
         for name in ("image", "entrypoint"):
-            _check(self, name, str, "text", where)
+            if not _is_text(getattr(self, name)):
+                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not text.")
         _check(self, "num_replicas", int, "a whole number, 1 or more", where, least=1)
         _check(self, "max_retries", int, "a whole number, 0 or more", where, least=0)
         _check(self, "retry_policy", RetryPolicy, "a RetryPolicy", where)
@@ -101,23 +110,24 @@ class Role:
                 raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not a list.")
         for name in ("env", "port_map", "metadata"):
             _check(self, name, Mapping, "a dict", where)
+        _check_plain(self.metadata, f"{where}metadata")
         _freeze(self, "args", "mounts", "env", "port_map", "metadata")
         self._check_items(where)
 
     def _check_items(self, where: str) -> None:
         for i, arg in enumerate(self.args):
-            if not isinstance(arg, str) or "\0" in arg:
+            if not _is_text(arg):
                 raise ConfigError(f"{where}args[{i}]: {arg!r} is not text.")
         for key, value in self.env.items():
-            if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            if not _is_text(key) or not key or "=" in key:
                 raise ConfigError(f"{where}env: {key!r} cannot be the name of a variable.")
-            if not isinstance(value, str) or "\0" in value:
+            if not _is_text(value):
                 raise ConfigError(f"{where}env[{key!r}]: {value!r} is not text.")
         for i, mount in enumerate(self.mounts):
             if not isinstance(mount, BindMount | VolumeMount | DeviceMount):
                 raise ConfigError(f"{where}mounts[{i}]: {mount!r} is not a mount.")
         for key, port in self.port_map.items():
-            if not isinstance(port, int) or not 0 < port < 65536:
+            if not isinstance(key, str) or isinstance(port, bool) or port not in range(1, 65536):
                 raise ConfigError(f"{where}port_map[{key!r}]: {port!r} is not a port.")
 
 
@@ -137,6 +147,7 @@ class AppDef:
         if isinstance(self.roles, str) or not isinstance(self.roles, Sequence):
             raise ConfigError(f"{where}roles: {self.roles!r} is not a list of roles.")
         _check(self, "metadata", Mapping, "a dict", where)
+        _check_plain(self.metadata, f"{where}metadata")
         _freeze(self, "roles", "metadata")
         names: set[str] = set()
         for i, role in enumerate(self.roles):
@@ -159,8 +170,22 @@ def _check_name(role: Role) -> None:
     name = role.name
     if not isinstance(name, str) or not name.strip() or name in (".", ".."):
         raise ConfigError(f"Role.name: {name!r} is not a name.")
-    if "/" in name or not name.isprintable():
-        raise ConfigError(f"Role.name: {name!r} has a character that a role's name cannot have.")
+    if "/" in name or not name.isprintable() or len(name.encode()) > _LONGEST:
+        raise ConfigError(
+            f"Role.name: {name!r} is not fit for a file's name: it is too long, or has a slash or "
+            "what cannot be printed."
+        )
+
+
+def _is_text(value: object) -> bool:
+    """It can be given to a process."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(
@@ -170,8 +195,22 @@ def _check(
     where = where or f"{type(spec).__name__}."
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
-    if least is not None and not value >= least:
+    if least is not None and not least <= value < math.inf:
         raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Refuse what JSON does not have."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{where}: the key {key!r} is not text.")
+            _check_plain(inner, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _check_plain(inner, f"{where}[{i}]")
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"{where}: {value!r} is not text, a number, yes or no, a list or a dict.")
 
 
 def _freeze(spec: Any, *names: str) -> None:

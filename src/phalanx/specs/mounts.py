@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
@@ -17,6 +17,10 @@ class BindMount:
     dst_path: str
     read_only: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        _check_texts(self, "src_path", "dst_path")
+
 
 @dataclass(frozen=True)
 class VolumeMount:
@@ -25,6 +29,10 @@ class VolumeMount:
     src: str
     dst_path: str
     read_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        _check_texts(self, "src", "dst_path")
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,18 @@ class DeviceMount:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
+        _check_texts(self, "src_path", "dst_path", "permissions")
         if not self.permissions or not set(self.permissions) <= set("rwm"):
             raise ConfigError(
                 f"DeviceMount.permissions: {self.permissions!r} has letters other than r, w and m."
             )
+
+
+def _check_texts(mount: object, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(mount, name), str) or not getattr(mount, name):
+            where = f"{type(mount).__name__}.{name}"
+            raise ConfigError(f"{where}: {getattr(mount, name)!r} is not text.")
 
 
 Mount = BindMount | VolumeMount | DeviceMount
@@ -117,17 +133,3 @@ def _read_only(text: str | None) -> bool:
     if text.lower() in ("false", "0", "no"):
         return False
     raise ConfigError(f"mounts: readonly={text!r}: write readonly, or readonly=true or false.")
-
-
-def describe(mounts: Sequence[Mount]) -> list[str]:
-    """As `parse_mounts` reads them."""
-    words: list[str] = []
-    for mount in mounts:
-        match mount:
-            case DeviceMount(src, dst, permissions):
-                words += ["type=device", f"src={src}", f"dst={dst}", f"perm={permissions}"]
-            case BindMount(src, dst, read_only) | VolumeMount(src, dst, read_only):
-                kind = "bind" if isinstance(mount, BindMount) else "volume"
-                words += [f"type={kind}", f"src={src}", f"dst={dst}"]
-                words += ["readonly"] if read_only else []
-    return words

@@ -47,6 +47,8 @@ def resource(
 
 def get_named_resources(name: str) -> Resource:
     """The resource of this name, from a plugin or one of ours. Raises `ConfigError`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a named resource has a name; {name!r} is none.")
     for plugin in plugins.of(GROUP):
         if plugin.name == name:
             return _of_plugin(plugin)

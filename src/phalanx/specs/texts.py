@@ -103,7 +103,7 @@ def _role(value: Any, where: str) -> Role:
 
 def _mount(value: Any, where: str) -> Any:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"{where}.type: {kind!r} is none of {', '.join(KINDS)}.")
     return KINDS[kind](**_fields(KINDS[kind], {**value, "type": None}, where, extra=("type",)))
 

@@ -15,8 +15,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import secrets
+import tempfile
+import threading
 import time
+import unittest
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from phalanx.errors import ConfigError
@@ -60,6 +64,14 @@ class SchedulerSuite:
         assert app == before
         assert len(run.scheduler.list()) == known
 
+    def test_submitting_does_not_wait_for_the_end(self) -> None:
+        """The id is there while the app runs; and it fits into a handle."""
+        with _Session(self) as run:
+            app_id = run.submit(run.app("sleep 600"))
+            assert not run.describe(app_id).state.is_final
+            assert app_id
+            assert not {"/", " ", "\n"} & {*app_id}
+
     def test_an_app_runs_to_its_end(self) -> None:
         """And another scheduler object, as in another process, knows it."""
         with _Session(self) as run:
@@ -80,6 +92,52 @@ class SchedulerSuite:
             codes = [r.exit_code for role in status.roles for r in role.replicas]
             assert 3 in codes or status.exit_code == 3, "the exit code is told"
 
+    def test_what_cannot_be_started_fails_the_app_at_once(self) -> None:
+        """Whatever else of it could be."""
+        with _Session(self) as run:
+            missing = Role("missing", image=self.image, entrypoint="no-such-program-anywhere")
+            (other,) = run.app("sleep 600").roles
+            roles = [missing, other] if run.can.several_roles else [missing]
+            status = run.wait(run.submit(AppDef("suite", roles)))
+            assert status.state is AppState.FAILED, status
+
+    def test_all_roles_run(self) -> None:
+        """If it says that it takes several."""
+        with _Session(self) as run:
+            self._need(run.can.several_roles, "it runs apps of one role")
+            (one,) = run.app("echo one").roles
+            (two,) = run.app("echo two").roles
+            app = AppDef("suite", [one, dataclasses.replace(two, name="other")])
+            app_id = run.submit(app)
+            assert run.wait(app_id).state is AppState.SUCCEEDED
+            (line,) = run.scheduler.logs(app_id, "other", 0)
+            assert (line.role, line.replica, line.text) == ("other", 0, "two")
+
+    def test_words_arrive_as_they_were_given(self) -> None:
+        """With blanks, quotes, newlines and letters of all kinds, in arguments and environment."""
+        words = ["a  b", "'\"\\", "ü—字", "", "*", "x\ny"]
+        with _Session(self) as run:
+            role = Role(
+                name="role",
+                image=self.image,
+                entrypoint="sh",
+                args=["-c", 'printf "<%s>" "$$@" "$$ODD"; echo', "sh", *words],
+                env={"ODD": words[1]},
+            )
+            app_id = run.submit(AppDef("suite", [role]))
+            run.wait(app_id)
+            text = "".join(f"<{word}>" for word in [*words, words[1]])
+            assert "\n".join(run.lines(app_id)) == text
+
+    def test_replicas_run_with_the_workspace(self) -> None:
+        """In the directory that the role names, if it has workspaces."""
+        with _Session(self) as run, tempfile.TemporaryDirectory() as place:
+            self._need(run.can.workspace, "it has no workspaces")
+            Path(place, "file-of-the-workspace").write_text("found\n")
+            app_id = run.submit(run.app("cat file-of-the-workspace", workspace=place))
+            run.wait(app_id)
+            assert run.lines(app_id) == ["found"]
+
     def test_replicas_know_who_they_are(self) -> None:
         """Macros in arguments and environment, `$$`, and the variable that rank0_env names."""
         with _Session(self) as run:
@@ -91,18 +149,30 @@ class SchedulerSuite:
             run.wait(app_id)
             for replica in range(2):
                 (line,) = run.lines(app_id, replica)
-                assert f"id={replica} app={app_id} env=<{replica}>" in line, line
-                assert line.endswith("first=set"), line
+                assert f"id={replica} app={app_id} env=<{replica}> cost=" in line, line
+                assert line.endswith("5 unknown= first=set"), line
 
     # ── what it prints ────────────────────────────────────────────────────────
 
     def test_no_line_is_lost(self) -> None:
         """Nor out of order, nor broken; the last one without its end included."""
         with _Session(self) as run:
-            command = "i=0; while [ $$i -lt 500 ]; do echo line $$i; i=$$((i+1)); done; printf end"
-            app_id = run.submit(run.app(command))
+            command = "i=0; while [ $$i -lt 500 ]; do echo '  line' $$i; i=$$((i+1)); done; "
+            app_id = run.submit(run.app(command + "echo; echo err >&2; printf 'Ende ü'"))
             run.wait(app_id)
-            assert run.lines(app_id) == [*(f"line {i}" for i in range(500)), "end"]
+            found = run.lines(app_id)
+            assert found.count("err") == 1, "stderr is there as well"
+            found.remove("err")
+            assert found == [*(f"  line {i}" for i in range(500)), "", "Ende ü"]
+
+    def test_lines_say_whose_they_are(self) -> None:
+        """By role and number."""
+        with _Session(self) as run:
+            app_id = run.submit(run.app("echo ${replica_id}", num_replicas=2))
+            run.wait(app_id)
+            for i in range(2):
+                (line,) = run.scheduler.logs(app_id, "role", i)
+                assert (line.role, line.replica, line.text) == ("role", i, str(i))
 
     def test_following_goes_on_until_the_end(self) -> None:
         """And gives everything, however early it begins."""
@@ -120,8 +190,7 @@ class SchedulerSuite:
     def test_streams_are_told_apart(self) -> None:
         """If it says that they are."""
         with _Session(self) as run:
-            if not run.scheduler.capabilities.streams:
-                return
+            self._need(run.can.streams, "it keeps streams together")
             app_id = run.submit(run.app("echo out; echo err >&2"))
             run.wait(app_id)
             assert run.lines(app_id, stream=Stream.STDOUT) == ["out"]
@@ -131,8 +200,7 @@ class SchedulerSuite:
     def test_lines_have_times(self) -> None:
         """If it says that they do."""
         with _Session(self) as run:
-            if not run.scheduler.capabilities.times:
-                return
+            self._need(run.can.times, "it keeps no times")
             app_id = run.submit(run.app("echo early; sleep 3; echo late"))
             run.wait(app_id)
             lines = list(run.scheduler.logs(app_id, "role", 0))
@@ -140,6 +208,16 @@ class SchedulerSuite:
             middle = sum(line.time or 0.0 for line in lines) / 2
             assert run.lines(app_id, since=middle) == ["late"]
             assert run.lines(app_id, until=middle) == ["early"]
+
+    def test_following_ends_with_a_cancelled_app(self) -> None:
+        """And has what was printed before."""
+        with _Session(self) as run:
+            app_id = run.submit(run.app("echo one; sleep 600"))
+            self._until(lambda: run.lines(app_id) == ["one"], "the first line")
+            ender = threading.Timer(0.5, self.create_scheduler(run.session).cancel, [app_id])
+            ender.start()
+            assert run.lines(app_id, follow=True) == ["one"]
+            ender.join()
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
@@ -154,6 +232,34 @@ class SchedulerSuite:
             run.scheduler.cancel(app_id)
             assert run.describe(app_id).state is AppState.CANCELLED
 
+    def test_cancelling_at_once(self) -> None:
+        """Before anything has begun."""
+        with _Session(self) as run:
+            for pause in (0.0, 0.03, 0.1):
+                app_id = run.submit(run.app("sleep 600"))
+                time.sleep(pause)
+                run.scheduler.cancel(app_id)
+                assert run.wait(app_id).state is AppState.CANCELLED
+
+    def test_cancelling_ends_what_ignores_it(self) -> None:
+        """Nothing is printed any more when the app is CANCELLED."""
+        command = "trap '' TERM; i=0; while :; do echo $$i; i=$$((i+1)); sleep 0.05; done"
+        with _Session(self) as run:
+            app_id = run.submit(run.app(command))
+            self._until(lambda: len(run.lines(app_id)) > 1, "the app's first lines")
+            run.scheduler.cancel(app_id)
+            assert run.wait(app_id).state is AppState.CANCELLED
+            before = len(run.lines(app_id))
+            time.sleep(0.5)
+            assert len(run.lines(app_id)) == before, "it goes on"
+
+    def test_deleting_an_app_that_runs_ends_it(self) -> None:
+        """First."""
+        with _Session(self) as run:
+            app_id = run.submit(run.app("sleep 600"))
+            run.scheduler.delete(app_id)
+            assert run.scheduler.describe(app_id) is None
+
     def test_what_has_ended_is_not_cancelled(self) -> None:
         """It stays what it was."""
         with _Session(self) as run:
@@ -167,7 +273,13 @@ class SchedulerSuite:
         with _Session(self) as run:
             app_id = run.submit(run.app("true"))
             run.wait(app_id)
-            assert app_id in [app.app_id for app in run.scheduler.list()]
+            second = run.submit(run.app("true"))
+            run.wait(second)
+            listed = self.create_scheduler(run.session).list()
+            assert [app.app_id for app in listed] == [app_id, second], "the latest last"
+            assert {app.state for app in listed} == {AppState.SUCCEEDED}
+            others = self.create_scheduler(f"{run.session}-other").list()
+            assert app_id not in [app.app_id for app in others], "another session's"
             run.scheduler.delete(app_id)
             run.scheduler.delete(app_id)
             assert run.scheduler.describe(app_id) is None
@@ -198,16 +310,18 @@ class SchedulerSuite:
                 raise AssertionError(f"{role}/{replica} is not there")
 
     def test_retries_start_again(self) -> None:
-        """By the policies that it names."""
+        """By the policies that it names: the replica that fails, its role, or everything."""
+        command = "echo try; if [ ${replica_id} = 0 ]; then sleep 0.5; exit 1; fi; sleep 600"
         with _Session(self) as run:
-            for policy in sorted(run.scheduler.capabilities.retry_policies, key=lambda p: p.value):
-                app_id = run.submit(self._fails_at_first(run, policy))
+            self._need(bool(run.can.retry_policies), "it starts nothing again")
+            for policy in sorted(run.can.retry_policies, key=lambda p: p.value):
+                fields = {"max_retries": 2, "retry_policy": policy, "num_replicas": 2}
+                app_id = run.submit(run.app(command, **fields))
                 status = run.wait(app_id)
                 assert status.state is AppState.FAILED, (policy, status)
-                assert run.lines(app_id).count("try") == 3, f"{policy}: once, and two retries"
-
-    def _fails_at_first(self, run: _Session, policy: RetryPolicy) -> AppDef:
-        return run.app("echo try; exit 1", max_retries=2, retry_policy=policy)
+                tries = [run.lines(app_id, i).count("try") for i in (0, 1)]
+                alone = policy is RetryPolicy.REPLICA
+                assert tries == [3, 1 if alone else 3], f"{policy}: once, and two retries"
 
     def test_what_cannot_run_is_refused_before_it_is_submitted(self) -> None:
         """An app of nothing."""
@@ -218,6 +332,11 @@ class SchedulerSuite:
             except ConfigError:
                 continue
             raise AssertionError(f"{app} was taken")
+
+    def _need(self, there: bool, reason: str) -> None:  # noqa: FBT001 a question and its answer
+        """Skip the test where what it asks for is not promised."""
+        if not there:
+            raise unittest.SkipTest(reason)
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + self.timeout
@@ -233,8 +352,9 @@ class _Session:
         self._suite = suite
         self.session = f"suite-{secrets.token_hex(3)}"
         self.scheduler = suite.create_scheduler(self.session)
+        self.can = self.scheduler.capabilities
         given = suite.scheduler_options()
-        self.options = make(self.session, self.scheduler.options, given)
+        self.options = make(type(self.scheduler).__name__, self.scheduler.options, given)
         self._submitted: list[str] = []
 
     def __enter__(self) -> Self:

@@ -56,21 +56,22 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
     while queue:
-        children = _children(queue.pop())
-        found += children
-        queue += children
+        below = children(queue.pop())
+        found += below
+        queue += below
     return found
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started or adopted; zombies included."""
+    found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                children += map(int, file.read().split())
+                found += map(int, file.read().split())
     except OSError:
         return []
-    return children
+    return found
 
 
 def start_time(pid: int) -> int | None:

@@ -1,0 +1,66 @@
+"""What most schedulers need, ours among them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from types import ModuleType
+
+from phalanx.errors import ConfigError
+from phalanx.specs import AppDef, Role
+from phalanx.specs.substitution import Values
+
+
+def make_app_id(name: str) -> str:
+    """An id that nobody has had, and that fits everywhere."""
+    word = re.sub(r"[^a-zA-Z0-9_]+", "-", name).strip("-_").lower()[:40].rstrip("-_") or "app"
+    return f"{word}-{secrets.token_hex(4)}"
+
+
+def replicas(
+    app: AppDef, app_id: str, *, rank0_env: str, root: str | None = None
+) -> Iterator[tuple[Role, int]]:
+    """Every replica of an app: its role, with the macros replaced, and its number in it.
+
+    `root` is the directory that it starts in; by default the role's workspace. Raises `ConfigError`
+    for an app that has nothing to run.
+    """
+    if not app.roles:
+        raise ConfigError(f"the app {app.name!r} has no roles: there is nothing to run.")
+    for role in app.roles:
+        if not role.entrypoint:
+            raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
+        for number in range(role.num_replicas):
+            place = workspace_of(role) if root is None else root
+            yield Values(app_id, str(number), place, rank0_env).apply(role), number
+
+
+def workspace_of(role: Role) -> str:
+    """The directory whose files a role runs with: its own, or the current one."""
+    try:
+        return os.path.abspath(os.path.expanduser(role.workspace or os.getcwd()))
+    except FileNotFoundError:
+        raise ConfigError("the current directory is gone: go to another one.") from None
+
+
+def workspace_files(directory: str) -> Iterator[str]:
+    """The files of a workspace, by their paths within it, as they are sent to hosts: what git
+    tracks or does not ignore, less what `.phalanxignore` takes out.
+    """
+    from phalanx.launcher.workspace import Root
+
+    for path, _ in Root(os.path.abspath(directory)).files():
+        yield path
+
+
+def need(package: str, extra: str) -> ModuleType:
+    """Import a client library. Raises `ConfigError` that names what to install."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"this needs a package that is not installed ({error}): pip install '{extra}'"
+        ) from None
