@@ -432,6 +432,139 @@ def test_the_last_of_a_plugin_gone_its_apps_can_still_be_listed(environment, tmp
     assert "there is no scheduler 'mine'" in command("list").stderr
 
 
+WILD = """
+from dataclasses import dataclass
+
+from phalanx.schedulers import Scheduler, need
+from phalanx.specs import AppState, AppStatus, AppSummary
+
+@dataclass
+class Options:
+    pass
+
+class Wild(Scheduler):
+    options = Options
+    def dryrun(self, app, options):
+        return {}
+    def submit(self, request):
+        return IDS.pop(0)
+    def describe(self, app_id):
+        raise ConnectionError("cluster is offline")
+    def list(self):
+        raise ConnectionError("cluster is offline")
+    def logs(self, app_id, role, replica, **_):
+        yield 1 / 0
+    def cancel(self, app_id):
+        raise SystemExit(3)
+    def delete(self, app_id):
+        raise ConnectionError("cluster is offline")
+    def close(self):
+        raise OSError("cannot close")
+
+class Odd(Wild):
+    def submit(self, request):
+        return 5
+    def describe(self, app_id):
+        return "RUNNING"
+    def list(self):
+        return None
+
+@dataclass
+class Unreadable:
+    z: "Undefined" = 1
+
+class NoOptions(Wild):
+    options = Unreadable
+
+class NoDataclass(Wild):
+    options = int
+
+IDS = ["1234"]
+
+def wild(session_name, **kwargs): return Wild(session_name)
+def odd(session_name, **kwargs): return Odd(session_name)
+def unreadable(session_name, **kwargs): return NoOptions(session_name)
+def no_dataclass(session_name, **kwargs): return NoDataclass(session_name)
+def outside(session_name, **kwargs):
+    IDS[:] = ["../../../escaped"]
+    return Wild(session_name)
+def clientless(session_name, **kwargs):
+    need("no_such_client", "acme[cluster]")
+"""
+
+
+def test_schedulers_that_misbehave_are_named_and_hinder_nobody(environment, tmp_path):
+    """Whatever they raise or give, whenever."""
+    names = ("wild", "odd", "unreadable", "no_dataclass", "outside", "clientless")
+    entries = [f"{name} = w:{name}" for name in names] + ["tame = w:wild"]
+    environment.install("p", {"w/__init__.py": WILD}, {"phalanx.schedulers": entries})
+    done = environment("runopts")
+    assert done.returncode == 0
+    assert {"local_cwd:", "ssh:", "wild:", "odd:"} <= set(done.stdout.split())
+    for said in ("'unreadable' of p", "'no_dataclass' of p", "pip install 'acme[cluster]'"):
+        assert said in done.stderr
+    for verb in ("config", "configure"):
+        assert environment(verb, *(["--print"] if verb == "configure" else [])).returncode == 0
+    for name in ("wild", "tame"):  # both give the same id
+        done = environment("run", "-s", name, "utils.echo", "--msg", name)
+        assert (done.returncode, done.stdout) == (0, f"{name}://phalanx/1234\n")
+        assert "the scheduler" in done.stderr  # it cannot be closed
+    assert environment("run", "--wait", "utils.echo").returncode == 0
+    done = environment("list", "--json")
+    assert [row["status"]["state"] for row in json.loads(done.stdout)] == [
+        *("UNKNOWN", "UNKNOWN", "SUCCEEDED"),
+    ]
+    assert "the scheduler wild failed: ConnectionError: cluster is offline" in done.stderr
+    for name in ("wild", "tame"):
+        shown = json.loads(environment("describe", f"{name}://phalanx/1234").stdout)
+        assert shown["roles"][0]["args"] == [name]
+    for verb in ("status", "log", "cancel", "delete"):
+        done = environment(verb, "wild://phalanx/1234")
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), verb
+        assert "wild" in done.stderr
+    assert "wild://phalanx/1234" in environment("status", "1234").stderr  # one of two
+    for name, said in (("odd", "gave 5, which is no id"), ("outside", "which is no id")):
+        done = environment("run", "-s", name, "utils.echo")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+    assert not list(tmp_path.rglob("escaped"))
+    done = environment("status", "odd://phalanx/x")
+    assert "it gave 'RUNNING', not a AppStatus" in done.stderr
+    done = environment("run", "-s", "clientless", "utils.echo")
+    assert done.returncode == 2
+    assert "pip install 'acme[cluster]'" in done.stderr
+
+
+def test_what_an_uninstalled_scheduler_has_left_can_be_forgotten(environment):
+    """The record at least."""
+    environment.install("p", {"w/__init__.py": WILD}, {"phalanx.schedulers": ["wild = w:wild"]})
+    environment("run", "-s", "wild", "utils.echo")
+    done = command("delete", "wild://phalanx/1234")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(command("list", "--json").stdout) == []
+
+
+def test_a_component_entry_that_is_broken_does_not_hide_others(environment):
+    """Nor does a module that refuses when it is imported, or a record that is damaged."""
+    refusing = "from phalanx.specs import resource\nresource(h='gpu.smal')\n"
+    files = {**BAZ, "my_project/bar/refuses.py": refusing}
+    entries = ["_ = no_such_package", "_0 = my_project.bar", "_1 = phalanx.components"]
+    environment.install("p", files, {"phalanx.components": entries})
+    done = environment("builtins")
+    assert "baz.trainer" in listed(done)
+    assert "Did you mean 'gpu.small'" in done.stderr
+    assert environment("run", "--wait", "utils.echo").returncode == 0
+    assert environment("run", "--wait", "baz.trainer").returncode == 0
+    where = environment.evaluate("import my_project; print(my_project.__file__)").strip()
+    damaged = Path(where).parent.parent / "damaged-1.dist-info"
+    damaged.mkdir()
+    (damaged / "METADATA").write_text("Name: damaged\nVersion: 1\n")
+    (damaged / "entry_points.txt").write_text("[phalanx.components]\nnonsense\n")
+    done = environment("builtins")
+    assert "baz.trainer" in listed(done)
+    assert "damaged" in done.stderr
+
+
 # ── commands ──────────────────────────────────────────────────────────────────
 
 

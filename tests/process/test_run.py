@@ -780,3 +780,336 @@ def test_waiting_does_not_keep_the_pipe_open():
     )
     assert done.returncode == 0
     assert time.monotonic() - began < 50
+
+
+# ── neighbours ────────────────────────────────────────────────────────────────
+
+
+def test_what_cannot_be_started_ends_what_could(tmp_path):
+    """At once, with its message, whichever comes first; retries do not hide it."""
+    (tmp_path / "comp.py").write_text(
+        textwrap.dedent("""
+        from phalanx.specs import AppDef, RetryPolicy, Role
+
+        def app(first: bool, retries: int) -> AppDef:
+            policy = RetryPolicy.REPLICA
+            a = Role("a", entrypoint="nosuch", max_retries=retries, retry_policy=policy)
+            b = Role("b", entrypoint="sleep", args=["600"])
+            return AppDef("app", [a, b] if first else [b, a])
+        """)
+    )
+    for first, retries in (("yes", 0), ("no", 0), ("yes", 2000)):
+        words = ["--first", first, "--retries", str(retries)]
+        done = run("--wait", "./comp.py:app", *words)
+        assert done.returncode == 127
+        assert "a/0 exited with code 127: cannot start 'nosuch'" in done.stderr
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_cancelling_while_it_starts(pause):
+    """Is cancelling."""
+    with get_runner() as runner:
+        handle = runner.run_component("utils.sh", ["sleep 600"])
+        time.sleep(pause)
+        runner.cancel(handle)
+        assert runner.status(handle).state.name == "CANCELLED"
+
+
+def test_sigterm_comes_once():
+    """However often it is asked for."""
+    script = "trap 'echo TERM' TERM; echo up; while :; do sleep 0.1; done"
+    handle = submit("-cfg", "stop_grace=1", "utils.sh", script)
+    wait_until(lambda: phalanx("log", handle).stdout)
+    both = [
+        subprocess.Popen([sys.executable, "-m", "phalanx", "cancel", handle], stdout=-1)
+        for _ in range(2)
+    ]
+    assert [process.wait() for process in both] == [0, 0]
+    for process in both:
+        process.stdout.close()
+    lines = phalanx("log", handle).stdout.splitlines()
+    assert lines.count("sh/0 TERM") == 1
+
+
+def test_a_status_that_cannot_be_written_does_not_end_the_app(own_registry):
+    """It is written when it can be."""
+    handle = submit("utils.sh", "echo up; while [ ! -e go ]; do sleep 0.1; done; echo done")
+    wait_until(lambda: phalanx("log", handle).stdout)
+    path = own_registry / handle.rpartition("/")[2] / "status.json"
+    path.unlink()
+    (path / "in-the-way").mkdir(parents=True)
+    Path("go").touch()
+    wait_until(lambda: "sh/0 done" in phalanx("log", handle).stdout)
+    time.sleep(0.5)
+    (path / "in-the-way").rmdir()
+    path.rmdir()
+    wait_until(lambda: path.exists())
+    assert status(handle)["state"] == "SUCCEEDED"
+
+
+def test_log_returns_while_the_app_prints_on_and_on():
+    """With what there was when it was asked."""
+    handle = submit("utils.sh", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaa; done")
+    wait_until(lambda: phalanx("log", "-n", "3", handle, timeout=30).stdout)
+    assert len(phalanx("log", "-n", "3", handle, timeout=30).stdout.splitlines()) == 3
+
+
+def test_followed_lines_have_their_own_times():
+    """Not those of the lines before."""
+    with get_runner() as runner:
+        handle = runner.run_component("utils.sh", ["echo a; sleep 2; echo b; sleep 2; echo c"])
+        lines = list(runner.lines(handle, "sh", 0, follow=True))
+    times = [line.time for line in lines]
+    assert [line.text for line in lines] == ["a", "b", "c"]
+    assert all(1.0 < later - earlier < 3.5 for earlier, later in zip(times, times[1:]))
+
+
+def test_both_supervisors_killed_at_once():
+    """The replica goes as well."""
+    handle = submit("utils.sh", "echo up $$$$; exec sleep 303")
+    line = wait_until(lambda: phalanx("log", handle).stdout)
+    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    supervisor = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not is_alive(int(line.split()[2])))
+    assert status(handle)["state"] == "FAILED"
+    assert status(handle)["roles"][0]["replicas"][0]["state"] == "FAILED"
+
+
+def test_what_a_try_leaves_behind_does_not_live_on():
+    """Daemons in sessions of their own; nor are orphans left as zombies."""
+    script = "setsid sleep 304 & sh -c 'true &'; sleep 0.2; test -e again && exec sleep 300; touch again; exit 1"
+    handle = submit("utils.sh", "--max_retries", "1", script)
+    wait_until(lambda: status(handle)["num_restarts"] == 1)
+    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    supervisor = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
+    def below():
+        found = subprocess.run(
+            ["ps", "-o", "stat=,args=", "--ppid", str(supervisor)], capture_output=True, text=True
+        )
+        return found.stdout.splitlines()
+
+    wait_until(lambda: sum("sleep 304" in line for line in below()) == 1)
+    wait_until(lambda: not any(line.startswith("Z") for line in below()))
+
+
+def test_the_error_is_of_the_last_try():
+    """Not of one before it."""
+    script = (
+        'test -e again && exit 4; touch again; echo "OLD" >&2; '
+        'echo \'{"message": "OLD"}\' > $$TORCHELASTIC_ERROR_FILE; exit 1'
+    )
+    assert run("--wait", "utils.sh", "--max_retries", "1", script).returncode == 4
+    assert status()["message"] == "sh/0 exited with code 4"
+
+
+def test_those_that_fail_by_themselves_are_failed():
+    """Though another was first."""
+    done = run("--wait", "utils.sh", "--num_replicas", "4", "exit 9")
+    assert done.returncode == 9
+    states = {r["state"] for r in status()["roles"][0]["replicas"] if r["exit_code"] == 9}
+    assert states == {"FAILED"}
+
+
+def test_a_path_may_have_macros(tmp_path):
+    """Like any variable."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine").write_text("#!/bin/sh\necho own\n")
+    (tmp_path / "own" / "mine").chmod(0o755)
+    (tmp_path / "comp.py").write_text(
+        "from phalanx.specs import AppDef, Role, macros\n"
+        "def app() -> AppDef:\n"
+        "    env = {'PATH': f'{macros.img_root}/own:/usr/bin:/bin'}\n"
+        "    return AppDef('a', [Role('a', entrypoint='mine', env=env)])\n"
+    )
+    assert run("--log", "./comp.py:app").stderr == "a/0 own\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-cfg", "stop_grace=nan", "utils.echo"], 2, "0 or more"),
+        (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
+        (["--dry-run", "utils.echo"], 2, "run has no option --dry-run. Did you mean --dryrun?"),
+        (["utils..echo"], 1, "is not a component's name"),
+        (["../x"], 1, "is not a component's name"),
+        (["-s", "", "utils.echo"], 1, "there is no scheduler ''"),
+        (["./odd.py:leaves"], 1, "./odd.py:leaves ended with 'boom'"),
+        (["./odd.py:fine"], 1, "./odd.py:fine ended with 0"),
+        (["./odd.py:literal"], 1, "its annotations cannot be read"),
+        (["./odd.py:maybe"], 1, "not AppDef itself"),
+        (["./odd.py:later"], 1, "it is async"),
+        (["./odd.py:fine", "--d", "a=1,a=2"], 2, "'a' is given twice"),
+    ],
+)
+def test_more_mistakes_are_one_clear_sentence(words, code, said, tmp_path):
+    """As adversaries make them."""
+    (tmp_path / "odd.py").write_text(
+        textwrap.dedent("""
+        import sys
+        from typing import Literal, Optional
+        from phalanx.specs import AppDef
+
+        def leaves() -> AppDef: sys.exit("boom")
+        def fine(d: dict[str, str] = {}) -> AppDef: sys.exit(0)
+        def literal(x: Literal[[1]]) -> AppDef: ...
+        def maybe() -> Optional[AppDef]: ...
+        async def later() -> AppDef: ...
+        """)
+    )
+    done = run(*words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not recorded.apps()
+
+
+def test_a_components_own_bug_is_shown_with_its_traceback(tmp_path):
+    """What it raises to refuse is not."""
+    (tmp_path / "bug.py").write_text(
+        "from phalanx.specs import AppDef\n"
+        "def bug() -> AppDef:\n    return int('zz')\n"
+        "def no() -> AppDef:\n    raise ValueError('not that')\n"
+    )
+    done = run("./bug.py:bug")
+    assert done.returncode == 1
+    assert "line 3, in bug" in done.stderr
+    done = run("./bug.py:no")
+    assert (done.returncode, done.stderr) == (2, "phalanx run: ./bug.py:no: not that\n")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"component_args": 5},
+        {"component_args": [1]},
+        {"component_args": "--msg hi"},
+        {"scheduler": 5},
+        {"scheduler_args": 5},
+        {"workspace": 5},
+        {"dryrun": "no"},
+        {"colour": "red"},
+    ],
+)
+def test_stdin_of_other_types_is_refused(given):
+    """By the name of the key."""
+    done = run("--stdin", input=json.dumps({"component_name": "utils.echo", **given}))
+    assert done.returncode == 2
+    assert next(iter(given)) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stdin_where_a_scheduler_is_configured(tmp_path):
+    """The JSON counts, and what it does not say is as configured."""
+    (tmp_path / ".phalanxconfig").write_text('[command.run]\nscheduler = "nowhere"\n')
+    given = {"component_name": "utils.echo", "wait": True}
+    assert "no scheduler 'nowhere'" in run("--stdin", input=json.dumps(given)).stderr
+    given["scheduler"] = "local_cwd"
+    assert run("--stdin", input=json.dumps(given)).returncode == 0
+
+
+def shell(line, **kwargs):
+    """A line of bash in which `phalanx` is this one."""
+    line = f'phalanx() {{ "{sys.executable}" -m phalanx "$@"; }}; {line}'
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=60, **kwargs
+    )
+
+
+def test_streams_that_are_closed_or_full():
+    """No traceback; the handle is not lost."""
+    done = shell("phalanx run --wait utils.echo >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = shell("phalanx list >&- 2>&- <&-")
+    assert done.returncode == 0
+    done = shell("phalanx run --wait utils.echo >/dev/full")
+    assert "local_cwd://phalanx/echo-" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = shell("phalanx run --stdin <&-")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    done = shell(
+        "phalanx run --log utils.sh 'echo ü' 2>&1; phalanx log | cat",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert "Traceback" not in done.stdout
+
+
+def test_directories_that_are_gone_or_closed(tmp_path):
+    """One sentence each."""
+    done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx run utils.echo; phalanx configure")
+    assert "the current directory is gone" in done.stderr
+    assert "Traceback" not in done.stderr
+    env = {**os.environ, "XDG_STATE_HOME": "relative"}
+    assert run("--wait", "utils.echo", env=env).returncode == 0
+    assert not (tmp_path / "relative").exists()
+
+
+def test_a_configuration_that_cannot_be_read_does_not_hinder_the_rest(tmp_path):
+    """Apps can be listed and ended all the same, and help is help."""
+    (tmp_path / ".phalanxconfig").write_text("[[[")
+    done = phalanx("list")
+    assert (done.returncode, "is not TOML" in done.stderr) == (0, True)
+    assert run("--help").returncode == 0
+    assert run("utils.echo").returncode == 2
+    (tmp_path / ".phalanxconfig").write_text('[command.log]\nstreams = "x"\n')
+    assert phalanx("log").returncode == 2
+
+
+def test_replicas_that_are_too_many_or_upside_down():
+    """Are refused, not counted."""
+    handle = submit("utils.echo")
+    for text in ("0-999999999999", "4-2"):
+        done = phalanx("log", f"{handle}/echo/{text}")
+        assert (done.returncode, "is not a range" in done.stderr) == (1, True)
+    assert phalanx("log", "-f", handle).returncode == 0
+    assert phalanx("log", handle, "-n", "9" * 30).returncode == 0
+
+
+def test_records_that_others_have_spoilt(own_registry):
+    """Hinder nobody."""
+    handle = submit("utils.echo")
+    phalanx("log", "-f", handle)
+    path = own_registry / handle.rpartition("/")[2]
+    (path / "status.json").write_text('{"state": [1], "seconds": "x", "replicas": [{}, 3]}')
+    (own_registry / "dangling").symlink_to("/nowhere")
+    assert phalanx("list").returncode == 0
+    assert phalanx("status", handle).returncode == 0
+    facts = json.loads((path / "app.json").read_text())
+    (path / "app.json").write_text(json.dumps({**facts, "created": 1e300}))
+    assert phalanx("list").returncode == 0
+    assert phalanx("clean", "--older-than", "0").returncode == 0
+
+
+def test_deleting_leaves_no_directories(tmp_path):
+    """Of a log_dir."""
+    handle = submit("-cfg", "log_dir=out", "utils.echo")
+    phalanx("log", "-f", handle)
+    assert phalanx("delete", handle).returncode == 0
+    assert [path for path in (tmp_path / "out").rglob("*") if path.name != "phalanx"] == []
+
+
+def test_a_submitter_that_ignores_its_children():
+    """A program's own signal settings are not the supervisor's."""
+    code = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from phalanx.runner import get_runner\n"
+        "with get_runner() as r:\n"
+        "    print(r.wait(r.run_component('utils.sh', ['exit 3'])).exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_files_of_a_workspace(tmp_path):
+    """One mechanism with shipping to hosts."""
+    from phalanx.schedulers import workspace_files
+
+    for name in ("a.py", "sub/b.py", "data/big.bin", "__pycache__/x.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".phalanxignore").write_text("data/\n")
+    assert {"a.py", "sub/b.py"} <= set(workspace_files(str(tmp_path)))
+    assert not {"data/big.bin", "__pycache__/x.pyc"} & set(workspace_files(str(tmp_path)))

@@ -1,15 +1,29 @@
-"""Runs a program until a time has passed or a file appears: what `metrics.tensorboard` runs."""
+"""Runs a program until a time has passed or a file appears: what `metrics.tensorboard` runs.
+
+Its text travels: it stands alone.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 
-from phalanx.components._places import is_there
-
 _POLL = 1.0
+
+
+def is_there(place: str) -> bool:
+    """There is a file of this path, or at another place that fsspec knows."""
+    if "://" not in place:
+        return os.path.exists(place)
+    try:
+        import fsspec
+    except ImportError:
+        sys.exit("places other than paths need fsspec: pip install fsspec")
+    system, path = fsspec.core.url_to_fs(place)
+    return bool(system.exists(path))
 
 
 def main() -> int:

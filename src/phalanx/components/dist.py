@@ -91,7 +91,7 @@ def ddp(
                 name=role_name,
                 image=image,
                 min_replicas=least if least < most else None,
-                entrypoint="python" if most == 1 else "bash",
+                entrypoint="python" if most == 1 else "sh",
                 args=[*_command(words, most, rdzv_port, rdzv_conf or ""), *script_args],
                 env=variables,
                 num_replicas=most,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx import specs
+from phalanx.components._texts import program
 
 
 def tensorboard(
@@ -25,7 +26,7 @@ def tensorboard(
 
     """
     server = ["python", "-m", "tensorboard.main", "--bind_all", "--port", str(port)]
-    monitor = ["-m", "phalanx.components._monitor", "--timeout", str(timeout)]
+    monitor = [*program("_monitor"), "--timeout", str(timeout)]
     monitor += ["--start_on_file", start_on_file, "--exit_on_file", exit_on_file]
     return specs.AppDef(
         name="tensorboard",

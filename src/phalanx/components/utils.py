@@ -6,6 +6,7 @@ import os
 import shlex
 
 from phalanx import specs
+from phalanx.components._texts import program
 from phalanx.errors import ConfigError
 
 _MB = 1024
@@ -191,7 +192,7 @@ def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
         image: the image to run in, where the scheduler has images
 
     """
-    arguments = ["-m", "phalanx.components._copy", src, dst]
+    arguments = [*program("_copy"), src, dst]
     return _app("copy", specs.Role(name="copy", image=image, entrypoint="python", args=arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import heapq
 import math
 import os
@@ -281,6 +282,8 @@ def _read(
             *(source.read(final=final) for source in sources), key=lambda line: line.time or 0.0
         )
         for line in lines:
+            if line.time is None and not final:
+                line = dataclasses.replace(line, time=time.time())  # noqa: PLW2901 it has just come
             moment = line.time or time.time()
             if (since is None or moment >= since) and (until is None or moment < until):
                 yield line

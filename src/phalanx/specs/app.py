@@ -81,7 +81,7 @@ class Role:
     """What only some schedulers understand."""
     mounts: Sequence[BindMount | VolumeMount | DeviceMount] = ()
     workspace: str | None = None
-    """The directory whose files it runs with; by default the app's."""
+    """The directory whose files it runs with; by default the one that it is submitted from."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""

@@ -71,7 +71,7 @@ class AppStatus:
     app: str
     state: AppState
     message: str = ""
-    """What went wrong, in one line; empty while nothing has."""
+    """What went wrong, or is waited for, in one line; empty while there is nothing to say."""
     ended: tuple[Outcome, ...] = ()
     """How the workers of a launch that have ended did, in rank order."""
     seconds: float | None = None
