@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from enum import Enum
 from typing import Any, NoReturn
 
 from phalanx import values
@@ -172,12 +171,11 @@ def ago(seconds: float) -> str:
 _COLOURS = {"SUCCEEDED": 32, "RUNNING": 36, "FAILED": 31, "CANCELLED": 33}
 
 
-def coloured(state: Enum) -> str:
-    """A state, in its colour where there are colours."""
+def coloured(text: str) -> str:
+    """A state, perhaps padded, in its colour where there are colours."""
     from phalanx.logs.console import shows_colour
 
-    text = str(state.value)
-    colour = _COLOURS.get(text)
+    colour = _COLOURS.get(text.strip())
     return f"\x1b[{colour}m{text}\x1b[0m" if colour and shows_colour(sys.stdout) else text
 
 
@@ -188,8 +186,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns, each as wide as it must be."""
+    """Print columns, each as wide as it must be; states in their colours."""
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
     for row in [heads, *rows]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        print("  ".join(map(coloured, cells)).rstrip())

@@ -49,7 +49,7 @@ def _of_scheduler(found: Found, *, as_json: bool) -> int:
     time_ = ""
     if status.seconds is not None:
         time_ = f" {'after' if status.state.is_final else 'for'} {parsing.ago(status.seconds)}"
-    print(f"{status.app}: {parsing.coloured(status.state)}{time_}")
+    print(f"{status.app}: {parsing.coloured(status.state.value)}{time_}")
     print(f"  handle: {found.handle}")
     if found.record is not None:
         print(f"  command: {found.record.command}")
@@ -90,7 +90,7 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     seconds = status.get("seconds")
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
     time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
-    print(f"{app.id}: {parsing.coloured(AppState(status['state']))}{time_}")
+    print(f"{app.id}: {parsing.coloured(status['state'])}{time_}")
     print(f"  {count} on {', '.join(app.hosts)}")
     print(f"  command: {app.command}")
     owner = app.facts["owner"]
