@@ -60,6 +60,8 @@ def of_module(name: str) -> list[str]:
             parts.append(f"### `{name}.{public}`\n\nThe same as `phalanx.{public}`.\n")
         elif inspect.isclass(value):
             parts.append(whole_class(f"{name}.{public}", value))
+        elif not callable(value):
+            parts.append(f"### `{name}.{public}`\n\n{doc(value)}\n")
         else:
             parts.append(function(f"{name}.{public}", value, "###"))
     return parts

@@ -255,4 +255,5 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
             found[-1][1] += f",{item}"
         elif item.strip():
             raise ValueError(f"{item!r} is not KEY=VALUE")
-    yield from ((key, value) for key, value in found)
+    for key, value in found:
+        yield key, value

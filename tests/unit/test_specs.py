@@ -148,9 +148,12 @@ def test_resources():
     assert specs.get_named_resources("aws_trn1.2xlarge").devices == {
         "aws.amazon.com/neurondevice": 1
     }
-    for name in specs.named_resources():
-        assert specs.get_named_resources(name).memMB > 0
-    assert len(list(specs.named_resources())) > 50
+    assert len(specs.named_resources) > 50
+    assert all(found.memMB > 0 for found in specs.named_resources.values())
+    assert specs.named_resources["cpu.nano"].cpu == 1
+    assert "gpu.nano" not in specs.named_resources
+    with pytest.raises(KeyError):
+        specs.named_resources["gpu.nano"]
     for wrong, right in (("gpu.smal", "gpu.small"), ("aws_p4d.24xlarg", "aws_p4d.24xlarge")):
         with pytest.raises(ConfigError, match=f"Did you mean '{right}'"):
             specs.get_named_resources(wrong)

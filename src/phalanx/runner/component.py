@@ -120,8 +120,7 @@ class Component:
             given, rest = self._take(arguments)
         else:
             given, rest = self._read(list(arguments))
-        for name, value in self._configured(defaults or {}).items():
-            given.setdefault(name, value)
+        given = self._accept(defaults or {}, "the configured ") | given
         self._check_complete(given)
         positional, named = [], {}
         for p in inspect.signature(self.function).parameters.values():
@@ -145,14 +144,23 @@ class Component:
     def _take(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         given = dict(arguments)
         rest = given.pop(self.rest, []) if self.rest else []
+        return self._accept(given, ""), self._texts(rest)
+
+    def _accept(self, given: Mapping[str, Any], origin: str) -> dict[str, Any]:
+        """Values from elsewhere than a command line, each as its parameter has it."""
         made = {}
         for name, value in given.items():
             parameter = self._find(name)
             try:
                 made[parameter.name] = values.accept(value, parameter.hint)
             except (ValueError, TypeError) as error:
-                raise UsageError(f"{self.name}: {name}: {error}.") from None
-        return made, [str(item) for item in rest]
+                raise UsageError(f"{self.name}: {origin}{name}: {error}.") from None
+        return made
+
+    def _texts(self, rest: Any) -> list[str]:
+        if isinstance(rest, list | tuple) and all(isinstance(item, str) for item in rest):
+            return list(rest)
+        raise UsageError(f"{self.name}: {self.rest}: {rest!r} is not a list of texts.")
 
     def _read(self, words: list[str]) -> tuple[dict[str, Any], list[str]]:
         given: dict[str, Any] = {}
@@ -201,16 +209,6 @@ class Component:
         texts = [p for p in self.parameters.values() if values.unwrap(p.hint)[0] is str]
         hint = f"Did you mean {texts[0].flag} {word}?" if texts else self._more
         return f"{self.name} takes options only, not {word!r}. {hint}"
-
-    def _configured(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        made = {}
-        for name, value in defaults.items():
-            parameter = self._find(name)
-            try:
-                made[parameter.name] = values.accept(value, parameter.hint)
-            except (ValueError, TypeError) as error:
-                raise UsageError(f"{self.name}: the configured {name}: {error}.") from None
-        return made
 
     def _check_complete(self, given: Mapping[str, Any]) -> None:
         missing = [p.flag for p in self.parameters.values() if p.required and p.name not in given]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from phalanx import plugins
 from phalanx.errors import ConfigError, PluginError
@@ -55,19 +55,31 @@ def get_named_resources(name: str) -> Resource:
     found = _shipped(name)
     if found is not None:
         return found
-    known = sorted({*named_resources()})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else "See: phalanx.specs.named_resources()"
+    near = difflib.get_close_matches(name, list(named_resources), n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See: list(phalanx.specs.named_resources)"
     raise ConfigError(f"there is no named resource {name!r}. {hint}")
 
 
-def named_resources() -> Iterator[str]:
-    """All names, without loading any plugin."""
-    from phalanx.specs.instances import AWS
+class NamedResources(Mapping[str, Resource]):
+    """All named resources. Iterating gives the names, and loads no plugin."""
 
-    yield from _GENERIC
-    yield from AWS
-    yield from (plugin.name for plugin in plugins.of(GROUP))
+    def __getitem__(self, name: str) -> Resource:
+        """As `get_named_resources`, but for the `KeyError` of a mapping."""
+        if name not in set(self):
+            raise KeyError(name)
+        return get_named_resources(name)
+
+    def __iter__(self) -> Iterator[str]:
+        from phalanx.specs.instances import AWS
+
+        plugged = (plugin.name for plugin in plugins.of(GROUP))
+        return iter(dict.fromkeys([*_GENERIC, *AWS, *plugged]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+named_resources = NamedResources()
 
 
 def _shipped(name: str) -> Resource | None:
