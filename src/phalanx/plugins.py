@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,25 +40,24 @@ class Plugin:
         """What it names. Raises `PluginError`, whatever went wrong."""
         from importlib.metadata import EntryPoint
 
-        with quiet(self):
+        with guarded(self):
             return EntryPoint(self.name, self.value, self.group).load()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Load it, and call what it names. Raises `PluginError`, whatever went wrong."""
         function = self.load()
-        with quiet(self, refuses=True):
+        with guarded(self, refuses=True):
             return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def quiet(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
-    """Run what is a plugin's own: what it prints goes to stderr, what it raises names it.
+def guarded(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
+    """Run what is a plugin's own: what it raises names it.
 
     `refuses`: it may say with a `ConfigError` that it cannot do what it was asked for.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     except PluginError:
         raise
     except (Exception, SystemExit) as error:

@@ -101,7 +101,11 @@ def test_the_source_of_one_is_printed():
         (["dist.ddp", "--debug", "1", "a.py"], 2, "'1' is neither yes nor no, true nor false"),
         (["utils.sh", "--h", "gpu.smal", "true"], 2, "'gpu.smal'. Did you mean 'gpu.small'?"),
         (["./comp.py:picky", "--x", "7"], 2, "7 is too many"),
-        (["utils.echo", "-s", "local_cwd"], 2, "-s is an option of run: before the component"),
+        (
+            ["utils.echo", "-s", "local_cwd"],
+            2,
+            "'-s'. It is an option of run, and goes before the component",
+        ),
         (["-s", "a", "-s", "b", "utils.echo"], 2, "-s is given twice"),
         ([], 2, "say which component"),
         (["--workspace", "nowhere", "utils.echo"], 2, "the workspace"),
@@ -505,7 +509,7 @@ def test_list_describe_and_delete():
     for verb in ("status", "describe", "log", "delete", "cancel"):
         done = phalanx(verb, handle)
         assert (done.returncode, done.stdout) == (1, ""), verb
-        assert "there is no app" in done.stderr or "not submitted" in done.stderr
+        assert "no app" in done.stderr
 
 
 def test_cancelling_what_ignores_sigterm():
@@ -666,7 +670,7 @@ def test_components_and_commands_are_configured_too(tmp_path):
     ("text", "said"),
     [
         ("[scheduler.local_cwd\n", "is not TOML"),
-        ("[schedulers.local_cwd]\n", "has a section 'schedulers'"),
+        ("[local_cwd]\n", "Did you mean one of [scheduler.local_cwd]"),
         ("[scheduler.local_cwd]\nlogdir = 1\n", "local_cwd has no option 'logdir'"),
         ("[scheduler.local_cwd]\nlog_dir = 1\n", "local_cwd's option 'log_dir'"),
         ("[command.run]\nwiat = true\n", "run has no option 'wiat'"),
@@ -935,7 +939,9 @@ def test_a_path_may_have_macros(tmp_path):
         (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
         (["--dry-run", "utils.echo"], 2, "run has no option --dry-run. Did you mean --dryrun?"),
         (["utils..echo"], 1, "is not a component's name"),
-        (["../x"], 1, "is not a component's name"),
+        (["../x"], 1, "'../x' does not say which function: ../x:FUNCTION"),
+        (["train.py"], 1, "To run a script: phalanx run utils.python train.py"),
+        (["utils..echo"], 1, "is not a component's name"),
         (["-s", "", "utils.echo"], 1, "there is no scheduler ''"),
         (["./odd.py:leaves"], 1, "./odd.py:leaves ended with 'boom'"),
         (["./odd.py:fine"], 1, "./odd.py:fine ended with 0"),
@@ -1113,3 +1119,142 @@ def test_files_of_a_workspace(tmp_path):
     (tmp_path / ".phalanxignore").write_text("data/\n")
     assert {"a.py", "sub/b.py"} <= set(workspace_files(str(tmp_path)))
     assert not {"data/big.bin", "__pycache__/x.pyc"} & set(workspace_files(str(tmp_path)))
+
+
+def test_threads_leave_the_programs_stdout_alone():
+    """Several runners at once, and a main thread that prints."""
+    code = (
+        "import sys, threading\n"
+        "from phalanx.runner import get_runner\n"
+        "def work():\n"
+        "    with get_runner() as r:\n"
+        "        r.wait(r.run_component('utils.sh', ['sleep 0.5']))\n"
+        "before = sys.stdout\n"
+        "threads = [threading.Thread(target=work) for _ in range(6)]\n"
+        "for t in threads: t.start()\n"
+        "while any(t.is_alive() for t in threads): print('mine')\n"
+        "assert sys.stdout is before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_json_lines_that_are_followed_are_on_stdout():
+    """From several replicas."""
+    script = "for i in 1 2 3 4 5; do echo $$i; sleep 0.1; done"
+    handle = submit("utils.sh", "--num_replicas", "8", script)
+    done = phalanx("log", "-f", "--json", handle)
+    assert done.stderr == ""
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == 40
+
+
+def test_a_replica_that_has_ended_is_shown_as_that():
+    """Though nothing follows from it."""
+    handle = submit("utils.sh", "--num_replicas", "2", "[ ${replica_id} = 0 ] || sleep 300")
+    replica = lambda: status(handle)["roles"][0]["replicas"][0]
+    wait_until(lambda: (replica()["state"], replica()["exit_code"]) == ("SUCCEEDED", 0))
+    assert status(handle)["state"] == "RUNNING"
+
+
+def test_what_components_and_their_children_print_is_not_the_handle(tmp_path):
+    """Nor are there files left of a dry run."""
+    (tmp_path / "loud.py").write_text(
+        "import os, phalanx.specs as specs\nprint('loading')\n"
+        "def loud() -> specs.AppDef:\n"
+        "    print('building'); os.system('echo child')\n"
+        "    return specs.AppDef('a', [specs.Role('a', entrypoint='true')])\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = run("--dryrun", "./loud.py:loud", env=env)
+    assert done.stdout.startswith("=== APPLICATION ===")
+    assert sorted(done.stderr.split()) == ["building", "child", "loading"]
+    assert not (tmp_path / "__pycache__").exists()
+    done = run("--wait", "./loud.py:loud")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_an_app_that_a_replica_submits_outlives_it():
+    """Though whatever else it leaves behind does not."""
+    inner = f"{sys.executable} -m phalanx run utils.sh 'sleep 2; echo inner is done'"
+    done = run("--wait", "--log", "utils.sh", f"setsid sleep 305 & {inner}")
+    assert done.returncode == 0
+    (handle,) = [line.split()[1] for line in done.stderr.splitlines() if "://" in line]
+    assert phalanx("log", "-f", handle).stdout == "sh/0 inner is done\n"
+    assert status(handle)["state"] == "SUCCEEDED"
+
+
+def test_a_record_that_is_removed_ends_those_who_follow(own_registry):
+    """And the supervisor does not wait for it to come back."""
+    import shutil
+
+    handle = submit("utils.sh", "for i in 1 2 3 4 5; do echo $$i; sleep 0.3; done")
+    following = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "log", "-f", handle], stdout=-1, stderr=-1, text=True
+    )
+    assert following.stdout.readline() == "sh/0 1\n"
+    shutil.rmtree(own_registry / handle.rpartition("/")[2])
+    following.communicate(timeout=30)
+
+
+def test_a_log_dir_that_cannot_be_made_is_refused(tmp_path):
+    """Before anything is started."""
+    (tmp_path / "file").touch()
+    for place in ("/proc/nowhere", "file"):
+        done = run("-cfg", f"log_dir={place}", "utils.echo")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "cannot be made for the logs" in done.stderr
+    assert not recorded.apps()
+
+
+def test_an_empty_name_means_no_app():
+    """`phalanx cancel "$handle"` of a script whose run had failed."""
+    handle = submit("utils.sh", "sleep 300")
+    for verb in ("status", "cancel", "delete", "log", "describe"):
+        assert phalanx(verb, "").returncode == 1, verb
+    assert status(handle)["state"] == "RUNNING"
+    assert status(handle[:-4])["state"] == "RUNNING"
+
+
+def test_followers_hear_of_a_failure():
+    """Also of one that prints nothing."""
+    handle = submit("utils.sh", "exit 9")
+    done = phalanx("log", "-f", handle)
+    assert "FAILED: sh/0 exited with code 9" in done.stderr
+    assert phalanx("log", f"{handle}/0").returncode == 0
+
+
+def test_config_tells_what_is_wrong(tmp_path):
+    """Settings, values and sections; with the file."""
+    path = tmp_path / ".phalanxconfig"
+    path.write_text(
+        '[scheduler.local_cwd]\ngrace = 2\nstop_grace = "two"\n[scheduler.local_cw]\na = 1\n'
+        '[component."utils.echo"]\nmsgg = "x"\n[component."utils.ecco"]\nmsg = "x"\n'
+        "[command.rum]\nwait = true\n"
+    )
+    done = phalanx("config")
+    assert done.returncode == 1
+    for said in (
+        f"{path}: local_cwd has no option 'grace'. Did you mean 'stop_grace'?",
+        f"{path}: local_cwd's option 'stop_grace': 'two' is not a number.",
+        "[scheduler.local_cw]: there is no such scheduler",
+        f"{path}: utils.echo has no option 'msgg'. Did you mean --msg?",
+        '[component."utils.ecco"]: there is no such component',
+        "[command.rum]: there is no such command",
+    ):
+        assert said in done.stderr
+    path.write_text('[scheduler.local_cwd]\nstop_grace = "two"\n')
+    assert f"{path}: local_cwd's option" in run("utils.echo").stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a table of processes of its own needs root")
+def test_a_container_with_this_hosts_name_does_not_think_it_dead():
+    """It cannot see the process, and knows that."""
+    handle = submit("utils.sh", "sleep 300")
+    wait_until(lambda: status(handle)["state"] == "RUNNING")
+    done = subprocess.run(
+        ["unshare", "-pf", "--mount-proc", sys.executable, "-m", "phalanx", "status", handle],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "RUNNING" in done.stdout, done.stderr

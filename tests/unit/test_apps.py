@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.registry import recorded
 from phalanx.runner import docstrings, handles
 from phalanx.runner.component import Component
-from phalanx.runner.config import variable_name
+from phalanx.runner.config import Value, variable_name
 from phalanx.schedulers import gpus, last_words
 from phalanx.schedulers.options import make, option, options, parse
 from phalanx.schedulers import make_app_id
@@ -172,6 +172,8 @@ def test_components_called_from_python():
     build = lambda *args: component.build(*args).roles[0].args[0]
     assert build(["--first", "a", "b", "c"]) == "('a', 2, ('b', 'c'), False)"
     assert build({"first": "a", "rest": ["b"], "last": True}) == "('a', 2, ('b',), True)"
-    assert build(["--first", "a"], {"second": "7"}) == "('a', 7, (), False)"
+    assert build(["--first", "a"], {"second": Value("7", "file")}) == "('a', 7, (), False)"
+    with pytest.raises(ConfigError, match="^file: both: second: 'x' is not a whole number"):
+        component.build(["--first", "a"], {"second": Value("x", "file")})
     with pytest.raises(ConfigError, match="has no option 'frist'. Did you mean --first"):
         component.build({"frist": "a"})

@@ -63,6 +63,26 @@ def test_an_app_is_started_again():
     assert c.restarts == 1
 
 
+def test_a_replica_does_not_wait_for_another_role_to_stop():
+    """Each is started again by itself."""
+    c = Course([Part("a", 1, 1, RetryPolicy.REPLICA), Part("b", 2, 1, RetryPolicy.ROLE)])
+    c.begin()
+    assert c.ended(("b", 0), succeeded=False) == [Stop(("b", 1))]
+    assert c.ended(("a", 0), succeeded=False) == [Start(("a", 0))]
+    assert c.ended(("b", 1), succeeded=False, asked=True) == [Start(("b", 0)), Start(("b", 1))]
+
+
+def test_retries_are_counted_for_the_role_that_fails():
+    """Though all of the app is started again."""
+    c = Course([Part("a", 1, 2), Part("b", 1, 1)])
+    c.begin()
+    for failing, other in ((A0, B0), (A0, B0), (B0, A0)):
+        assert c.ended(failing, succeeded=False) == [Stop(other)]
+        assert c.ended(other, succeeded=False, asked=True) == [Start(A0), Start(B0)]
+    assert c.ended(B0, succeeded=False) == [Stop(A0)]
+    assert c.first_failure == B0
+
+
 def test_cancelling():
     """Once; also while it stops to start again."""
     c = course(RetryPolicy.APPLICATION, 1)

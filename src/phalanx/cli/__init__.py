@@ -109,7 +109,13 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
             function = getattr(found, "main", found)
             if not callable(function):
                 raise PluginError(plugin, f"{found!r} is no function, and has no main")
-            code = function(arguments)
+            try:
+                code = function(arguments)
+            except Exception as error:  # noqa: BLE001 the plugin's own
+                from phalanx.cli.tracebacks import print_users_part
+
+                print_users_part(error)
+                return 1
             return code if isinstance(code, int) else 0
     known = [*VERBS, *(plugin.name for plugin in plugins.of(GROUP))]
     near = difflib.get_close_matches(verb, known, n=1)

@@ -6,6 +6,7 @@ import sys
 
 from phalanx import values
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.errors import PhalanxError
 from phalanx.runner import catalog
 
@@ -23,7 +24,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.print is not None:
         return _print_source(options.print)
-    found = catalog.catalog()
+    with aside():
+        found = catalog.catalog()
     for problem in found.problems:
         print(f"phalanx: {problem}", file=sys.stderr)
     if options.json:
@@ -45,7 +47,8 @@ def _print_source(name: str) -> int:
     import inspect
 
     try:
-        component = catalog.find(name)
+        with aside():
+            component = catalog.find(name)
         print(inspect.getsource(component.function))
     except (PhalanxError, OSError) as error:
         print(f"phalanx builtins: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.finding import find_app
 from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import RecordedApp, apps
@@ -19,7 +20,9 @@ def main(arguments: list[str]) -> int:
         "Have an app end: its workers get SIGTERM, and after the grace SIGKILL. Waits for it.",
     )
     parser.add_argument(
-        "app", nargs="?", help="its id, or enough of the beginning; by default the one that runs"
+        "app",
+        nargs="?",
+        help="its handle or id, or enough of the beginning; by default the one that runs",
     )
     parser.add_argument(
         "--grace", type=parsing.duration, metavar="TIME", help="by default the launcher's own"
@@ -29,7 +32,7 @@ def main(arguments: list[str]) -> int:
     try:
         app = _only_one() if options.app is None else find_app(options.app).record
         handle = options.app if app is None else app.handle
-        with get_runner() as runner:
+        with aside(), get_runner() as runner:
             before = _state(runner, app, handle)
             if not before.is_final:
                 _cancel(runner, app, handle, options.grace)

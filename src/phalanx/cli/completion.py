@@ -8,6 +8,7 @@ import io
 import re
 
 from phalanx.cli import VERBS, parsing
+from phalanx.cli.aside import aside
 
 _SCRIPTS = {
     "bash": """\
@@ -37,7 +38,9 @@ _APPS = ("status", "describe", "log", "cancel", "delete")
 def main(arguments: list[str]) -> int:
     """Print the script for a shell; or, asked by one, the words that may come next."""
     if arguments[:1] == ["--words"]:
-        for word in complete(arguments[1:]):
+        with aside():
+            words = complete(arguments[1:])
+        for word in words:
             print(word)
         return 0
     parser = parsing.make(
@@ -54,18 +57,23 @@ def main(arguments: list[str]) -> int:
 def complete(words: list[str]) -> list[str]:
     """What may stand in place of the last of these words, which may be begun."""
     before, begun = words[:-1], words[-1] if words else ""
+    known: list[str]
     if not before:
         known = [*VERBS, *_plugins()]
     elif before[-1] in ("-s", "--scheduler"):
         known = _schedulers()
+    elif before[-1] == "--streams":
+        known = ["combined", "stderr", "stdout"]
     elif before[0] == "run":
         known = _of_run(before[1:], begun)
-    elif before[0] == "runopts":
-        known = _schedulers()
-    elif before[0] in _APPS and not begun.startswith("-"):
-        known = _apps()
-    else:
+    elif begun.startswith("-"):
         known = _flags(before[0])
+    elif before[0] in ("runopts", "config"):
+        known = _schedulers()
+    elif before[0] in _APPS:
+        known = _apps(running=before[0] == "cancel")
+    else:
+        known = []
     return sorted(word for word in set(known) if word.startswith(begun))
 
 
@@ -82,10 +90,10 @@ def _schedulers() -> list[str]:
     return list(get_scheduler_factories())
 
 
-def _apps() -> list[str]:
+def _apps(*, running: bool) -> list[str]:
     from phalanx.registry.recorded import apps
 
-    return [app.id for app in apps()]
+    return [app.id for app in apps() if not running or not app.state.is_final]
 
 
 def _flags(verb: str) -> list[str]:
@@ -95,7 +103,8 @@ def _flags(verb: str) -> list[str]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         importlib.import_module(f"phalanx.cli.{verb}").main(["--help"])
-    return re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", said.getvalue())
+    lines = re.findall(r"^  (-.*?)(?:\s{2,}.*)?$", said.getvalue(), re.MULTILINE)
+    return [flag for line in lines for flag in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", line)]
 
 
 def _of_run(before: list[str], begun: str) -> list[str]:
@@ -105,12 +114,24 @@ def _of_run(before: list[str], begun: str) -> list[str]:
 
     parser = make_parser()
     try:
-        component = split(parser, before)[2]
+        wants_options = before[-1:] == ["-cfg"]
+        own, _, component, _ = split(parser, before[:-1] if wants_options else before)
         if component is None:
+            known = _options_of(parser.parse_args(own).scheduler)
+            if wants_options:
+                return [f"{name}=" for name in known]
             if begun.startswith("-"):
-                return _flags("run")
+                return [*_flags("run"), *(f"--{name}" for name in known)]
             return [c.name for c in catalog.catalog().components]
         found = catalog.find(component)
     except (PhalanxError, SystemExit):
         return []
     return [p.flag for p in found.parameters.values()] if begun.startswith("-") else []
+
+
+def _options_of(scheduler: str | None) -> list[str]:
+    from phalanx.runner import get_runner
+
+    with get_runner() as runner:
+        name = scheduler or runner.default_scheduler
+        return [option.name for option in runner.scheduler_run_opts(name)]

@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from phalanx import values
-from phalanx.cli import parsing
+from phalanx.cli import VERBS, parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.run import make_parser
-from phalanx.errors import PhalanxError
+from phalanx.errors import PhalanxError, UsageError
 from phalanx.runner import Runner, catalog, config, get_runner
 from phalanx.runner.config import Value
 from phalanx.schedulers import get_scheduler_factories
@@ -27,14 +28,18 @@ def main(arguments: list[str]) -> int:
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
-    with get_runner() as runner:
-        sections = _sections(runner)
+    problems: list[str] = []
+    with aside(), get_runner() as runner:
+        sections = _sections(runner, problems)
     if options.section is not None:
         wanted = options.section
         sections = {n: s for n, s in sections.items() if wanted in (n, n.partition(".")[2])}
         if not sections:
             print(f"phalanx config: there is no section {wanted!r}", file=sys.stderr)
             return 1
+    for problem in problems:
+        print(f"phalanx config: {problem}", file=sys.stderr)
+    code = 1 if problems else 0
     if options.json:
         parsing.print_json(
             {
@@ -42,7 +47,7 @@ def main(arguments: list[str]) -> int:
                 for name, section in sections.items()
             }
         )
-        return 0
+        return code
     for path, _ in runner.config.files:
         print(f"# {path}")
     rows = [
@@ -51,10 +56,11 @@ def main(arguments: list[str]) -> int:
         for key, value in section.items()
     ]
     parsing.print_table(("SECTION", "SETTING", "VALUE", "FROM"), rows)
-    return 0
+    return code
 
 
-def _sections(runner: Runner) -> dict[str, dict[str, Value]]:
+def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Value]]:
+    """Every section as it is; what is wrong is told beside it."""
     found: dict[str, dict[str, Value]] = {}
     known = {
         key: Value(action.default, config.DEFAULT)
@@ -64,16 +70,43 @@ def _sections(runner: Runner) -> dict[str, dict[str, Value]]:
     found["command.run"] = known | runner.config.section("command", "run", known)
     for name in runner.config.names("command"):
         found.setdefault(f"command.{name}", runner.config.section("command", name))
-    for name in get_scheduler_factories():
+        if name not in VERBS:
+            problems.append(f"[command.{name}]: there is no such command")
+    schedulers = get_scheduler_factories()
+    for name in schedulers:
         try:
-            found[f"scheduler.{name}"] = runner.effective_options(name)
-        except PhalanxError as error:
+            effective = runner.effective_options(name)
+            options = runner.scheduler_run_opts(name)
+        except PhalanxError as error:  # not what the files say
             print(f"phalanx config: {error}", file=sys.stderr)
-    for component in catalog.catalog().components:
-        section = runner.config.section("component", component.name, component.parameters)
-        if section:
-            found[f"component.{component.name}"] = section
+            continue
+        required = {o.name: Value(None, "required") for o in options if o.required}
+        found[f"scheduler.{name}"] = required | effective
+        problems += config.option_problems(name, options, effective)
+    for name in runner.config.names("scheduler"):
+        if name not in schedulers:
+            problems.append(f"[scheduler.{name}]: there is no such scheduler")
+    _add_components(runner, found, problems)
     return found
+
+
+def _add_components(
+    runner: Runner, found: dict[str, dict[str, Value]], problems: list[str]
+) -> None:
+    components = catalog.catalog().components
+    for component in components:
+        section = runner.config.section("component", component.name, component.parameters)
+        if not section:
+            continue
+        found[f"component.{component.name}"] = section
+        try:
+            component.accept_configured(section)
+        except UsageError as error:
+            problems.append(str(error))
+    names = {component.name for component in components}
+    tops = {name.partition(".")[0] for name in names}  # [component.dist.ddp], without quotes
+    unknown = [name for name in runner.config.names("component") if name not in names | tops]
+    problems += [f'[component."{name}"]: there is no such component' for name in unknown]
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.errors import PhalanxError
 from phalanx.runner import Runner, config, get_runner
 from phalanx.schedulers import get_scheduler_factories
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     if options.schedulers and not options.all:
         names = [name.strip() for name in options.schedulers.split(",")]
     try:
-        with get_runner() as runner:
+        with aside(), get_runner() as runner:
             text = _text(runner, names, strict=bool(options.schedulers))
     except PhalanxError as error:
         print(f"phalanx configure: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.finding import Found, find_app
 from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import RecordedApp
@@ -42,7 +43,7 @@ def _delete(found: Found) -> None:
         assert found.record is not None
         _delete_launch(found.record)
         return
-    with get_runner() as runner:
+    with aside(), get_runner() as runner:
         if found.record is None and runner.status(found.handle) is None:
             raise LookupError(f"there is no app {found.handle}")
         runner.delete(found.handle)

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         parsing.print_json(found.record.facts)
         return 0
     if app is None:
-        print(f"phalanx describe: {found.handle} was not submitted from here", file=sys.stderr)
+        print(f"phalanx describe: no app {found.handle} was submitted from here", file=sys.stderr)
         return 1
     parsing.print_json(to_dict(app))
     return 0

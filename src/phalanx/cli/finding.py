@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
 from phalanx.registry import LAUNCH
-from phalanx.registry.recorded import RecordedApp, by_handle, find
+from phalanx.registry.recorded import RecordedApp, apps, by_handle, find
 from phalanx.runner import handles
 
 
@@ -33,6 +33,9 @@ def find_app(text: str | None) -> Found:
         record = by_handle(handle.scheduler, handle.session, handle.app_id)
         if record is not None:
             return Found(str(handle), record)
+        begun = [app for app in apps() if app.handle.startswith(text)]
+        if len(begun) == 1:
+            return Found(begun[0].handle, begun[0])
         if handle.scheduler != LAUNCH:
             return Found(str(handle), None)
     record = find(text)

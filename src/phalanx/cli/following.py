@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import queue
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -69,15 +68,17 @@ def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
 class Printer:
     """Prints lines as `ROLE/REPLICA TEXT`, a colour for each replica on a terminal."""
 
-    def __init__(self, stream: TextIO | None = None, *, at_once: bool = True) -> None:
-        """By default to stdout. `at_once`: somebody waits for each line."""
+    def __init__(self, stream: TextIO | None, *, at_once: bool = True) -> None:
+        """To nowhere, if the stream is closed. `at_once`: somebody waits for each line."""
         self._at_once = at_once
-        self._stream = sys.stdout if stream is None else stream
+        self._stream = stream
         self._coloured = shows_colour(self._stream)
         self._colours: dict[tuple[str, int], int] = {}
 
     def print(self, line: LogLine) -> None:
         """One line."""
+        if self._stream is None:
+            return
         prefix = f"{line.role}/{line.replica}"
         if self._coloured:
             key = line.role, line.replica

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import apps
 from phalanx.runner import get_runner
@@ -28,10 +29,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.scheduler is not None:
         return _list_scheduler(options)
-    with get_runner() as runner:
+    with aside(), get_runner() as runner:
         found = overview(runner, apps())
     if options.running:
-        found = [(app, status) for app, status in found if not AppState(status["state"]).is_final]
+        ended = ("UNKNOWN", *(state.value for state in AppState if state.is_final))
+        found = [(app, status) for app, status in found if status["state"] not in ended]
     left_out = 0 if options.all or options.json else max(0, len(found) - _SHOWN)
     found = found[left_out:]
     if options.json:
@@ -66,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 def _list_scheduler(options: Any) -> int:
     try:
-        with get_runner() as runner:
+        with aside(), get_runner() as runner:
             known = runner.list(options.scheduler)
     except PhalanxError as error:
         print(f"phalanx list: {error}", file=sys.stderr)

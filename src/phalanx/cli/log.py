@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli import following, parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.finding import find_app
 from phalanx.errors import PhalanxError
 from phalanx.logs.lines import LogLine, read_lines
 from phalanx.registry.recorded import RecordedApp
-from phalanx.runner import get_runner
+from phalanx.runner import Runner, get_runner
 from phalanx.runner.handles import Place, parse_place
 from phalanx.schedulers import Stream
+from phalanx.specs import AppState
+from phalanx.values import numbers
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +88,9 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
     if options.ranks or options.agents:
         raise LookupError(f"{handle} is on a scheduler: pick by {place.app}/ROLE/REPLICAS")
     with get_runner() as runner:
-        known = runner.replicas(handle)
+        with aside():
+            known = runner.replicas(handle)
+        place = _with_role(place, known)
         if place.role is not None and place.role not in known:
             raise LookupError(f"{handle} has no role {place.role!r}; it has: {', '.join(known)}")
         chosen = [
@@ -107,14 +112,33 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
             found = (line for line in found if options.regex.search(line.text))
         if options.tail is not None:
             found = deque(found, maxlen=_tail(options))
-        printer = following.Printer(at_once=options.follow)
+        printer = following.Printer(sys.stdout, at_once=options.follow)
         for line in found:
             if options.json:
                 facts = {**dataclasses.asdict(line), "stream": line.stream.value}
                 print(json.dumps(facts), flush=options.follow)
             else:
                 printer.print(line)
+        if options.follow:
+            _print_end(runner, handle)
     return 0
+
+
+def _print_end(runner: Runner, handle: str) -> None:
+    """Whoever has followed an app wants to know that it failed."""
+    status = runner.status(handle)
+    if status is not None and status.state is AppState.FAILED:
+        print(f"phalanx log: {status.app}: FAILED: {status.message}".rstrip(": "), file=sys.stderr)
+
+
+def _with_role(place: Place, known: dict[str, int]) -> Place:
+    """`APP/1` is a replica where there is one role, and none of that name."""
+    if place.role is None or place.role in known or len(known) != 1 or place.replicas is not None:
+        return place
+    try:
+        return Place(place.app, next(iter(known)), tuple(numbers(place.role)))
+    except ValueError:
+        return place
 
 
 def _print(app: RecordedApp, options: Any, *, several: bool) -> None:

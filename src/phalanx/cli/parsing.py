@@ -111,7 +111,7 @@ def make(
 def add_app(parser: Parser) -> None:
     """The app, by its id or the beginning of it."""
     parser.add_argument(
-        "app", nargs="?", help="the app's id, or enough of its beginning; by default the latest"
+        "app", nargs="?", help="its handle or id, or enough of the beginning; by default the latest"
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.tracebacks import is_raised_outright, print_users_part
 from phalanx.errors import (
     ComponentError,
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
                 parser.error("with --stdin the component, scheduler and options are in the JSON")
             wanted = _from_stdin(wanted)
         if wanted.component is None and flags:
-            parser.error(f"run has no option --{next(iter(flags))}, and there is no component")
+            parser.error(f"run has no option --{next(iter(flags))}, or the component is missing")
         if wanted.component is None:
             parser.error("say which component. 'phalanx builtins' lists them")
         return _run(wanted)
@@ -83,7 +84,9 @@ def main(arguments: list[str]) -> int:
     except UsageError as error:
         misplaced = [word for word in arguments if f"no option {word!r}" in str(error)]
         if misplaced and parser.find(misplaced[0]) is not None:
-            error.args = (f"{error} {misplaced[0]} is an option of run: before the component.",)
+            said = str(error)
+            what = said[: said.index(misplaced[0]) + len(misplaced[0]) + 1]
+            error.args = (f"{what}. It is an option of run, and goes before the component.",)
         return _refuse(error, 2)
     except ConfigError as error:
         return _refuse(error, 2)
@@ -249,7 +252,8 @@ def _read_stdin() -> dict[str, Any]:
 
 def _run(wanted: _Wanted) -> int:
     with get_runner() as runner:
-        info = _dryrun(runner, wanted)
+        with aside():
+            info = _dryrun(runner, wanted)
         if info is None:
             return 1
         if wanted.dryrun:
@@ -257,7 +261,8 @@ def _run(wanted: _Wanted) -> int:
             return 0
         handle = ""
         try:
-            handle = runner.schedule(info)
+            with aside():
+                handle = runner.schedule(info)
             _print_handle(handle)
             return _wait(runner, handle, show=wanted.log) if wanted.wait else 0
         except KeyboardInterrupt:
@@ -341,15 +346,18 @@ def _show_status(runner: Runner, text: str) -> None:
 
 def _report(handle: str, status: AppStatus) -> None:
     print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
-    if status.message:
-        print(f"  {status.message}", file=sys.stderr)
+    failed = [r for role in status.roles for r in role.replicas if r.state is AppState.FAILED]
+    texts = [f"{r.role}/{r.id} {r.describe()}" for r in failed]
+    for text in [status.message] if status.message else texts:
+        print(f"  {text}", file=sys.stderr)
     print(f"  phalanx status {status.app}; phalanx log {status.app}", file=sys.stderr)
 
 
 def _exit_code(status: AppStatus) -> int:
     if status.state is AppState.SUCCEEDED:
         return 0
-    return status.exit_code or 1
+    codes = [r.exit_code for role in status.roles for r in role.replicas]
+    return status.exit_code or next(filter(None, codes), 1)
 
 
 def _refuse(error: BaseException, code: int) -> int:

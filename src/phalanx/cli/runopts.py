@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx import values
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.errors import PhalanxError
 from phalanx.runner import get_runner
 from phalanx.schedulers import get_scheduler_factories, problems
@@ -21,7 +22,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     found: dict[str, list[Option]] = {}
     failed = False
-    with get_runner() as runner:
+    with aside(), get_runner() as runner:
         for problem in problems():
             print(f"phalanx: {problem}", file=sys.stderr)
         for name in [options.scheduler] if options.scheduler else get_scheduler_factories():
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
                 failed = True
     if options.json:
         parsing.print_json({name: list(map(_as_json, known)) for name, known in found.items()})
-    else:
+    elif found:
         print("\n\n".join(_describe(name, known) for name, known in found.items()))
     return 1 if failed and options.scheduler else 0
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from phalanx.cli import parsing
+from phalanx.cli.aside import aside
 from phalanx.cli.finding import Found, find_app
 from phalanx.errors import PhalanxError
 from phalanx.registry.recorded import RecordedApp
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_scheduler(found: Found, *, as_json: bool) -> int:
-    with get_runner() as runner:
+    with aside(), get_runner() as runner:
         status = runner.status(found.handle)
     if status is None:
         raise LookupError(f"there is no app {found.handle}")

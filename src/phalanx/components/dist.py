@@ -154,11 +154,11 @@ def _program(
     component: str, script: str | None, m: str | None, args: tuple[str, ...]
 ) -> tuple[str | None, tuple[str, ...]]:
     if script is not None and m is not None:
-        raise ConfigError(f"{component} takes one of --script and -m.")
+        raise ConfigError("one of --script and -m is enough.")
     if script is None and m is None:
         if not args:
             raise ConfigError(
-                f"{component} needs a script: phalanx run {component} -j 1x2 --script train.py"
+                f"a script is missing: phalanx run {component} -j 1x2 --script train.py"
             )
         return args[0], args[1:]
     return script, args

@@ -21,11 +21,13 @@ def echo(msg: str = "hello world", image: str = "", num_replicas: int = 1) -> sp
         num_replicas: how many replicas print it
 
     """
-    return _app(
-        "echo",
-        specs.Role(
-            name="echo", image=image, entrypoint="echo", args=[msg], num_replicas=num_replicas
-        ),
+    return specs.AppDef(
+        name="echo",
+        roles=[
+            specs.Role(
+                name="echo", image=image, entrypoint="echo", args=[msg], num_replicas=num_replicas
+            )
+        ],
     )
 
 
@@ -37,7 +39,8 @@ def touch(file: str, image: str = "") -> specs.AppDef:
         image: the image to run in, where the scheduler has images
 
     """
-    return _app("touch", specs.Role(name="touch", image=image, entrypoint="touch", args=[file]))
+    role = specs.Role(name="touch", image=image, entrypoint="touch", args=[file])
+    return specs.AppDef(name="touch", roles=[role])
 
 
 def sh(
@@ -55,7 +58,9 @@ def sh(
 ) -> specs.AppDef:
     """Run a command through the shell: `utils.sh echo hi`, `utils.sh 'ls | wc -l'`.
 
-    Several words are quoted, each is itself; one word alone is a line for the shell.
+    Several words are quoted, each is itself; one word alone is a line for the shell. As in all
+    arguments, `${app_id}` and the other macros are replaced: for a `$` of the shell's own before a
+    `$` or a macro's name write `$$`.
 
     Args:
         args: the command and its arguments
@@ -72,22 +77,24 @@ def sh(
 
     """
     if not args and entrypoint is None:
-        raise ConfigError("utils.sh needs a command: phalanx run utils.sh echo hi")
+        raise ConfigError("a command is missing: phalanx run utils.sh echo hi")
     line = args[0] if len(args) == 1 else shlex.join(args)
     command = ["-c", line] if entrypoint is None else [*args]
-    return _app(
-        "sh",
-        specs.Role(
-            name="sh",
-            image=image,
-            entrypoint=entrypoint or "sh",
-            args=command,
-            num_replicas=num_replicas,
-            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-            env=env or {},
-            max_retries=max_retries,
-            mounts=specs.parse_mounts(mounts or ()),
-        ),
+    return specs.AppDef(
+        name="sh",
+        roles=[
+            specs.Role(
+                name="sh",
+                image=image,
+                entrypoint=entrypoint or "sh",
+                args=command,
+                num_replicas=num_replicas,
+                resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+                env=env or {},
+                max_retries=max_retries,
+                mounts=specs.parse_mounts(mounts or ()),
+            )
+        ],
     )
 
 
@@ -125,26 +132,28 @@ def python(
     """
     given = [what for what in (m, c, script) if what is not None]
     if len(given) > 1:
-        raise ConfigError("utils.python takes one of -m, -c and --script.")
+        raise ConfigError("one of -m, -c and --script is enough.")
     if not given and not args:
-        raise ConfigError("utils.python needs a script: phalanx run utils.python train.py")
+        raise ConfigError("a script is missing: phalanx run utils.python train.py")
     if m is not None:
         command = ["-m", m, *args]
     elif c is not None:
         command = ["-c", c, *args]
     else:
         command = [*([] if script is None else [script]), *args]
-    return _app(
-        name,
-        specs.Role(
-            name="python",
-            image=image,
-            entrypoint="python",
-            num_replicas=num_replicas,
-            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-            args=command,
-            env={"HYDRA_MAIN_MODULE": m} if m else {},
-        ),
+    return specs.AppDef(
+        name=name,
+        roles=[
+            specs.Role(
+                name="python",
+                image=image,
+                entrypoint="python",
+                num_replicas=num_replicas,
+                resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+                args=command,
+                env={"HYDRA_MAIN_MODULE": m} if m else {},
+            )
+        ],
     )
 
 
@@ -171,15 +180,17 @@ def binary(
         h: a named resource, instead of cpu, gpu and memMB
 
     """
-    return _app(
-        name,
-        specs.Role(
-            name="binary",
-            entrypoint=entrypoint,
-            num_replicas=num_replicas,
-            resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-            args=args,
-        ),
+    return specs.AppDef(
+        name=name,
+        roles=[
+            specs.Role(
+                name="binary",
+                entrypoint=entrypoint,
+                num_replicas=num_replicas,
+                resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+                args=args,
+            )
+        ],
     )
 
 
@@ -193,7 +204,8 @@ def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
 
     """
     arguments = [*program("_copy"), src, dst]
-    return _app("copy", specs.Role(name="copy", image=image, entrypoint="python", args=arguments))
+    role = specs.Role(name="copy", image=image, entrypoint="python", args=arguments)
+    return specs.AppDef(name="copy", roles=[role])
 
 
 def hydra(config_name: str, config_dir: str, *overrides: str) -> specs.AppDef:
@@ -212,17 +224,13 @@ def hydra(config_name: str, config_dir: str, *overrides: str) -> specs.AppDef:
         from hydra import compose, initialize_config_dir
         from hydra.utils import instantiate
     except ImportError:
-        raise ConfigError("utils.hydra needs Hydra: pip install 'phalanx[hydra]'") from None
+        raise ConfigError("this needs Hydra: pip install 'phalanx[hydra]'") from None
     directory = os.path.abspath(os.path.expanduser(config_dir))
     if not os.path.isdir(directory):
-        raise ConfigError(f"utils.hydra: there is no directory {config_dir}.")
+        raise ConfigError(f"there is no directory {config_dir}.")
     with initialize_config_dir(config_dir=directory, version_base=None):
         config = compose(config_name=config_name, overrides=list(overrides))
     made = instantiate(config.get("app", config), _convert_="all")
     if not isinstance(made, specs.AppDef):
         raise ConfigError(f"{config_name} in {config_dir} describes {made!r}, not an AppDef.")
     return made
-
-
-def _app(name: str, role: specs.Role) -> specs.AppDef:
-    return specs.AppDef(name=name, roles=[role])

@@ -26,7 +26,7 @@ from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
-from phalanx.registry.recorded import Reader
+from phalanx.registry.reading import Reader
 from phalanx.rendezvous.coordinator import Phase, Reason, Verdict
 from phalanx.rounds import Member, Outcome
 from phalanx.specs import AppState, AppStatus

@@ -50,7 +50,21 @@ def _home() -> str:
 def owner(pid: int | None = None) -> dict[str, Any]:
     """What names a process of this machine for good; by default this one."""
     pid = os.getpid() if pid is None else pid
-    return {"host": socket.gethostname(), "boot": boot(), "pid": pid, "start": start_time(pid)}
+    return {
+        "host": socket.gethostname(),
+        "boot": boot(),
+        "space": process_table(),
+        "pid": pid,
+        "start": start_time(pid),
+    }
+
+
+def process_table() -> str:
+    """What names the table that our process ids are in."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def boot() -> str:

@@ -18,20 +18,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phalanx.logs.lines import LogLine, Times, read_lines
+from phalanx.logs.lines import LogLine
 from phalanx.registry import (
     LAUNCH,
     VERSION,
     boot,
     directory,
     place_name,
+    process_table,
     read,
     replace,
 )
+from phalanx.registry.reading import Reader
 from phalanx.specs import AppState
 from phalanx.worker.processes import catches, start_time
 
 _POLL = 0.1
+_GOING = (AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
 _UNSOUND = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 """What a record raises that is none."""
 _ANSWER = 15.0
@@ -125,12 +128,23 @@ class RecordedApp:
                 who = "launcher" if self.is_launch else "supervisor"
                 status["state"] = AppState.FAILED.value
                 status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
+                if not self.is_launch:
+                    status["message"] += f" (see {self.path / 'supervisor.log'})"
                 status["seconds"] = None
                 for replica in status.get("replicas", ()):
                     if not AppState(replica["state"]).is_final:
                         replica["state"] = AppState.FAILED.value
         if not AppState(status["state"]).is_final:
             status["seconds"] = time.time() - self.created
+        replicas = status.pop("replicas", ())
+        if not self.is_launch:
+            status["roles"] = [
+                {
+                    "role": role["name"],
+                    "replicas": [r for r in replicas if r["role"] == role["name"]],
+                }
+                for role in self.facts["roles"]
+            ]
         return status
 
     @cached_property
@@ -165,9 +179,12 @@ class RecordedApp:
 
     @property
     def is_here(self) -> bool:
-        """Its owner is, or was, a process of this host."""
+        """Its owner is, or was, a process that could be seen from here."""
         owner = self.facts["owner"]
-        return owner is not None and bool(owner["host"] == socket.gethostname())
+        if owner is None or owner["host"] != socket.gethostname():
+            return False
+        # A container may have this host's name, and a table of processes of its own.
+        return bool(owner["boot"] != boot() or owner.get("space") in (None, process_table()))
 
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
@@ -247,7 +264,7 @@ class RecordedApp:
         files = self.log_files(ranks)
         readers = {rank: Reader(path, self.path / f"times-{rank}") for rank, path in files.items()}
         while True:
-            final = not follow or self.state.is_final
+            final = not follow or self.state.is_final or not self.path.is_dir()
             yield from heapq.merge(
                 *(self._lines_of(rank, reader, final) for rank, reader in readers.items()),
                 key=lambda line: line.time or 0.0,
@@ -284,42 +301,6 @@ def _sound(status: dict[str, Any]) -> dict[str, Any]:
 def _is_alive(owner: Mapping[str, Any]) -> bool:
     """A process of this machine, as it was recorded, is there."""
     return bool(owner["boot"] == boot() and start_time(owner["pid"]) == owner["start"])
-
-
-class Reader:
-    """Reads one log file on from where it was left, with the times that were noted beside it."""
-
-    def __init__(self, path: Path, marks: Path | None = None) -> None:
-        """From the beginning."""
-        self._path = path
-        self._marks = marks
-        self._read_marks = 0
-        self._times = Times()
-        self._at = 0
-
-    def read(self, *, final: bool) -> Iterator[tuple[float | None, str]]:
-        """The lines that are there now and were not before; not those that come meanwhile."""
-        try:
-            size = os.stat(self._path).st_size
-        except OSError:
-            return
-        while self._at < size:
-            lines, end = read_lines(self._path, self._at, final=final)
-            if not lines:
-                return
-            self._look_for_marks()
-            for offset, text in lines:
-                yield self._times.at(offset), text
-            self._at = end
-
-    def _look_for_marks(self) -> None:
-        if self._marks is None:
-            return
-        with contextlib.suppress(OSError), open(self._marks) as file:
-            file.seek(self._read_marks)
-            text = file.read()
-            self._read_marks = file.tell()
-            self._times.extend(text)
 
 
 def apps(root: Path | None = None) -> list[RecordedApp]:
@@ -381,10 +362,12 @@ def find(text: str | None) -> RecordedApp:
             raise LookupError("no app is recorded yet")
         return known[-1]
     wanted = text.rpartition("/")[2]
+    if not wanted:
+        raise LookupError(f"{text!r} names no app. See: phalanx list")
     exact = [app for app in known if app.id == wanted]
     found = exact or [app for app in known if app.id.startswith(wanted)]
     if len(found) > 1:
-        found = [app for app in found if not app.state.is_final] or found
+        found = [app for app in found if app.state in _GOING] or found
     if len(found) == 1:
         return found[0]
     if found:

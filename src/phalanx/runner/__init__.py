@@ -8,7 +8,6 @@ with get_runner() as runner:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import time
@@ -22,7 +21,7 @@ from phalanx.registry import recorded, submitted
 from phalanx.registry.recorded import RecordedApp
 from phalanx.runner import catalog, config, handles
 from phalanx.runner.asking import asking, expect, guarded
-from phalanx.runner.config import Config, Value
+from phalanx.runner.config import Config, Value, option_problems
 from phalanx.runner.dryrun import AppDryRunInfo, check_capabilities, plain, with_workspace
 from phalanx.schedulers import (
     LogLine,
@@ -101,8 +100,7 @@ class Runner:
         """What would be submitted; nothing is."""
         found = catalog.find(component)
         defaults = self.config.section("component", found.name, found.parameters)
-        values = {key: value.value for key, value in defaults.items()}
-        app = found.build(component_args, values)
+        app = found.build(component_args, defaults)
         return self.dryrun(app, scheduler, cfg, workspace, parent_run_id)
 
     def run(
@@ -334,12 +332,8 @@ class Runner:
 
     def _options(self, name: str, scheduler: Scheduler[Any, Any], given: Mapping[str, Any]) -> Any:
         effective = self.effective_options(name, given)
-        known = {o.name for o in options(scheduler.options)}
-        for key, value in effective.items():
-            if key not in known and value.origin != config.COMMAND_LINE:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{value.origin}: {name} has no option {key!r}.{hint}")
+        for problem in option_problems(name, options(scheduler.options), effective):
+            raise ConfigError(problem)
         chosen = {k: v.value for k, v in effective.items() if v.origin != config.DEFAULT}
         return make(name, scheduler.options, chosen)
 
@@ -348,7 +342,7 @@ class Runner:
         found = self._scheduler(scheduler, session)
         with asking(scheduler):
             apps = [expect(app, AppSummary) for app in found.list()]
-        return [_with_handle(app, scheduler, session) for app in apps]
+        return [_completed(app, scheduler, session) for app in apps]
 
     def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
         key = name, session or self._name
@@ -361,11 +355,13 @@ def _recorded(handle: handles.Handle) -> RecordedApp | None:
     return recorded.by_handle(handle.scheduler, handle.session, handle.app_id)
 
 
-def _with_handle(app: AppSummary, scheduler: str, session: str) -> AppSummary:
-    if app.app_handle:
-        return app
+def _completed(app: AppSummary, scheduler: str, session: str) -> AppSummary:
+    """With the handle, and with the name that was recorded, where the scheduler has none."""
     handle = handles.Handle(scheduler, session, app.app_id)
-    return dataclasses.replace(app, app_handle=str(handle))
+    name = app.name
+    if not name and (known := _recorded(handle)) is not None:
+        name = str(known.facts["name"])
+    return dataclasses.replace(app, name=name, app_handle=app.app_handle or str(handle))
 
 
 def _stream(text: str | None) -> Stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -15,10 +14,9 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def asking(scheduler: str) -> Iterator[None]:
-    """Ask a scheduler something: what its own code raises names it, what it prints is no result."""
+    """Ask a scheduler something: what its own code raises names it."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     except (PhalanxError, LookupError):
         raise
     except (Exception, SystemExit) as error:

@@ -84,6 +84,12 @@ def find(name: str) -> Component:
     """
     if ":" in name:
         return _from_file(name)
+    if name.endswith(".py") or os.sep in name:
+        raise ComponentError(
+            f"{name!r} does not say which function: {name.rstrip(os.sep)}:FUNCTION. To run a "
+            f"script: phalanx run utils.python {name}",
+            name=name,
+        )
     if not re.fullmatch(r"\w+(\.\w+)*", name):
         raise ComponentError(
             f"{name!r} is not a component's name. See: phalanx builtins", name=name
@@ -135,7 +141,7 @@ def _spec(plugin: Plugin, path: str) -> ModuleSpec | None:
     imported.
     """
     at = _module_name(plugin)
-    with plugins.quiet(plugin):
+    with plugins.guarded(plugin):
         spec = importlib.util.find_spec(at)
         if spec is None:
             raise PluginError(plugin, f"there is no module {at!r}")
@@ -170,7 +176,7 @@ def _module_name(plugin: Plugin) -> str:
 
 
 def _import(plugin: Plugin, module: str) -> ModuleType:
-    with plugins.quiet(plugin):
+    with plugins.guarded(plugin):
         return importlib.import_module(module)
 
 
@@ -296,10 +302,11 @@ def _from_file(text: str) -> Component:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, os.path.dirname(path))
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a dry run leaves no file
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            loader.exec_module(module)
+        loader.exec_module(module)
     finally:
+        sys.dont_write_bytecode = before
         with contextlib.suppress(ValueError):
             sys.path.remove(os.path.dirname(path))
     found = getattr(module, function, None)

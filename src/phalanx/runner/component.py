@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from phalanx import values
-from phalanx.errors import ComponentError, UsageError
+from phalanx.errors import ComponentError, ConfigError, UsageError
 from phalanx.runner import docstrings
+from phalanx.runner.config import Value
 from phalanx.specs import AppDef
 
 
@@ -66,6 +65,8 @@ class Component:
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 return f"**{parameter.name} cannot be written on a command line"
+            if parameter.name == "help":
+                return "--help is for its help: its parameter 'help' wants another name"
             if parameter.name not in hints:
                 return f"its parameter {parameter.name!r} has no type"
             if reason := values.problem(hints[parameter.name]):
@@ -107,7 +108,7 @@ class Component:
     def build(
         self,
         arguments: Sequence[str] | Mapping[str, Any],
-        defaults: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Value] | None = None,
     ) -> AppDef:
         """The app for these arguments: words of a command line, or values by name.
 
@@ -120,7 +121,7 @@ class Component:
             given, rest = self._take(arguments)
         else:
             given, rest = self._read(list(arguments))
-        given = self._accept(defaults or {}, "the configured ") | given
+        given = self.accept_configured(defaults or {}) | given
         self._check_complete(given)
         positional, named = [], {}
         for p in inspect.signature(self.function).parameters.values():
@@ -130,8 +131,10 @@ class Component:
                 positional.append(given.get(p.name, p.default))
             elif p.kind is not p.VAR_POSITIONAL and p.name in given:
                 named[p.name] = given[p.name]
-        with contextlib.redirect_stdout(sys.stderr):
+        try:
             app = self.function(*positional, *rest, **named)
+        except ConfigError as error:
+            raise UsageError(f"{self.name}: {error}") from error
         if not isinstance(app, AppDef):
             raise ComponentError(f"{self.name} gave {app!r}, not an AppDef.", name=self.name)
         return app
@@ -144,9 +147,19 @@ class Component:
     def _take(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         given = dict(arguments)
         rest = given.pop(self.rest, []) if self.rest else []
-        return self._accept(given, ""), self._texts(rest)
+        return self._accept(given), self._texts(rest)
 
-    def _accept(self, given: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    def accept_configured(self, defaults: Mapping[str, Value]) -> dict[str, Any]:
+        """Values of the configuration. Raises `UsageError` that says where one came from."""
+        made: dict[str, Any] = {}
+        for name, value in defaults.items():
+            try:
+                made |= self._accept({name: value.value})
+            except UsageError as error:
+                raise UsageError(f"{value.origin}: {error}") from None
+        return made
+
+    def _accept(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Values from elsewhere than a command line, each as its parameter has it."""
         made = {}
         for name, value in given.items():
@@ -154,7 +167,7 @@ class Component:
             try:
                 made[parameter.name] = values.accept(value, parameter.hint)
             except (ValueError, TypeError) as error:
-                raise UsageError(f"{self.name}: {origin}{name}: {error}.") from None
+                raise UsageError(f"{self.name}: {name}: {error}.") from None
         return made
 
     def _texts(self, rest: Any) -> list[str]:
@@ -182,9 +195,9 @@ class Component:
                 raise UsageError(f"{self.name}: {parameter.flag} is given twice.")
             if not equals:
                 if not words or (words[0] == "--"):
-                    raise UsageError(
-                        f"{self.name}: {flag} needs a value: {values.name(parameter.hint)}."
-                    )
+                    what = values.name(parameter.hint)
+                    what = "yes or no" if what == "bool" else what
+                    raise UsageError(f"{self.name}: {flag} needs a value: {what}.")
                 value = words.pop(0)
             given[parameter.name] = self._decode(parameter, flag, value)
         return given, []

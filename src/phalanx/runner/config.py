@@ -7,14 +7,16 @@ Sections are `[scheduler.NAME]`, `[component."NAME"]` and `[command.NAME]`.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError
+from phalanx.schedulers.options import Option
 
 FILE = ".phalanxconfig"
 SECTIONS = ("scheduler", "component", "command")
@@ -57,6 +59,25 @@ class Config:
         """The names that have a section of this kind."""
         tables = [data.get(kind, {}) for _, data in self.files]
         return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def option_problems(
+    scheduler: str, options: Sequence[Option], effective: Mapping[str, Value]
+) -> Iterator[str]:
+    """What is wrong with configured options of a scheduler, and where it stands."""
+    known = {option.name: option for option in options}
+    for key, value in effective.items():
+        if value.origin in (DEFAULT, COMMAND_LINE):
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            yield f"{value.origin}: {scheduler} has no option {key!r}.{hint}"
+            continue
+        try:
+            known[key].decode(value.value)
+        except (ValueError, TypeError) as error:
+            yield f"{value.origin}: {scheduler}'s option {key!r}: {error}."
 
 
 def variable_name(name: str, key: str) -> str:
@@ -115,8 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
     for kind, tables in data.items():
         if kind not in SECTIONS:
-            shown = ", ".join(f"[{section}.NAME]" for section in SECTIONS)
-            raise ConfigError(f"{path} has a section {kind!r}; there are: {shown}.")
+            shown = ", ".join(f"[{section}.{kind}]" for section in SECTIONS)
+            raise ConfigError(f"{path} has a section [{kind}]. Did you mean one of {shown}?")
         if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
             raise ConfigError(f"{path}: write [{kind}.NAME], and keys below it.")
     return data

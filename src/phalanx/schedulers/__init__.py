@@ -207,7 +207,7 @@ def _of_plugin(plugin: plugins.Plugin) -> Factory:
         if lacking or not isinstance(getattr(made, "options", None), type):
             what = ", ".join(lacking) or "options, a dataclass"
             raise PluginError(plugin, f"it gave {made!r}, which is no Scheduler: it lacks {what}")
-        with plugins.quiet(plugin):
+        with plugins.guarded(plugin):
             options(made.options)
         scheduler: Scheduler[Any, Any] = made
         return scheduler

@@ -15,7 +15,7 @@ from phalanx.launcher import Launcher
 from phalanx.launcher.app import App
 from phalanx.logs.lines import Source
 from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
-from phalanx.rounds import Member
+from phalanx.rounds import Member, signal_name
 from phalanx.schedulers.course import Key
 from phalanx.schedulers.crew import Ending, Wait, open_log
 from phalanx.schedulers.request import AppRequest, ReplicaRequest
@@ -126,9 +126,11 @@ class SshCrew:
             _keep_error(replica, reported)
             ending = Ending.of(code, error, asked=replica.key in self._graces)
         except Cancelled:
-            ending = Ending(signal="SIGTERM", asked=True)
+            killed = [o.signal for o in app.status().ended if o.signal]
+            name = signal_name(killed[0]) if killed else "SIGTERM"
+            ending = Ending(signal=name, asked=True)
         except Exception as error:  # noqa: BLE001 a launch's failure is the replica's
-            ending = Ending(error=_first_line(error))
+            ending = Ending(error=_in_one_line(error))
         self._ended.put((replica.key, ending))
         self._wake()
 
@@ -146,9 +148,8 @@ def _keep_error(replica: ReplicaRequest, reported: bytes) -> None:
             file.write(reported)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return text or type(error).__name__
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 class _Logs(LogSpec):

@@ -41,7 +41,8 @@ def replicas(
 def workspace_of(role: Role) -> str:
     """The directory whose files a role runs with: its own, or the current one."""
     try:
-        return os.path.abspath(os.path.expanduser(role.workspace or os.getcwd()))
+        place = (role.workspace or os.getcwd()).removeprefix("file://")
+        return os.path.abspath(os.path.expanduser(place))
     except FileNotFoundError:
         raise ConfigError("the current directory is gone: go to another one.") from None
 

@@ -57,9 +57,10 @@ class Course:
         self._parts = {part.name: part for part in parts}
         self._keys = [(part.name, i) for part in parts for i in range(part.replicas)]
         self._running: set[Key] = set()
-        self._again: set[Key] = set()
-        """Replicas to start when the running ones among them have stopped."""
+        self._again: list[set[Key]] = []
+        """Replicas to start together, each set when the running ones in it have stopped."""
         self._spent: dict[object, int] = {}
+        """Retries, by replica or by the role that failed."""
         self._state: AppState | None = None
         """How it will end, once that is certain."""
         self.retries: dict[Key, int] = dict.fromkeys(self._keys, 0)
@@ -79,7 +80,7 @@ class Course:
             self.states[replica] = AppState.SUCCEEDED
         else:
             self.states[replica] = AppState.CANCELLED if asked else AppState.FAILED
-        if self._state is None and not succeeded and replica not in self._again:
+        if self._state is None and not succeeded and not self._is_stopping(replica):
             return self._failed(replica)
         return self._go_on()
 
@@ -103,29 +104,25 @@ class Course:
             RetryPolicy.ROLE: [key for key in self._keys if key[0] == replica[0]],
             RetryPolicy.APPLICATION: self._keys,
         }[part.policy]
-        spent = self._spent.get(self._account(replica), 0)
+        account = replica if part.policy is RetryPolicy.REPLICA else replica[0]
+        spent = self._spent.get(account, 0)
         if spent >= part.max_retries:
             self._state = AppState.FAILED
             self.first_failure = replica
             return self._stop_all()
-        self._spent[self._account(replica)] = spent + 1
+        self._spent[account] = spent + 1
         self.restarts += 1
-        stops = [Stop(key) for key in scope if key in self._running and key not in self._again]
-        self._again.update(scope)
+        stops = [Stop(k) for k in scope if k in self._running and not self._is_stopping(k)]
+        together = set(scope).union(*(group for group in self._again if group & set(scope)))
+        self._again = [group for group in self._again if not group & together] + [together]
         return [*stops, *self._go_on()]
 
-    def _account(self, replica: Key) -> object:
-        """What the retries of a replica are counted for."""
-        match self._parts[replica[0]].policy:
-            case RetryPolicy.REPLICA:
-                return replica
-            case RetryPolicy.ROLE:
-                return replica[0]
-            case RetryPolicy.APPLICATION:
-                return None
+    def _is_stopping(self, replica: Key) -> bool:
+        """It has been stopped, to be started again."""
+        return any(replica in group for group in self._again)
 
     def _stop_all(self) -> list[Action]:
-        stops = [Stop(key) for key in self._keys if key in self._running - self._again]
+        stops = [Stop(k) for k in self._keys if k in self._running and not self._is_stopping(k)]
         self._again.clear()
         for key in self._keys:
             if self.states[key] is AppState.PENDING:
@@ -133,11 +130,12 @@ class Course:
         return [*stops, *self._go_on()]
 
     def _go_on(self) -> list[Action]:
-        if self._again and not self._again & self._running:
-            again = [key for key in self._keys if key in self._again]
-            self._again.clear()
-            for key in again:
-                self.retries[key] += 1
+        stopped = [group for group in self._again if not group & self._running]
+        self._again = [group for group in self._again if group & self._running]
+        again = [key for key in self._keys if any(key in group for group in stopped)]
+        for key in again:
+            self.retries[key] += 1
+        if again:
             return self._start(again)
         if self._running or self._again:
             return []

@@ -182,17 +182,23 @@ class LocalCrew:
         """Daemons in sessions of their own have become our children; their environment says whose
         they were.
         """
+        from phalanx.schedulers.supervisor import is_supervisor
+
         own = {process.pid for process in self._running.values()}
         wanted = {f"{ROLE}={key[0]}".encode(), f"{REPLICA}={key[1]}".encode()}
         for pid in processes.children(os.getpid()):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-                if pid not in own and wanted <= set(file.read().split(b"\0")):
+                if pid in own or is_supervisor(pid):
+                    continue
+                if wanted <= set(file.read().split(b"\0")):
                     for each in (pid, *processes.descendants(pid)):
                         processes.send(each, signal.SIGKILL)
 
     def close(self) -> None:
-        """Everything below this process goes."""
-        processes.kill_descendants(processes.reap)
+        """Everything below this process goes, but for apps that replicas have submitted."""
+        from phalanx.schedulers.supervisor import is_supervisor
+
+        processes.kill_descendants(processes.reap, leaving=is_supervisor)
 
 
 def _dead_children() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class SshOptions:
         None, help="where the replicas' output goes, here; by default beside the app's record"
     )
     python: str | None = option(
-        None, help="the interpreter on the hosts, or a virtual environment there"
+        None, help="the interpreter on other hosts, or a virtual environment there"
     )
     env_file: str | None = option(None, help="a bash file that is sourced on each host first")
     ssh_config_file: str | None = option(None, help="the ssh configuration, if not your own")
@@ -52,6 +53,12 @@ class SshOptions:
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
         check_grace(self.stop_grace)
+        if not 0 < self.host_timeout < math.inf:
+            raise ConfigError(f"host_timeout={self.host_timeout}: more than 0 seconds are wanted.")
+        for name in ("env_file", "ssh_config_file"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(os.path.expanduser(path)):
+                raise ConfigError(f"{name}={path}: there is no such file.")
         if not self.hosts:
             raise ConfigError("ssh needs at least one host: -cfg hosts=a,b")
 

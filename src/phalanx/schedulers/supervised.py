@@ -11,14 +11,15 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from phalanx.errors import ConfigError, SchedulerError
 from phalanx.registry import owner, replace
-from phalanx.registry.recorded import Reader, RecordedApp, apps, by_handle
+from phalanx.registry.reading import Reader
+from phalanx.registry.recorded import RecordedApp, apps, by_handle
 from phalanx.registry.submitted import facts_of, make_place
 from phalanx.schedulers import Capabilities, LogLine, Scheduler, Stream
 from phalanx.schedulers.request import STREAMS, AppRequest
@@ -64,6 +65,7 @@ class Supervised(Scheduler[Any, AppRequest]):
             raise SchedulerError(f"apps cannot be recorded: {error}") from error
         supervisor = None
         try:
+            _make_log_directories(request)
             replace(path / "request.json", request.to_dict())
             replace(path / "status.json", _pending(request))
             facts = facts_of(
@@ -140,6 +142,16 @@ class Supervised(Scheduler[Any, AppRequest]):
         return app.scheduler == self.name and session == self.session_name
 
 
+def _make_log_directories(request: AppRequest) -> None:
+    """Raises `SchedulerError` where the output could not go."""
+    for replica in request.replicas:
+        place = os.path.dirname(replica.logs["stdout"])
+        try:
+            os.makedirs(place, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SchedulerError(f"{place} cannot be made for the logs: {error}") from error
+
+
 def _pending(request: AppRequest) -> dict[str, Any]:
     replicas = [
         {"role": r.role, "id": r.id, "state": "PENDING", "hostname": r.hostname}
@@ -205,20 +217,6 @@ def _start(path: Path) -> int:
 
 def _status(app: RecordedApp) -> AppStatus:
     status = app.status()
-    replicas = [
-        ReplicaStatus(
-            id=r["id"],
-            role=r["role"],
-            state=AppState(r["state"]),
-            hostname=r["hostname"],
-            exit_code=r.get("exit_code"),
-            signal=r.get("signal"),
-            error=r.get("error", ""),
-            pid=r.get("pid"),
-            retries=r.get("retries", 0),
-        )
-        for r in status.get("replicas", ())
-    ]
     state = AppState(status["state"])
     return AppStatus(
         app=app.id,
@@ -226,12 +224,18 @@ def _status(app: RecordedApp) -> AppStatus:
         message=status.get("message", ""),
         seconds=status.get("seconds"),
         roles=tuple(
-            RoleStatus(role["name"], tuple(r for r in replicas if r.role == role["name"]))
-            for role in app.facts["roles"]
+            RoleStatus(role["role"], tuple(map(_replica_status, role["replicas"])))
+            for role in status["roles"]
         ),
         num_restarts=status.get("num_restarts", 0),
         exit_code=status.get("exit_code", 1 if state is AppState.FAILED else None),
     )
+
+
+def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
+    known = {field.name for field in dataclasses.fields(ReplicaStatus)}
+    facts = {key: value for key, value in replica.items() if key in known}
+    return ReplicaStatus(**{**facts, "state": AppState(replica["state"])})
 
 
 # ── logs ──────────────────────────────────────────────────────────────────────
@@ -277,7 +281,7 @@ def _read(
     follow: bool,
 ) -> Iterator[LogLine]:
     while True:
-        final = not follow or app.state.is_final
+        final = not follow or app.state.is_final or not app.path.is_dir()
         lines = heapq.merge(
             *(source.read(final=final) for source in sources), key=lambda line: line.time or 0.0
         )

@@ -1,9 +1,9 @@
 """The process that an app on a scheduler of ours outlives its command with.
 
 Two processes, each of which notices the other's death: the keeper, a subreaper, and below it the
-supervisor, which has the replicas started. Whichever is killed, nothing is left running. What they
-know is in the app's directory: `request.json` is read, `status.json` and the times of lines are
-written; that they cannot be at times does not end the app.
+supervisor, which has the replicas started. Whichever of the two is killed, nothing is left running.
+What they know is in the app's directory: `request.json` is read, `status.json` and the times of
+lines are written; that they cannot be at times does not end the app.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
 from phalanx.schedulers.crew import Crew, Ending
 from phalanx.schedulers.last_words import first_error
 from phalanx.schedulers.request import STREAMS, AppRequest, ReplicaRequest
-from phalanx.specs import AppState
+from phalanx.specs import AppState, ReplicaStatus
 from phalanx.worker import processes
 
 LOG = "supervisor.log"
+_MODULE = __name__.encode()
 _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two looks at what replicas have printed: short while they print."""
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -69,7 +70,7 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
         pid, status = os.wait()  # also those whose parents have gone
         if pid == supervisor:
             break
-    processes.kill_descendants(processes.reap)
+    processes.kill_descendants(processes.reap, leaving=is_supervisor)
     known = read(path / "status.json") or {}
     if not AppState(known.get("state", "PENDING")).is_final:
         how = processes.describe_status(status)
@@ -100,6 +101,16 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
 def supervisor_of(pid: int | None = None) -> dict[str, Any]:
     """What names the process that runs an app; by default this one."""
     return {**owner(pid), "supervises": True}
+
+
+def is_supervisor(pid: int) -> bool:
+    """The process runs an app of its own, which a replica has submitted and which outlives it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            line = file.read()
+    except OSError:
+        return False
+    return (line.startswith(b"phalanx: ") and b" supervisor" in line) or _MODULE in line
 
 
 def _write(path: Path, value: Any) -> bool:
@@ -156,9 +167,10 @@ class Supervisor:
             grew = [watch.look() for watch in self._watches]
             self._pause = _SHORTEST if any(grew) else min(self._pause * 1.5, _LONGEST)
             ended = self._crew.ended()
+            self._written = self._written and not ended
             self._do([action for key, ending in ended for action in self._end(key, ending)])
             self._look_for_an_end()
-            if not self._written:
+            if not self._written and not self._state.is_final:
                 self._tell()
 
     def _take_signal(self, *_: object) -> None:
@@ -217,6 +229,7 @@ class Supervisor:
             for key, state in self._course.states.items():
                 if state is AppState.RUNNING:  # perhaps with less grace than before
                     self._crew.stop(key, self._grace)
+                    self._pause = _SHORTEST
         if asked is not None or self._signalled:
             self._message = self._message if self._code is not None else ""
             self._do(self._course.cancel())
@@ -238,6 +251,7 @@ class Supervisor:
                         failed.append((key, ending))
                 case Stop(key):
                     self._crew.stop(key, self._grace)
+                    self._pause = _SHORTEST
                 case Finish(state):
                     self._finish(state)
         if actions and not self._state.is_final:
@@ -263,7 +277,15 @@ class Supervisor:
         actions = self._course.ended(key, succeeded=ending.succeeded, asked=ending.asked)
         if self._course.first_failure == key and self._code is None:
             self._code = ending.code or 1
-            self._message = f"{key[0]}/{key[1]} {_describe(ending, self._errors[key])}"
+            how = ReplicaStatus(
+                key[1],
+                key[0],
+                AppState.FAILED,
+                exit_code=ending.exit_code,
+                signal=ending.signal,
+                error=self._errors[key],
+            )
+            self._message = f"{key[0]}/{key[1]} {how.describe()}"
         return actions
 
     def _finish(self, state: AppState) -> None:
@@ -274,7 +296,7 @@ class Supervisor:
         if state is AppState.SUCCEEDED:
             self._code = 0
         limit = time.monotonic() + _LAST_WORD
-        while not self._tell() and time.monotonic() < limit:
+        while not self._tell() and self._path.is_dir() and time.monotonic() < limit:
             time.sleep(1.0)
 
     def _tell(self) -> bool:
@@ -306,16 +328,6 @@ class Supervisor:
             "error": self._errors.get(key, "") if state is AppState.FAILED else "",
             "retries": self._course.retries[key],
         }
-
-
-def _describe(ending: Ending, error: str) -> str:
-    if ending.signal is not None:
-        how = f"was killed by {ending.signal}"
-    elif ending.exit_code is not None:
-        how = f"exited with code {ending.exit_code}"
-    else:
-        return f"failed: {error}"
-    return f"{how}: {error}" if error else how
 
 
 class _Watch:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise TypeError("a spec does not change: make another with dataclasses.replace")
+
+
 class FrozenList(tuple[Any, ...]):
     """A tuple that equals a list of the same items, as users write them."""
 
     __slots__ = ()
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = _refuse
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == (tuple(other) if isinstance(other, list) else other)
@@ -24,9 +31,6 @@ class FrozenList(tuple[Any, ...]):
 
 class FrozenDict(dict[str, Any]):
     """A dict that refuses to change; `{**this}` is one that does not."""
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a spec does not change: make another with dataclasses.replace")
 
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = _refuse
     __ior__ = _refuse

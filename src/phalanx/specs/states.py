@@ -55,6 +55,16 @@ class ReplicaStatus:
         """The error, by the name that TorchX has for it."""
         return self.error
 
+    def describe(self) -> str:
+        """How it ended, in a few words."""
+        if self.signal is not None:
+            how = f"was killed by {self.signal}"
+        elif self.exit_code is not None:
+            how = f"exited with code {self.exit_code}"
+        else:
+            return f"failed: {self.error}" if self.error else "failed"
+        return f"{how}: {self.error}" if self.error else how
+
 
 @dataclass(frozen=True)
 class RoleStatus:

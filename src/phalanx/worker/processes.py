@@ -51,12 +51,17 @@ def reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, parents before children; zombies included."""
+def descendants(pid: int, leaving: Callable[[int], bool] | None = None) -> list[int]:
+    """All processes below `pid`, parents before children; zombies included.
+
+    But for those that `leaving` says so of, and what is below them.
+    """
     found: list[int] = []
     queue = [pid]
     while queue:
         below = children(queue.pop())
+        if leaving is not None:
+            below = [child for child in below if not leaving(child)]
         found += below
         queue += below
     return found
@@ -135,8 +140,10 @@ def describe_status(status: int) -> str:
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
-def kill_descendants(reap: Callable[[], object]) -> None:
-    """Kill everything below this process until nothing is left.
+def kill_descendants(
+    reap: Callable[[], object], leaving: Callable[[int], bool] | None = None
+) -> None:
+    """Kill everything below this process until nothing is left, but for what `leaving` exempts.
 
     Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
     subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.
@@ -144,7 +151,7 @@ def kill_descendants(reap: Callable[[], object]) -> None:
     pause = 0.001
     while True:
         reap()
-        left = descendants(os.getpid())
+        left = descendants(os.getpid(), leaving)
         if not left:
             return
         for pid in left:
