@@ -92,9 +92,10 @@ class Course:
         return self._stop_all()
 
     def fail(self) -> list[Action]:
-        """It cannot go on, for a reason other than a replica's."""
-        if self._state is None:
-            self._state = AppState.FAILED
+        """It cannot go on, for a reason other than a replica's. Idempotent."""
+        if self._state is not None:
+            return []
+        self._state = AppState.FAILED
         return self._stop_all()
 
     def _failed(self, replica: Key) -> list[Action]:

@@ -226,17 +226,22 @@ class Supervisor:
         if asked is not None and asked != self._asked:
             self._asked = asked
             self._grace = self._grace if asked["grace"] is None else asked["grace"]
-            for key, state in self._course.states.items():
-                if state is AppState.RUNNING:  # perhaps with less grace than before
-                    self._crew.stop(key, self._grace)
-                    self._pause = _SHORTEST
+            self._stop_running()
         if asked is not None or self._signalled:
             self._message = self._message if self._code is not None else ""
             self._do(self._course.cancel())
         if self._lifeline is None:
             self._grace = 0.0
             self._message = self._message or "its keeper was killed"
+            self._stop_running()
             self._do(self._course.fail())
+
+    def _stop_running(self) -> None:
+        """Perhaps with less grace than before."""
+        self._pause = _SHORTEST
+        for key, state in self._course.states.items():
+            if state is AppState.RUNNING:
+                self._crew.stop(key, self._grace)
 
     def _do(self, actions: list[Action]) -> None:
         """Take all actions; what could not be started has ended, and has consequences as such."""
