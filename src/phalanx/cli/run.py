@@ -325,14 +325,15 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
 def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:
     """Wait for a state, and say meanwhile, if there is a terminal, how the app stands."""
     began = time.monotonic()
-    shown = False
+    shown, pause = False, _POLL
     while (status := runner.status(handle)) is not None and not reached(status):
         seconds = time.monotonic() - began
         if seconds > _QUIET:
             text = f"{status.state.value}: {status.message}".removesuffix(": ")
             _show_status(runner, f"phalanx: {status.app}: {text} ({seconds:.0f} s)")
             shown = True
-        time.sleep(_POLL)
+        time.sleep(pause)
+        pause = min(pause * 1.1, 10 * _POLL)
     if shown:
         _show_status(runner, "")
     return status

@@ -169,16 +169,20 @@ class Runner:
         """Wait for an app's end; None for one that is not there.
 
         After `timeout` seconds gives how it stands then. The scheduler is asked every
-        `wait_interval` seconds; how often that is by default, it says itself.
+        `wait_interval` seconds; how often that is by default, it says itself, and seldomer by and
+        by.
         """
         handle = handles.parse(app_handle)
         pause = self._scheduler(handle.scheduler, handle.session).poll_interval
-        pause = pause if wait_interval is None else wait_interval
+        longest = pause * 10
+        if wait_interval is not None:
+            pause = longest = wait_interval
         limit = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.status(app_handle)) is not None and not status.state.is_final:
             if time.monotonic() >= limit:
                 break
             time.sleep(min(pause, max(0.0, limit - time.monotonic())))
+            pause = min(pause * 1.1, longest)
         return status
 
     def cancel(self, app_handle: str, grace: float | None = None) -> None:
