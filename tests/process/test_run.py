@@ -559,7 +559,7 @@ def test_ctrl_c_while_waiting_leaves_the_app_running():
     assert process.returncode == 130
     assert f"phalanx cancel {handle}" in err
     assert "Traceback" not in err
-    assert status(handle)["state"] == "RUNNING"
+    wait_until(lambda: status(handle)["state"] == "RUNNING")
 
 
 @pytest.mark.parametrize("whom", ["keeper", "supervisor"])
@@ -1209,6 +1209,7 @@ def test_a_log_dir_that_cannot_be_made_is_refused(tmp_path):
 def test_an_empty_name_means_no_app():
     """`phalanx cancel "$handle"` of a script whose run had failed."""
     handle = submit("utils.sh", "sleep 300")
+    wait_until(lambda: status(handle)["state"] == "RUNNING")
     for verb in ("status", "cancel", "delete", "log", "describe"):
         assert phalanx(verb, "").returncode == 1, verb
     assert status(handle)["state"] == "RUNNING"
