@@ -362,6 +362,9 @@ class MyScheduler(Scheduler):
     def cancel(self, app_id):
         print("cancelled", app_id)
 
+    def delete(self, app_id):
+        pass
+
 def create_scheduler(session_name: str, **kwargs: object) -> Scheduler:
     return MyScheduler(session_name, **kwargs)
 
@@ -388,7 +391,12 @@ def test_a_scheduler_of_a_package_adds_to_ours(environment):
     assert done.returncode == 0
     for name in ("local_cwd:", "ssh:", "my_scheduler:", "queue (str)", "size (int, default: 3)"):
         assert name in done.stdout
-    for said in ("'misspelt' of p", "no_such_client", "is no Scheduler", "'ssh' of p"):
+    for said in (
+        "'misspelt' of p",
+        "no_such_client",
+        "which is no phalanx.schedulers.Scheduler",
+        "'ssh' of p",
+    ):
         assert said in done.stderr
     assert "Traceback" not in done.stderr
     done = environment("run", "-s", "misspelt", "utils.echo")
@@ -451,7 +459,7 @@ class Wild(Scheduler):
     def describe(self, app_id):
         raise ConnectionError("cluster is offline")
     def list(self):
-        raise ConnectionError("cluster is offline")
+        raise KeyError("cluster is offline")
     def logs(self, app_id, role, replica, **_):
         yield 1 / 0
     def cancel(self, app_id):
@@ -514,7 +522,7 @@ def test_schedulers_that_misbehave_are_named_and_hinder_nobody(environment, tmp_
     assert [row["status"]["state"] for row in json.loads(done.stdout)] == [
         *("UNKNOWN", "UNKNOWN", "SUCCEEDED"),
     ]
-    assert "the scheduler wild failed: ConnectionError: cluster is offline" in done.stderr
+    assert "the scheduler wild failed: KeyError: 'cluster is offline'" in done.stderr
     for name in ("wild", "tame"):
         shown = json.loads(environment("describe", f"{name}://phalanx/1234").stdout)
         assert shown["roles"][0]["args"] == [name]

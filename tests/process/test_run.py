@@ -439,6 +439,8 @@ def test_ddp_forms_a_group_here(tmp_path):
         dist.init_process_group("gloo")
         total = torch.ones(1)
         dist.all_reduce(total)
+        dist.barrier()
+        dist.destroy_process_group()
         print("sum", total.item(), sys.argv[1:])
         """)
     )
@@ -1259,3 +1261,46 @@ def test_a_container_with_this_hosts_name_does_not_think_it_dead():
         timeout=60,
     )
     assert "RUNNING" in done.stdout, done.stderr
+
+
+def test_what_a_replica_has_started_has_the_grace_as_well():
+    """Its shell ends at once; the program below it saves first."""
+    save = (
+        "import signal, sys, time\n"
+        "def save(*_): time.sleep(0.7); print('saved'); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save); print('up'); time.sleep(300)"
+    )
+    Path("save.py").write_text(save)
+    for scheduler in ([], ["-s", "ssh", "--hosts", "localhost"]):
+        handle = submit(*scheduler, "utils.sh", f"{sys.executable} save.py; echo after")
+        wait_until(lambda: phalanx("log", handle).stdout == "sh/0 up\n")
+        assert phalanx("cancel", handle).returncode == 0
+        assert phalanx("log", handle).stdout == "sh/0 up\nsh/0 saved\n"
+
+
+def test_waiting_for_an_app_that_is_cancelled_exits_with_1():
+    """Whatever its replicas made of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "run", "--wait", "utils.sh"]
+        + ["trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done"],
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    )
+    handle = process.stdout.readline().strip()
+    wait_until(lambda: phalanx("log", handle).stdout)
+    assert phalanx("cancel", handle).returncode == 0
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+
+
+def test_a_component_of_a_file_finds_its_neighbours_when_it_is_called(tmp_path):
+    """Not only when it is loaded."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "beside.py").write_text("TEXT = 'found'\n")
+    (tmp_path / "there" / "comp.py").write_text(
+        "from phalanx.specs import AppDef, Role\n"
+        "def late() -> AppDef:\n    import beside\n"
+        "    return AppDef('a', [Role('a', entrypoint='echo', args=[beside.TEXT])])\n"
+    )
+    assert run("--log", "there/comp.py:late").stderr == "a/0 found\n"

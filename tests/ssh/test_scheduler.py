@@ -95,6 +95,8 @@ def test_ddp_on_two_hosts(runner, cfg, tmp_path):
         dist.init_process_group("gloo")
         total = torch.ones(1)
         dist.all_reduce(total)
+        dist.barrier()
+        dist.destroy_process_group()
         print("sum", total.item())
         """)
     )

@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> int:
     """Write it."""
     parser = parsing.make(
         "configure",
-        f"Write {config.FILE} in this directory, with every option of every scheduler: those that\n"
-        "are required to be filled in, the others commented out, with what they are by default.",
+        f"Write {config.FILE} in this directory, with every option of every scheduler, each\n"
+        "commented out, with what it is by default; those that are required are marked.",
     )
     parser.add_argument(
         "-s", "--schedulers", metavar="NAMES", help="only these, separated by commas"

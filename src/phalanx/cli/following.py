@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from phalanx.logs.console import shows_colour
+from phalanx.registry.reading import by_time
 from phalanx.runner import Runner
 from phalanx.schedulers import LogLine, Stream
 
@@ -36,7 +37,7 @@ def lines(
         for role, replica in replicas
     ]
     if not follow:
-        return heapq.merge(*sources, key=lambda line: line.time or 0.0)
+        return heapq.merge(*sources, key=by_time)
     return sources[0] if len(sources) == 1 else _as_they_come(sources)
 
 

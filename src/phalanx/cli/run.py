@@ -46,8 +46,9 @@ in the command; 130 interrupted (the app goes on).
 """
 
 
-_QUIET, _POLL = 0.5, 0.02
-"""Seconds before a status line is shown, and between two looks."""
+_QUIET = 0.5
+"""Seconds before a status line is shown."""
+_NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
 def main(arguments: list[str]) -> int:
@@ -307,7 +308,7 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
     if show:
         from phalanx.cli.following import Printer, lines
 
-        _until(runner, handle, lambda status: status.state is not AppState.PENDING)
+        _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
         replicas = runner.replicas(handle)
         everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
         printer = Printer(sys.stderr)
@@ -325,15 +326,15 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
 def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:
     """Wait for a state, and say meanwhile, if there is a terminal, how the app stands."""
     began = time.monotonic()
-    shown, pause = False, _POLL
-    while (status := runner.status(handle)) is not None and not reached(status):
+    shown, status = False, None
+    for status in runner.watch(handle):
+        if status is None or reached(status):
+            break
         seconds = time.monotonic() - began
         if seconds > _QUIET:
             text = f"{status.state.value}: {status.message}".removesuffix(": ")
             _show_status(runner, f"phalanx: {status.app}: {text} ({seconds:.0f} s)")
             shown = True
-        time.sleep(pause)
-        pause = min(pause * 1.1, 10 * _POLL)
     if shown:
         _show_status(runner, "")
     return status
@@ -355,8 +356,8 @@ def _report(handle: str, status: AppStatus) -> None:
 
 
 def _exit_code(status: AppStatus) -> int:
-    if status.state is AppState.SUCCEEDED:
-        return 0
+    if status.state is not AppState.FAILED:
+        return 0 if status.state is AppState.SUCCEEDED else 1
     codes = [r.exit_code for role in status.roles for r in role.replicas]
     return status.exit_code or next(filter(None, codes), 1)
 

@@ -3,7 +3,8 @@
 A directory per app, with small JSON files that are replaced by atomic rename: homes on clusters are
 network filesystems. `app.json` is what was launched, and by which process (host, boot, pid, start
 time); `status.json` how it stands; `cancel.json`, written by whoever wants the end; `times-N` when
-what of rank N's log was written. Nothing here knows how an app is run.
+what of rank N's log was written. An app on a scheduler has `definition.json`, what it was made
+from, as well, and what its supervisor needs. Nothing here knows how an app is run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ def place_name(scheduler: str, session: str, app_id: str) -> str:
 
 def replace(path: Path, value: Any) -> None:
     """Write a file anew; whoever reads sees the old one or the new."""
-    new = path.with_suffix(f".{os.getpid()}.new")
+    new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}-{os.urandom(3).hex()}.new")
     with open(new, "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
         json.dump(value, file, default=str)
     os.replace(new, path)
@@ -119,6 +121,7 @@ def prune(root: Path) -> None:
         return
     from phalanx.registry.recorded import apps
 
-    ended = [app for app in apps(root) if app.state.is_final]
+    # Of apps on schedulers that are not ours it is not known here; only the record goes.
+    ended = [app for app in apps(root) if app.facts["owner"] is None or app.state.is_final]
     for app in ended[: max(0, len(names) - PRUNED_TO)]:
         app.remove()

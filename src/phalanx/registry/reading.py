@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from phalanx.logs.lines import Times, read_lines
+
+
+class _Timed(Protocol):
+    @property
+    def time(self) -> float | None: ...
+
+
+def by_time(line: _Timed) -> float:
+    """What to sort lines by: one whose time is not known yet has just come."""
+    return math.inf if line.time is None else line.time
 
 
 class Reader:

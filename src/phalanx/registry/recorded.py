@@ -29,7 +29,7 @@ from phalanx.registry import (
     read,
     replace,
 )
-from phalanx.registry.reading import Reader
+from phalanx.registry.reading import Reader, by_time
 from phalanx.specs import AppState
 from phalanx.worker.processes import catches, start_time
 
@@ -119,21 +119,19 @@ class RecordedApp:
 
     def status(self) -> dict[str, Any]:
         """How it stands now. If its owner is gone without a word, it has failed."""
-        status = self._read_status()
-        if not AppState(status["state"]).is_final and self._owner_is_gone():
-            # It may have written its last word just before it ended.
-            status = self._read_status()
-            if not AppState(status["state"]).is_final:
-                owner = self.facts["owner"]
-                who = "launcher" if self.is_launch else "supervisor"
-                status["state"] = AppState.FAILED.value
-                status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
-                if not self.is_launch:
-                    status["message"] += f" (see {self.path / 'supervisor.log'})"
-                status["seconds"] = None
-                for replica in status.get("replicas", ()):
-                    if not AppState(replica["state"]).is_final:
-                        replica["state"] = AppState.FAILED.value
+        state = self.state
+        status = copy.deepcopy(self._read_status())
+        if state is AppState.FAILED and not AppState(status["state"]).is_final:
+            owner = self.facts["owner"]
+            who = "launcher" if self.is_launch else "supervisor"
+            status["state"] = AppState.FAILED.value
+            status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
+            if not self.is_launch:
+                status["message"] += f" (see {self.path / 'supervisor.log'})"
+            status["seconds"] = None
+            for replica in status.get("replicas", ()):
+                if not AppState(replica["state"]).is_final:
+                    replica["state"] = AppState.FAILED.value
         if not AppState(status["state"]).is_final:
             status["seconds"] = time.time() - self.created
         replicas = status.pop("replicas", ())
@@ -166,7 +164,6 @@ class RecordedApp:
             self._known.clear()
             if signature is not None:
                 self._known[signature] = status
-        status = copy.deepcopy(status)
         if str(status.get("state")) not in AppState.__members__:
             unknown = AppState.UNKNOWN if self.facts["owner"] is None else AppState.PENDING
             status["state"] = unknown.value
@@ -175,7 +172,12 @@ class RecordedApp:
     @property
     def state(self) -> AppState:
         """Where it stands now."""
-        return AppState(self.status()["state"])
+        state = AppState(self._read_status()["state"])
+        if not state.is_final and self._owner_is_gone():
+            # It may have written its last word just before it ended.
+            state = AppState(self._read_status()["state"])
+            return state if state.is_final else AppState.FAILED
+        return state
 
     @property
     def is_here(self) -> bool:
@@ -267,7 +269,7 @@ class RecordedApp:
             final = not follow or self.state.is_final or not self.path.is_dir()
             yield from heapq.merge(
                 *(self._lines_of(rank, reader, final) for rank, reader in readers.items()),
-                key=lambda line: line.time or 0.0,
+                key=by_time,
             )
             if final:
                 return

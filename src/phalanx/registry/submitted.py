@@ -72,7 +72,7 @@ def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, A
             path = make_place(place_name(scheduler, session, app_id))
             replace(path / "app.json", facts_of(app_id, app["name"], scheduler, session, roles))
         replace(path / "definition.json", definition)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         logger.warning("phalanx: %s is not recorded: %s", app_id, error)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
 
-from phalanx.errors import ConfigError, PluginError, SchedulerError, UnknownScheduler
+from phalanx.errors import ConfigError, SchedulerError, UnknownScheduler
 from phalanx.logs import logger
 from phalanx.registry import recorded, submitted
 from phalanx.registry.recorded import RecordedApp
@@ -168,22 +168,33 @@ class Runner:
     ) -> AppStatus | None:
         """Wait for an app's end; None for one that is not there.
 
-        After `timeout` seconds gives how it stands then. The scheduler is asked every
-        `wait_interval` seconds; how often that is by default, it says itself, and seldomer by and
-        by.
+        After `timeout` seconds gives how it stands then.
+        """
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        status = None
+        for status in self.watch(app_handle, wait_interval):  # noqa: B007 the last one counts
+            if time.monotonic() >= limit:
+                break
+        return status
+
+    def watch(self, app_handle: str, interval: float | None = None) -> Iterator[AppStatus | None]:
+        """How an app stands, again and again until it has ended, or is not there (None).
+
+        The scheduler is asked every `interval` seconds. How often that is by default, it says
+        itself; by and by it is asked less often.
         """
         handle = handles.parse(app_handle)
         pause = self._scheduler(handle.scheduler, handle.session).poll_interval
         longest = pause * 10
-        if wait_interval is not None:
-            pause = longest = wait_interval
-        limit = math.inf if timeout is None else time.monotonic() + timeout
-        while (status := self.status(app_handle)) is not None and not status.state.is_final:
-            if time.monotonic() >= limit:
-                break
-            time.sleep(min(pause, max(0.0, limit - time.monotonic())))
+        if interval is not None:
+            pause = longest = interval
+        while True:
+            status = self.status(app_handle)
+            yield status
+            if status is None or status.state.is_final:
+                return
+            time.sleep(pause)
             pause = min(pause * 1.1, longest)
-        return status
 
     def cancel(self, app_handle: str, grace: float | None = None) -> None:
         """Have an app end. One that has ended, or is not there, is left as it is.
@@ -208,7 +219,7 @@ class Runner:
         app = _recorded(handle)
         try:
             found = self._scheduler(handle.scheduler, handle.session)
-        except (UnknownScheduler, PluginError):
+        except UnknownScheduler:
             if app is None:
                 raise
         else:

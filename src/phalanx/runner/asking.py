@@ -17,9 +17,11 @@ def asking(scheduler: str) -> Iterator[None]:
     """Ask a scheduler something: what its own code raises names it."""
     try:
         yield
-    except (PhalanxError, LookupError):
+    except PhalanxError:
         raise
     except (Exception, SystemExit) as error:
+        if type(error) is LookupError:  # what is not there, as the interface has it
+            raise
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise SchedulerError(f"the scheduler {scheduler} failed: {text}") from error
 

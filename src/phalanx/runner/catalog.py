@@ -301,14 +301,13 @@ def _from_file(text: str) -> Component:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, os.path.dirname(path))
+    if os.path.dirname(path) not in sys.path:  # for what it imports when it is called, too
+        sys.path.insert(0, os.path.dirname(path))
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a dry run leaves no file
     try:
         loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before
-        with contextlib.suppress(ValueError):
-            sys.path.remove(os.path.dirname(path))
     found = getattr(module, function, None)
     if not inspect.isfunction(found):
         names = [n for n, v in vars(module).items() if _is_defined_there(v, name)]

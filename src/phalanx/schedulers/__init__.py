@@ -148,9 +148,9 @@ class Scheduler(ABC, Generic[Options, Request]):
     def cancel(self, app_id: str) -> None:
         """Have an app end. Idempotent; one that has ended, or is not there, is left as it is."""
 
+    @abstractmethod
     def delete(self, app_id: str) -> None:
         """Forget an app; one that runs is cancelled first. Idempotent."""
-        self.cancel(app_id)
 
     def close(self) -> None:
         """Let go of connections. Apps go on."""
@@ -203,16 +203,10 @@ def _built_in(module: str) -> Factory:
 def _of_plugin(plugin: plugins.Plugin) -> Factory:
     def create(session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
         made = plugin.call(session_name, **kwargs)
-        lacking = [m for m in _METHODS if not callable(getattr(made, m, None))]
-        if lacking or not isinstance(getattr(made, "options", None), type):
-            what = ", ".join(lacking) or "options, a dataclass"
-            raise PluginError(plugin, f"it gave {made!r}, which is no Scheduler: it lacks {what}")
+        if not isinstance(made, Scheduler):
+            raise PluginError(plugin, f"it gave {made!r}, which is no phalanx.schedulers.Scheduler")
         with plugins.guarded(plugin):
             options(made.options)
-        scheduler: Scheduler[Any, Any] = made
-        return scheduler
+        return made
 
     return create
-
-
-_METHODS = ("dryrun", "submit", "describe", "list", "logs", "cancel", "delete")

@@ -170,8 +170,10 @@ class LocalCrew:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)  # an orphan that a replica has left
                 continue
-            _kill_session(pid)  # before its number can be another's
             key = own[pid]
+            if now < self._kill_at.get(key, 0.0) and _is_anybody_else_in(pid):
+                continue  # it was asked to end, and what it has started has its grace as well
+            _kill_session(pid)  # before its number can be another's
             code = self._running.pop(key).wait()
             asked = self._kill_at.pop(key, None) is not None
             found.append((key, Ending.of(code, asked=asked)))
@@ -199,6 +201,7 @@ class LocalCrew:
         from phalanx.schedulers.supervisor import is_supervisor
 
         processes.kill_descendants(processes.reap, leaving=is_supervisor)
+        (self._path / "gpus.json").unlink(missing_ok=True)
 
 
 def _dead_children() -> list[int]:
@@ -227,6 +230,13 @@ def _resolve(argv: tuple[str, ...], path: str) -> list[str]:
 def _signal_group(leader: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+def _is_anybody_else_in(leader: int) -> bool:
+    """A session has processes that live, besides the one that began it."""
+    below = processes.descendants(os.getpid())
+    members = (pid for pid in below if pid != leader and processes.session_of(pid) == leader)
+    return any(processes.start_time(pid) is not None for pid in members)
 
 
 def _kill_session(leader: int) -> None:

@@ -7,11 +7,10 @@ import fcntl
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from phalanx import hosts
 from phalanx.registry import read, replace
-from phalanx.registry.recorded import apps
+from phalanx.registry.recorded import get
 from phalanx.schedulers.request import AppRequest, ReplicaRequest
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -67,8 +66,11 @@ def distribute(replicas: list[ReplicaRequest], given: list[str]) -> list[Replica
 def _try(path: Path, wanted: int, devices: list[str]) -> tuple[int, list[str] | None]:
     """How many are taken; and those that are ours from now on, if there were enough."""
     with open(path.parent.parent / "gpus.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        taken = _taken()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return len(devices), None  # somebody else is choosing: look again
+        taken = _taken(path.parent)
         free = [device for device in devices if device not in taken]
         if len(free) < wanted:
             return len(devices) - len(free), None
@@ -76,11 +78,11 @@ def _try(path: Path, wanted: int, devices: list[str]) -> tuple[int, list[str] | 
         return len(taken), free[:wanted]
 
 
-def _taken() -> set[str]:
+def _taken(root: Path) -> set[str]:
     """What apps that run on this machine have."""
     found: set[str] = set()
-    for app in apps():
-        given: dict[str, Any] | None = read(app.path / "gpus.json")
-        if given is not None and app.is_here and not app.state.is_final:
+    for path in root.glob("*/gpus.json"):
+        app, given = get(path.parent.name), read(path)
+        if app is not None and given is not None and app.is_here and not app.state.is_final:
             found.update(given["devices"])
     return found

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from phalanx.errors import ConfigError, SchedulerError
 from phalanx.registry import owner, replace
-from phalanx.registry.reading import Reader
+from phalanx.registry.reading import Reader, by_time
 from phalanx.registry.recorded import RecordedApp, apps, by_handle
 from phalanx.registry.submitted import facts_of, make_place
 from phalanx.schedulers import Capabilities, LogLine, Scheduler, Stream
@@ -282,9 +282,7 @@ def _read(
 ) -> Iterator[LogLine]:
     while True:
         final = not follow or app.state.is_final or not app.path.is_dir()
-        lines = heapq.merge(
-            *(source.read(final=final) for source in sources), key=lambda line: line.time or 0.0
-        )
+        lines = heapq.merge(*(source.read(final=final) for source in sources), key=by_time)
         for line in lines:
             if line.time is None and not final:
                 line = dataclasses.replace(line, time=time.time())  # noqa: PLW2901 it has just come

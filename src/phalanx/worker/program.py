@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,18 +37,51 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
         environ.setdefault("PYTHONUNBUFFERED", "1")
         environ["PATH"] = program_path(environ.get("PATH", os.defpath))
         try:
-            process = subprocess.Popen(_resolve(argv, environ), env=environ)
+            code = _run(_resolve(argv, environ), environ)
         except OSError as error:
             text = f"cannot start {error.filename or argv[0]!r}: {error.strerror}"
             print(f"phalanx: {text}", file=sys.stderr)
             return 127, text, b""
-        signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-        code = process.wait()
         try:
             with open(environ[ERROR_FILE], "rb") as file:
                 return code, "", file.read(1 << 20)
         except OSError:
             return code, "", b""
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program in a group of its own. What it has started gets SIGTERM with it, and is waited
+    for then; after the grace it is killed with us.
+    """
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        _signal_group(process.pid, number)
+        _signal_group(process.pid, signal.SIGCONT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    process = subprocess.Popen(
+        argv,
+        env=environ,
+        process_group=0,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]),  # noqa: PLW1509
+    )
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    code = process.wait()
+    while asked and _signal_group(process.pid, 0):
+        time.sleep(0.05)
+    return code
+
+
+def _signal_group(leader: int, number: int) -> bool:
+    """Signal a group of processes; False when there is none any more."""
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
