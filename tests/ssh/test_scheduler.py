@@ -157,7 +157,7 @@ def test_cancelling_reaches_the_program_with_its_grace(runner, cfg, cluster):
     wait_until(lambda: all(list(runner.log_lines(handle, replica=i)) == ["up"] for i in (0, 1)))
     runner.cancel(handle)
     assert runner.status(handle).state is AppState.CANCELLED
-    assert list(runner.log_lines(handle, replica=1)) == ["up", "bye"]
+    assert list(runner.log_lines(handle, replica=1, streams="stdout")) == ["up", "bye"]
 
 
 def test_the_command_may_be_killed_and_the_app_goes_on(runner, cfg, cluster):

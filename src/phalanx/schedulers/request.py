@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.schedulers.course import Part
-from phalanx.specs import AppDef, RetryPolicy, Role
+from phalanx.specs import AppDef, RetryPolicy
 
 STREAMS = ("stdout", "stderr")
 ROLE, REPLICA = "PHALANX_ROLE", "PHALANX_REPLICA_ID"
@@ -112,7 +112,6 @@ class AppRequest:
         return cls(**{**value, "roles": roles})
 
 
-def argv(role: Role, python: str) -> tuple[str, ...]:
-    """The command of a role whose macros are replaced; `python` is the interpreter to use."""
-    program = python if role.entrypoint in ("python", "python3") else role.entrypoint
-    return program, *role.args
+def with_python(argv: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """A command in which `python` is the interpreter that is meant."""
+    return (python, *argv[1:]) if argv[0] in ("python", "python3") else argv

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.schedulers import make_app_id, option, replicas
-from phalanx.schedulers.authoring import workspace_of
-from phalanx.schedulers.gpus import VISIBLE
-from phalanx.schedulers.local_cwd import log_root
-from phalanx.schedulers.request import (
-    REPLICA,
-    ROLE,
-    STREAMS,
-    AppRequest,
-    ReplicaRequest,
-    argv,
-)
+from phalanx.schedulers import option
+from phalanx.schedulers.gpus import distribute
+from phalanx.schedulers.request import ReplicaRequest
 from phalanx.schedulers.supervised import Supervised, check_grace
-from phalanx.specs import AppDef, Role
 
 
 @dataclass(frozen=True)
@@ -68,60 +59,35 @@ class SshScheduler(Supervised):
 
     name = "ssh"
     options = SshOptions
+    crew = "phalanx.schedulers.abroad:SshCrew"
+    root = "."  # the directory on the host is known only there; a replica starts in it
 
-    def dryrun(self, app: AppDef, options: SshOptions) -> AppRequest:
-        """The programs that would be started, and where."""
+    def settle(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:
+        """On its host: they are gone round in their order."""
         from phalanx.launcher.targets import parse
 
-        for host in options.hosts:
-            parse(host)
-        app_id = make_app_id(app.name)
-        logs = log_root(options.log_dir, self.session_name, app_id)
-        given: Counter[str] = Counter()
-        # The directory on the host is known only there; a replica starts in it.
-        meant = replicas(app, app_id, rank0_env=self.rank0_env, root=".")
-        programs = [self._replica(role, number, logs, options, given) for role, number in meant]
+        host = options.hosts[replica.id % len(options.hosts)]
+        parse(host)
+        return dataclasses.replace(replica, hostname=host)
+
+    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+        """Those on one host that want GPUs have ones of their own."""
+        devices = [str(i) for i in range(sum(replica.gpus for replica in spelt))]
+        by_host: dict[str, list[ReplicaRequest]] = {}
+        for replica in spelt:
+            by_host.setdefault(replica.hostname, []).append(replica)
+        arranged = [r for some in by_host.values() for r in distribute(some, devices)]
+        order = {replica.key: i for i, replica in enumerate(spelt)}
+        return sorted(arranged, key=lambda replica: order[replica.key])
+
+    def settings(self, options: SshOptions) -> dict[str, Any]:
+        """How the launcher reaches the hosts."""
         names = ("python", "env_file", "ssh_config_file", "address", "host_timeout")
         launcher = {name: getattr(options, name) for name in names}
         for name in ("env_file", "ssh_config_file"):
             if launcher[name] is not None:
                 launcher[name] = os.path.abspath(os.path.expanduser(launcher[name]))
-        return AppRequest(
-            app_id=app_id,
-            name=app.name,
-            scheduler=self.name,
-            session=self.session_name,
-            crew="phalanx.schedulers.abroad:SshCrew",
-            stop_grace=options.stop_grace,
-            roles=AppRequest.roles_of(app, programs),
-            settings={"launcher": launcher, "rank0_env": self.rank0_env},
-        )
-
-    def _replica(
-        self, role: Role, number: int, logs: Path, options: SshOptions, given: Counter[str]
-    ) -> ReplicaRequest:
-        host = options.hosts[number % len(options.hosts)]
-        own = logs / role.name / str(number)
-        env = {ROLE: role.name, REPLICA: str(number), **_devices(role, host, given), **role.env}
-        return ReplicaRequest(
-            role=role.name,
-            id=number,
-            argv=argv(role, "python"),
-            env=env,
-            cwd=workspace_of(role),
-            hostname=host,
-            gpus=role.resource.gpu,
-            logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
-        )
-
-
-def _devices(role: Role, host: str, given: Counter[str]) -> dict[str, str]:
-    """GPUs of a host that no other replica of the app has there."""
-    if not role.resource.gpu:
-        return {}
-    first = given[host]
-    given[host] += role.resource.gpu
-    return {VISIBLE: ",".join(str(first + i) for i in range(role.resource.gpu))}
+        return {"launcher": launcher, "rank0_env": self.rank0_env}
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SshScheduler:

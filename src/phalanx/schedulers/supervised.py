@@ -11,25 +11,36 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from phalanx.errors import ConfigError, SchedulerError
-from phalanx.registry import owner, replace
+from phalanx.registry import directory, owner, replace
 from phalanx.registry.reading import Reader, by_time
 from phalanx.registry.recorded import RecordedApp, apps, by_handle
 from phalanx.registry.submitted import facts_of, make_place
-from phalanx.schedulers import Capabilities, LogLine, Scheduler, Stream
-from phalanx.schedulers.request import STREAMS, AppRequest
+from phalanx.schedulers import (
+    Capabilities,
+    LogLine,
+    Scheduler,
+    Stream,
+    make_app_id,
+    replicas,
+)
+from phalanx.schedulers.authoring import workspace_of
+from phalanx.schedulers.request import REPLICA, ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx.schedulers.supervisor import LOG, supervisor_of, times_file
 from phalanx.specs import (
+    AppDef,
     AppState,
     AppStatus,
     AppSummary,
     ReplicaStatus,
     RetryPolicy,
+    Role,
     RoleStatus,
 )
 
@@ -46,6 +57,10 @@ class Supervised(Scheduler[Any, AppRequest]):
     """Apps under a detached supervisor on this machine, which outlives the command."""
 
     name: ClassVar[str]
+    crew: ClassVar[str]
+    """`module:class` of who starts the replicas."""
+    root: ClassVar[str | None] = None
+    """What `${img_root}` stands for; by default the workspace."""
     capabilities = Capabilities(
         streams=True,
         times=True,
@@ -54,6 +69,49 @@ class Supervised(Scheduler[Any, AppRequest]):
         retry_policies=frozenset(RetryPolicy),
     )
     poll_interval = 0.02
+
+    def dryrun(self, app: AppDef, options: Any) -> AppRequest:
+        """The programs that would be started, and where."""
+        app_id = make_app_id(app.name)
+        logs = _log_root(options.log_dir, self.session_name, app_id)
+        meant = replicas(app, app_id, rank0_env=self.rank0_env, root=self.root)
+        spelt = [self._spell(role, number, logs, options) for role, number in meant]
+        return AppRequest(
+            app_id=app_id,
+            name=app.name,
+            scheduler=self.name,
+            session=self.session_name,
+            crew=self.crew,
+            stop_grace=options.stop_grace,
+            roles=AppRequest.roles_of(app, self.arrange(spelt)),
+            settings=self.settings(options),
+        )
+
+    def _spell(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
+        own = logs / role.name / str(number)
+        replica = ReplicaRequest(
+            role=role.name,
+            id=number,
+            argv=(role.entrypoint, *role.args),
+            env={ROLE: role.name, REPLICA: str(number), **role.env},
+            cwd=workspace_of(role),
+            hostname="localhost",
+            gpus=role.resource.gpu,
+            logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
+        )
+        return self.settle(replica, options)
+
+    @abstractmethod
+    def settle(self, replica: ReplicaRequest, options: Any) -> ReplicaRequest:
+        """A replica with what depends on where it runs: interpreter, environment, host."""
+
+    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+        """All replicas, with what depends on the others."""
+        return spelt
+
+    def settings(self, options: Any) -> dict[str, Any]:
+        """What the crew needs besides."""
+        return {}
 
     def submit(self, request: AppRequest) -> str:
         """Record the app and start its supervisor. Raises `SchedulerError`."""
@@ -140,6 +198,13 @@ class Supervised(Scheduler[Any, AppRequest]):
     def _is_ours(self, app: RecordedApp) -> bool:
         session = app.facts.get("session")
         return app.scheduler == self.name and session == self.session_name
+
+
+def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
+    """Where the logs of an app are."""
+    if log_dir is None:
+        return directory() / app_id / "logs"
+    return Path(log_dir).expanduser().absolute() / session / app_id
 
 
 def _make_log_directories(request: AppRequest) -> None:
