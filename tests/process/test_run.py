@@ -636,7 +636,7 @@ def test_options_come_from_command_line_environment_project_home_and_defaults(tm
         request = json.loads(done.stdout.partition("REQUEST ===")[2])
         return request["stop_grace"], shown["scheduler.local_cwd"]["stop_grace"]["origin"]
 
-    assert grace() == (10.0, "default")
+    assert grace() == (5.0, "default")
     home.write_text("[scheduler.local_cwd]\nstop_grace = 1\n")
     assert grace() == (1.0, str(home))
     (project / ".phalanxconfig").write_text("[scheduler.local_cwd]\nstop_grace = 2.0\n")

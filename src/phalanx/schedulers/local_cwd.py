@@ -29,7 +29,7 @@ class LocalOptions:
         True, help="give each replica GPUs of its own, as many as it asks for"
     )
     stop_grace: float = option(
-        10.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+        5.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class SshOptions:
         30.0, help="seconds without a word from a host after which it is given up"
     )
     stop_grace: float = option(
-        10.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+        5.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
     )
 
     def __post_init__(self) -> None:
