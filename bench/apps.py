@@ -2,6 +2,7 @@
 
 Rows are wall times of whole commands; rounds are interleaved. TorchX 0.7.0 is installed into an
 environment of its own, with the same torch beside it: what is installed is part of what both read.
+Its `run` waits for local apps with or without `--wait`; ours only with it.
 `BENCH_ROUNDS` (7) sets the rounds, `BENCH_PEERS=0` leaves TorchX out.
 """
 

@@ -939,6 +939,7 @@ def test_a_path_may_have_macros(tmp_path):
     [
         (["-cfg", "stop_grace=nan", "utils.echo"], 2, "0 or more"),
         (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
+        (["--wiat", "utils.echo"], 2, "run has no option --wiat. Did you mean --wait?"),
         (["--dry-run", "utils.echo"], 2, "run has no option --dry-run. Did you mean --dryrun?"),
         (["utils..echo"], 1, "is not a component's name"),
         (["../x"], 1, "'../x' does not say which function: ../x:FUNCTION"),

@@ -168,7 +168,7 @@ def split(
         if not flag.startswith("--"):
             own.append(word)  # argparse says what is wrong with it
             continue
-        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.85)
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.8)
         if near:
             parser.error(f"run has no option {flag}. Did you mean {near[0]}?")
         if not equals:
