@@ -15,7 +15,16 @@ from typing import Any
 import phalanx
 from phalanx import cli
 
-MODULES = ("phalanx.specs", "phalanx.runner", "phalanx.schedulers", "phalanx.testing")
+MODULES = (
+    "phalanx.specs",
+    "phalanx.agent",
+    "phalanx.rendezvous",
+    "phalanx.events",
+    "phalanx.metrics",
+    "phalanx.runner",
+    "phalanx.schedulers",
+    "phalanx.testing",
+)
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """\
 # Reference
@@ -130,8 +139,10 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         text = repr(field.default)
         return f"={text}" if len(text) < 40 else "=(...)"
-    if field.default_factory is not dataclasses.MISSING:
+    if isinstance(field.default_factory, type):
         return f"={field.default_factory()!r}"
+    if field.default_factory is not dataclasses.MISSING:
+        return "=(...)"
     return ""
 
 

@@ -22,6 +22,7 @@ _PUBLIC = {
     "Cancelled": "phalanx.errors",
     "ComponentError": "phalanx.errors",
     "ConfigError": "phalanx.errors",
+    "Context": "phalanx.worker.context",
     "DefaultLogSpec": "phalanx.logs.spec",
     "LaunchError": "phalanx.errors",
     "LaunchResult": "phalanx.launcher.result",
@@ -38,7 +39,9 @@ _PUBLIC = {
     "UsageError": "phalanx.errors",
     "WireError": "phalanx.errors",
     "WorkerFailed": "phalanx.errors",
+    "context": "phalanx.worker.context",
     "launch": "phalanx.launcher",
+    "record": "phalanx.worker.errorfile",
     "warm": "phalanx.launcher.warmth",
 }
 
@@ -50,6 +53,7 @@ __all__ = [
     "Cancelled",
     "ComponentError",
     "ConfigError",
+    "Context",
     "DefaultLogSpec",
     "LaunchError",
     "LaunchResult",
@@ -67,7 +71,9 @@ __all__ = [
     "WireError",
     "WorkerFailed",
     "__version__",
+    "context",
     "launch",
+    "record",
     "warm",
 ]
 
@@ -96,6 +102,8 @@ if TYPE_CHECKING:
     from phalanx.logs.lines import LogLine
     from phalanx.logs.spec import DefaultLogSpec, LogSpec
     from phalanx.specs import AppState, AppStatus
+    from phalanx.worker.context import Context, context
+    from phalanx.worker.errorfile import record
 
 
 def __getattr__(name: str) -> Any:

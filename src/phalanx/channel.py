@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -171,6 +172,40 @@ class PipeChannel:
         self._changed.set()
 
 
+class SocketChannel(PipeChannel):
+    """A channel over a connection."""
+
+    @classmethod
+    async def over(cls, connection: socket.socket) -> SocketChannel:
+        """Take a connected socket over; it is closed with the channel."""
+        channel = cls()
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _OPEN[channel] = (connection.fileno(), connection.fileno())
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(lambda: _Both(channel), sock=connection)
+        transport.set_write_buffer_limits(high=1 << 20)
+        channel._reader, channel._writer = transport, transport
+        return channel
+
+
+async def wait_for_silence(
+    channel: Channel, limit: float, expected: Callable[[], bool], step: float = 0.5
+) -> float:
+    """Wait until nothing was heard for so long while something was `expected`; gives how long.
+
+    Time in which this process was stopped, or the machine asleep, does not count.
+    """
+    heard, silent = channel.heard, 0.0
+    while silent < limit:
+        await asyncio.sleep(step)
+        quiet = expected() and channel.heard == heard
+        silent = silent + step if quiet else 0.0
+        heard = channel.heard
+    return silent
+
+
 class _Reading(asyncio.Protocol):
     def __init__(self, channel: PipeChannel) -> None:
         self._channel = channel
@@ -195,6 +230,12 @@ class _Writing(asyncio.BaseProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._channel._writer = None
         self._channel._writable.set()
+
+
+class _Both(_Reading, _Writing):
+    def connection_lost(self, exc: Exception | None) -> None:
+        _Reading.connection_lost(self, exc)
+        _Writing.connection_lost(self, exc)
 
 
 _OPEN: weakref.WeakKeyDictionary[PipeChannel, tuple[int, int]] = weakref.WeakKeyDictionary()

@@ -63,6 +63,21 @@ def address_towards(other: str = _NOWHERE) -> str | None:
         return None
 
 
+def address_seen_from(name: str) -> str:
+    """The address under which another host, by its name or address, sees this one; may be empty.
+
+    Where the name is this machine's own, that is the address that others know it by.
+    """
+    try:
+        place = str(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        return own_address()
+    own = address_towards(place) or ""
+    if is_loopback(own) and name != "localhost" and _parsed(name) is None:
+        return own_address() or own  # a name of ours that our own tables have as loopback
+    return own
+
+
 def is_loopback(address: str) -> bool:
     """It leads nowhere else than to this host."""
     parsed = _parsed(address)

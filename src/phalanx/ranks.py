@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from phalanx.errors import ConfigError
 from phalanx.rounds import Member, Round
 
+APP = "PHALANX_APP"
+HOST = "PHALANX_HOST"
+ROUND = "PHALANX_ROUND"
+STOP_FILE = "PHALANX_STOP_FILE"
+"""Names a file that comes into being when the host is about to be taken away."""
+
 RANK_VARIABLES = frozenset(
     {
+        APP,
+        HOST,
+        ROUND,
+        STOP_FILE,
         "RANK",
         "LOCAL_RANK",
         "GROUP_RANK",
@@ -51,7 +61,15 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
 
 
 def worker_environment(
-    round_: Round, member: Member, rank: int, *, app: str, error_file: str, agent_store: bool
+    round_: Round,
+    member: Member,
+    rank: int,
+    *,
+    run_id: str,
+    error_file: str,
+    agent_store: bool,
+    role: str = "default",
+    max_restarts: int = 0,
 ) -> dict[str, str]:
     """Every per-worker variable of torchrun's contract, for one rank."""
     return {
@@ -59,16 +77,18 @@ def worker_environment(
         "LOCAL_RANK": str(rank - member.first_rank),
         "GROUP_RANK": str(round_.members.index(member)),
         "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": role,
         "LOCAL_WORLD_SIZE": str(member.workers),
         "WORLD_SIZE": str(round_.world_size),
         "GROUP_WORLD_SIZE": str(len(round_.members)),
         "ROLE_WORLD_SIZE": str(round_.world_size),
         "MASTER_ADDR": round_.store.address,
         "MASTER_PORT": str(round_.store.port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": app,
+        "TORCHELASTIC_RESTART_COUNT": str(round_.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
         "TORCHELASTIC_ERROR_FILE": error_file,
+        HOST: member.hostname,
+        ROUND: str(round_.number),
     }

@@ -50,6 +50,14 @@ class Round:
     number: int
     members: tuple[Member, ...]
     store: Endpoint
+    restarts: int = 0
+    """How many restarts it took; the same for everybody."""
+    torch: bool | None = None
+    """Whether the store is carried for the workers; None: whoever begins the round decides."""
+
+    def member(self, agent: int) -> Member:
+        """The part of an agent's host."""
+        return next(member for member in self.members if member.agent == agent)
 
     @property
     def world_size(self) -> int:

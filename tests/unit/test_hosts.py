@@ -139,10 +139,10 @@ def test_where_workers_meet():
     """Loopback where all share it, else an address of the first host."""
     same = {0: hello("s", "10.0.0.1"), 1: hello("s", "10.0.0.1")}
     apart = {0: hello("s", "10.0.0.1"), 1: hello("t", "10.0.0.2")}
-    assert choose(same, [], None) == "127.0.0.1"
-    assert choose(apart, [], None) == "10.0.0.1"
-    assert choose(same, [], "eth0") == "10.0.0.1"
-    assert choose({0: hello("s", ""), 1: hello("t", "10.0.0.2")}, [], None) == ""
+    assert choose(same, 0, [], None) == "127.0.0.1"
+    assert choose(apart, 0, [], None) == "10.0.0.1"
+    assert choose(same, 0, [], "eth0") == "10.0.0.1"
+    assert choose({0: hello("s", ""), 1: hello("t", "10.0.0.2")}, 0, [], None) == ""
 
 
 def test_addresses_of_this_host():

@@ -115,9 +115,9 @@ def test_ranks_are_contiguous_and_complete(workers):
     for member in table:
         for rank in member.ranks:
             env = ranks.worker_environment(
-                round_, member, rank, app="a", error_file="e", agent_store=True
+                round_, member, rank, run_id="a", error_file="e", agent_store=True
             )
-            assert env.keys() == ranks.RANK_VARIABLES
+            assert env.keys() == ranks.RANK_VARIABLES - {ranks.APP, ranks.STOP_FILE}
             assert int(env["LOCAL_RANK"]) < int(env["LOCAL_WORLD_SIZE"]) == member.workers
             assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 

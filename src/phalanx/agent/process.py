@@ -55,8 +55,8 @@ def main() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, agent.terminate)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            loop.add_signal_handler(number, agent.forward, number)
+        for passed in {signal.SIGUSR1, signal.SIGUSR2, prepare.preempt} - {0}:
+            loop.add_signal_handler(passed, agent.forward, passed)
         await agent.run()
 
     asyncio.run(serve())

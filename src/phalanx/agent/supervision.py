@@ -20,14 +20,13 @@ from phalanx.agent.functions import Functions
 from phalanx.agent.nursery import Nursery
 from phalanx.agent.project import Project
 from phalanx.agent.turn import Turn
+from phalanx.agent.turns import Turns
 from phalanx.background import Background
-from phalanx.channel import PipeChannel
+from phalanx.channel import PipeChannel, wait_for_silence
 from phalanx.errors import WireError
 from phalanx.logs.records import pack_message
 from phalanx.rounds import signal_name
 from phalanx.worker import processes
-
-_TICK = 0.5
 
 
 class Agent:
@@ -62,13 +61,11 @@ class Agent:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
-        # Not listening yet: until then rank 0 may bind the port as well.
         self._listening = network.bind(anywhere=prepare.networked)
         self._door = Door() if prepare.networked else None
         self._project = Project(tree, prepare.app, self._tell)
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self._turn: Turn | None = None
-        self._stopped: set[int] = set()
+        self._turns = Turns(self._spawn)
         self._rest = None
         self._serving = True
         hello = wire.Hello(
@@ -77,7 +74,7 @@ class Agent:
             python=platform.python_version(),
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            port=self._listening.getsockname()[1],
+            port=self._port,
             spool=self._spool,
             tree=tree.path,
             **(self._door.describe(prepare.interface) if self._door is not None else {}),
@@ -118,11 +115,18 @@ class Agent:
 
     def terminate(self) -> None:
         """Stop the workers and end, as if the launcher had gone."""
-        self._spawn(self._break("the agent was told to end by a signal"))
+        self._spawn(self._break("the agent was told to end by a signal", left=True))
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the workers that catch it; before there are any, nothing is done."""
-        if self._turn is not None and self._turn.started:
+        """Pass a signal on to the workers that catch it; before there are any, nothing is done.
+
+        By the one for it they also learn that the host will be taken away.
+        """
+        turn = self._turns.current
+        if number == self._prepare.preempt:
+            self._spawn(self._tell(wire.Leaving(app=self._prepare.app)))
+            self._turns.ask_to_stop()
+        if turn is not None and turn.started:
             self._note(f"{signal_name(number)} is passed on to the workers")
             self._nursery.send(wire.Signal(number=number))
 
@@ -134,18 +138,16 @@ class Agent:
                 await self._obey(frame)
         except WireError as error:
             await self._tell(wire.Broken(message=f"the launcher sent {error}"))
-        if self._rest is None or self._turn is not None:
+        if self._rest is None or self._turns.current is not None:
             self._ending.set()
         else:
             self._parted.set()  # a visitor that wanted nothing, or one that has gone already
 
     async def _leave(self) -> None:
-        if self._turn is not None:
-            await self._turn.cleared.wait()
+        await self._turns.wait_until_clear()
         asyncio.get_running_loop().remove_reader(self._nursery.control)
         self._nursery.dismiss()
-        if self._turn is not None:
-            await self._turn.close(drain=True)
+        await self._turns.close(drain=True)
         await self._project.close()
         await self._channel.flush()  # the last of the logs, to a launcher that is slow to read
         self._ending.set()
@@ -160,12 +162,7 @@ class Agent:
         if self._warming is not None:
             self._ending.set()  # what hangs in an import is of no use to anybody
             return
-        turn = self._turn
-        if turn is not None:
-            await turn.cleared.wait()
-            await turn.close(drain=True)
-            shutil.rmtree(turn.directory, ignore_errors=True)
-        self._turn = None
+        await self._turns.forget()
         self._close_ports()
         self._functions.forget()
         self._serving = False
@@ -183,7 +180,7 @@ class Agent:
             case wire.Rest():
                 self._rest = frame if frame.keep else None
                 self._spawn(self._lie_down(frame))
-            case wire.Prepare() if self._turn is None:
+            case wire.Prepare() if self._turns.current is None:
                 self._close_ports()
                 self._take_up(*landing.settle(frame))
                 if self._warming is None and not self._project.tree:
@@ -192,33 +189,24 @@ class Agent:
                 # Not awaited: what the launcher does not read must not keep us from hearing it.
                 clock = time.monotonic()
                 self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
-            case wire.Begin() if self._turn is None and frame.round not in self._stopped:
-                directory = os.path.join(self._spool, f"{frame.app}-{frame.round}")
-                environment = {**os.environ, **self._prepare.environment}
-                interface = self._prepare.interface
-                self._turn = Turn(
-                    *(frame, directory, environment, interface, self._tell, self._spawn)
-                )
-                self._spawn(self._start(self._turn))
+            case wire.Begin() if self._turns.may_begin(frame.round):
+                self._begin(frame)
             case wire.Piece():
                 if not self._functions.receive(frame):
                     await self._project.receive(frame)
             case wire.Ship():
                 self._spawn(self._ship(frame.manifest))
+            case wire.Signal():
+                self.forward(frame.number)
             case wire.Reach():
                 self._spawn(reach(frame, self._tell))
-            case wire.Taken() if self._turn is not None and self._is_current(frame):
-                self._turn.taken(frame.size)
-            case wire.Stop() if self._is_current(frame):
-                await self._stop(frame)
-            case wire.Stop() if self._turn is None:
+            case wire.Taken() if (turn := self._turns.find(frame)) is not None:
+                turn.taken(frame.size)
+            case wire.Stop() if self._turns.give_up(frame.round):
                 # The round was given up before we heard of it, and must not begin any more.
-                self._stopped.add(frame.round)
-                await self._tell(wire.Stopped(app=frame.app, round=frame.round))
-
-    def _is_current(self, frame: wire.Frame) -> bool:
-        turn = self._turn
-        return turn is not None and (turn.begin.app, turn.begin.round) == (frame.app, frame.round)
+                await self._tell(wire.Stopped(app=frame.app, round=frame.round, port=self._port))
+            case wire.Stop() if (turn := self._turns.find(frame)) is self._turns.current:
+                await self._stop(frame)
 
     def _note(self, message: str, level: int = logging.INFO) -> None:
         """Say something for the agent's log."""
@@ -230,6 +218,21 @@ class Agent:
             await self._channel.send(frame)
 
     # ── a round ───────────────────────────────────────────────────────────────
+
+    @property
+    def _port(self) -> int:
+        """Where the next round's store can be: not listening yet, so rank 0 may bind it too."""
+        if self._listening.fileno() < 0:
+            self._listening = network.bind(anywhere=self._prepare.networked)
+        return int(self._listening.getsockname()[1])
+
+    def _begin(self, begin: wire.Begin) -> None:
+        directory = os.path.join(self._spool, f"{begin.app}-{begin.round}")
+        environment = {**os.environ, **self._prepare.environment}
+        interface = self._prepare.interface
+        turn = Turn(*(begin, directory, environment, interface, self._tell, self._spawn))
+        self._turns.begin(turn)
+        self._spawn(self._start(turn))
 
     async def _start(self, turn: Turn) -> None:
         begin = turn.begin
@@ -252,17 +255,21 @@ class Agent:
             self._listening.close()
 
     async def _stop(self, frame: wire.Stop) -> None:
-        turn = self._turn
+        turn = self._turns.current
         if turn is None:
             return
         if not turn.started:
-            # Nothing was forked, and nothing will be.
-            await turn.processes_gone()
+            await self._clear(turn)  # nothing was forked, and nothing will be
             return
         self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
         self._nursery.send(
             wire.Stop(app=frame.app, round=frame.round, grace=frame.grace, spared=turn.reported)
         )
+
+    async def _clear(self, turn: Turn) -> None:
+        """Nothing of the round is left; the next one gets another port."""
+        self._listening.close()
+        await turn.processes_gone(self._port)
 
     # ── the zygote ────────────────────────────────────────────────────────────
 
@@ -279,7 +286,7 @@ class Agent:
                 self._spawn(self._break(f"{type(error).__name__}: {error}"))
 
     def _heed(self, frame: wire.Frame) -> None:
-        turn = self._turn
+        turn = self._turns.current
         match frame:
             case wire.Ready():
                 self._zygote_ready(frame)
@@ -292,7 +299,7 @@ class Agent:
                 self._note(f"rank {frame.rank} is gone: {processes.describe_status(frame.status)}")
             case wire.Stopped() if turn is not None:
                 self._note(f"nothing is left of the workers after {self._age():.2f} s")
-                self._spawn(turn.processes_gone())
+                self._spawn(self._clear(turn))
             case wire.Broken():
                 self._spawn(self._break(frame.message))
 
@@ -316,11 +323,7 @@ class Agent:
         tainted = set(ready.left_out) - self._left_out
         if tainted or ready.stale:
             self._left_out |= tainted
-            why = (
-                "what is loaded does not fit"
-                if ready.stale
-                else f"{', '.join(tainted)} read a rank"
-            )
+            why = "what is loaded is old" if ready.stale else f"{', '.join(tainted)} read a rank"
             self._note(f"another zygote is started: {why}")
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._nursery.control)
@@ -344,43 +347,40 @@ class Agent:
         how = self._nursery.describe_end()
         processes.kill_descendants(processes.reap)
         await self._break(f"the zygote died {how}, and its workers with it")
-        if self._turn is not None:
-            self._turn.cleared.set()
+        if self._turns.current is not None:
+            self._turns.current.cleared.set()
 
-    async def _break(self, message: str) -> None:
+    async def _break(self, message: str, *, left: bool = False) -> None:
         self._note(message, logging.ERROR)
         with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
-            await asyncio.wait_for(self._tell(wire.Broken(message=message)), 1.0)
+            await asyncio.wait_for(self._tell(wire.Broken(message=message, left=left)), 1.0)
         self._ending.set()
 
     # ── silence and ends ──────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """End when nothing was heard for `orphan_timeout`; time asleep does not count.
+        """End when nothing was heard for `orphan_timeout`.
 
-        Without an app nobody is expected to say anything, but to an agent on another host: it could
-        wait for ever for a launcher that it is cut off from.
+        Without an app silence is expected; not on another host, which may be cut off for ever.
         """
-        heard, silent = self._channel.heard, 0.0
-        while silent < self._prepare.orphan_timeout:
-            await asyncio.sleep(_TICK)
+
+        def expected() -> bool:
             self._project.touch()
-            expected = self._serving or self._prepare.away is not None
-            quiet = self._channel.heard == heard and expected
-            silent = silent + _TICK if quiet else 0.0
-            heard = self._channel.heard
+            return self._serving or self._prepare.away is not None
+
+        silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
         await self._break(f"it heard nothing from its launcher for {silent:g} s")
 
     async def _end(self) -> None:
-        turn = self._turn
-        if turn is not None:
-            if turn.started and not turn.cleared.is_set() and self._nursery.is_alive():
+        turn = self._turns.current
+        if turn is not None and turn.started and not turn.cleared.is_set():
+            if self._nursery.is_alive():
                 grace = self._prepare.stop_grace
                 begin = turn.begin
                 await self._stop(wire.Stop(app=begin.app, round=begin.round, grace=grace))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(turn.cleared.wait(), grace + 1.0)
-            await turn.close(drain=False)
+        await self._turns.close(drain=False)
         if self._nursery.control.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._nursery.control)
         self._nursery.kill()

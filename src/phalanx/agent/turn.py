@@ -15,8 +15,9 @@ from phalanx import network, wire
 from phalanx.agent import following
 from phalanx.errors import WireError
 from phalanx.nesting import DEPTH
-from phalanx.ranks import worker_environment
+from phalanx.ranks import APP, STOP_FILE, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
+from phalanx.worker import errorfile
 from phalanx.worker.outcome import PAYLOAD, REPORT
 
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
@@ -47,11 +48,12 @@ class Turn:
         leads to the store; `spawn` runs something whose failure is not overlooked.
         """
         self.begin = begin
-        self.member: Member = begin.membership.members[begin.agent]
+        self.member: Member = begin.membership.member(begin.agent)
         self.directory = directory
         self.reports, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports.setblocking(False)
         self.started = False
+        self.stop_file = os.path.join(directory, "stop")
         self.cleared = asyncio.Event()
         self._environment = environment
         self._interface = interface or _interface_towards(begin.membership.store.address)
@@ -79,18 +81,25 @@ class Turn:
             backend=self.begin.backend,
             uses_torch=self.begin.uses_torch,
             process_group_timeout=self.begin.process_group_timeout,
-            records=self.begin.records,
+            records=self._records,
         )
+
+    @property
+    def _records(self) -> tuple[int, ...]:
+        return tuple(self.member.first_rank + local for local in self.begin.records)
 
     def _variables(self, rank: int) -> dict[str, str]:
         variables = worker_environment(
             self.begin.membership,
             self.member,
             rank,
-            app=self.begin.app,
+            run_id=self.begin.run_id or self.begin.app,
+            role=self.begin.role,
+            max_restarts=self.begin.max_restarts,
             error_file=os.path.join(self.directory, str(rank), "error.json"),
             agent_store=self.begin.uses_torch,
         )
+        variables |= {APP: self.begin.app, STOP_FILE: self.stop_file}
         depth = self._environment.get(DEPTH, "0")
         variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
         defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -104,6 +113,11 @@ class Turn:
         self._pids = pids
         self.theirs.close()
         self._spawn(self._send(self._stamp(wire.Started(pids=pids))))
+
+    def ask_to_stop(self) -> None:
+        """Let the workers know that the host will be taken away."""
+        with contextlib.suppress(OSError), open(self.stop_file, "w"):
+            pass
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
@@ -122,6 +136,9 @@ class Turn:
                 print(f"rank {rank} was killed by {name} after its function ended", file=sys.stderr)
             return
         killed = os.WIFSIGNALED(status)
+        if self.begin.exits and status == 0:
+            self._end(Outcome(rank, Ended.RETURNED, clock, self._pids.get(rank)))
+            return
         outcome = Outcome(
             rank=rank,
             kind=Ended.KILLED if killed else Ended.EXITED,
@@ -133,8 +150,11 @@ class Turn:
         )
         self._end(outcome)
 
-    async def processes_gone(self) -> None:
-        """Nothing of the round is left: once the last outcomes are sent, say so."""
+    async def processes_gone(self, port: int) -> None:
+        """Nothing of the round is left: once the last outcomes are sent, say so.
+
+        `port` is bound for the next round's store.
+        """
         self._hear_workers()
         while self._sending:
             await asyncio.wait(self._sending)
@@ -142,7 +162,7 @@ class Turn:
             return
         self.cleared.set()
         with contextlib.suppress(ConnectionError):
-            await self._send(self._stamp(wire.Stopped()))
+            await self._send(self._stamp(wire.Stopped(port=port)))
 
     async def close(self, *, drain: bool) -> None:
         """End following; with `drain`, only after everything printed was handed on. Idempotent."""
@@ -181,6 +201,8 @@ class Turn:
         for frame in frames:
             if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
                 self._end(frame.outcome)
+            elif isinstance(frame, wire.Entered):
+                self._spawn(self._send(frame))
 
     def _end(self, outcome: Outcome) -> None:
         self._ended.add(outcome.rank)
@@ -192,7 +214,8 @@ class Turn:
         directory = os.path.join(self.directory, str(outcome.rank))
         if not outcome.succeeded:
             stderr = following.tail(os.path.join(directory, "stderr"))
-            outcome = dataclasses.replace(outcome, stderr=stderr)
+            fault = outcome.fault or errorfile.read(os.path.join(directory, "error.json"))
+            outcome = dataclasses.replace(outcome, stderr=stderr, fault=fault)
         with contextlib.suppress(ConnectionError):
             await self._send_payload(outcome.rank, os.path.join(directory, PAYLOAD))
             await self._send(self._stamp(wire.Report(rank=outcome.rank, outcome=outcome)))
@@ -219,9 +242,7 @@ class Turn:
         self._room.set()
 
     async def _follow(self) -> None:
-        streams = list(
-            following.streams(self.directory, self.member.ranks, records=self.begin.records)
-        )
+        streams = list(following.streams(self.directory, self.member.ranks, records=self._records))
         pause = _FAST
         while True:
             final = self.cleared.is_set()

@@ -21,6 +21,7 @@ GROUP = "phalanx.cli"
 
 VERBS = {
     "launch": "run a function of a file or module on every rank",
+    "torchrun": "run a script on every worker of this host, with other hosts",
     "run": "run a component on a scheduler",
     "builtins": "the components that there are",
     "runopts": "the schedulers, and their options",

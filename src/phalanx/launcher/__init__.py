@@ -74,8 +74,34 @@ class Launcher:
     """How workers start: forked from a process that has loaded the packages, spawned as new
     interpreters, or (one worker) inline in this process, for debuggers."""
 
+    min_hosts: int | None = None
+    """The fewest hosts that the app goes on with when some are lost; by default all of them."""
+
+    max_hosts: int | None = None
+    """The most hosts that run workers; those that are listed beyond them wait as spares. By default
+    all of them."""
+
+    max_restarts: int = 0
+    """How often all workers are started anew when one has failed."""
+
+    restart: Literal["all", "host"] = "all"
+    """What a failed worker restarts: the workers of all hosts, or, for hosts that do not
+    communicate, those of its own host (each host then has max_restarts; no group is made)."""
+
+    restart_backoff: float = 0.5
+    """Seconds before the second restart of workers that fail within 10 s, twice that before the
+    third, and so on; the first comes at once."""
+
+    same_failures: int = 5
+    """The same failure within 10 s of the start, so many times in a row, ends the app though there
+    are restarts left; 0: never."""
+
+    preempt_signal: str = "SIGUSR1"
+    """The signal to an agent that tells its workers, through `phalanx.context().should_stop()`,
+    that the host will be taken away."""
+
     start_timeout: float = 300.0
-    """Seconds until all workers must be running."""
+    """Seconds until all workers must be running; and, later, until enough hosts are back."""
 
     process_group_timeout: float = 600.0
     """Seconds that forming the process group, and each of its operations, may take."""
@@ -122,7 +148,7 @@ class Launcher:
     def __enter__(self) -> Self:
         """Keep agents, and the packages they have loaded, from one run to the next."""
         if not self._entered:
-            from phalanx.launcher.plan import check
+            from phalanx.launcher.fields import check
             from phalanx.launcher.warmth import Kept, Pool
 
             check(self)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx import wire
 from phalanx.clock import ClockOffset
 from phalanx.launcher.placement import PlacedAgent
 from phalanx.logs import logger
+from phalanx.rounds import Outcome
+
+if TYPE_CHECKING:
+    from phalanx.launcher.workspace import Workspace
+
+T = TypeVar("T")
 
 LAST_LOGS = 3.0
 """Seconds that the logs of a cancelled app may take before they are given up."""
@@ -31,12 +39,16 @@ class Agent:
         self.silent = 0.0
         self.last_heard = time.monotonic()
         self.gone = False
+        self.left = False
+        """It was told to end: it is not wanted back."""
         self.rests = False
         self.lost = asyncio.Event()
         self.hello: wire.Hello | None = None
         self.ready: asyncio.Future[wire.Ready] = loop.create_future()
         self.reached: asyncio.Future[str] = loop.create_future()
         """Whether it reaches the first host: empty, or why not."""
+        self.tried: tuple[str, int] | None = None
+        """The address and port that it tried."""
         self.listening: asyncio.Task[None] | None = None
         self._app = app
 
@@ -44,6 +56,31 @@ class Agent:
         """Say something; that it is gone is heard where it is listened to."""
         with contextlib.suppress(ConnectionError):
             await self.channel.send(dataclasses.replace(frame, app=self._app))
+
+    def translate(self, outcome: Outcome, workspace: Workspace | None) -> Outcome:
+        """What is said of files of the project, in terms of the launcher's own."""
+        fault = outcome.fault
+        if self.hello is None or not self.hello.tree or workspace is None or fault is None:
+            return outcome
+        trace = fault.traceback
+        for name, root in workspace.roots.items():
+            trace = trace.replace(os.path.join(self.hello.tree, name, ""), f"{root.path}{os.sep}")
+        return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
+
+    async def wait_until_reached(self) -> str:
+        """Whether it reaches the first host; one that is lost meanwhile has nothing to say."""
+        return await self._unless_lost(self.reached) or ""
+
+    async def wait_until_ready(self) -> wire.Ready | None:
+        """What came of loading packages; None for one that is lost meanwhile."""
+        return await self._unless_lost(self.ready)
+
+    async def _unless_lost(self, awaited: asyncio.Future[T]) -> T | None:
+        lost = asyncio.ensure_future(self.lost.wait())
+        waited: set[asyncio.Future[Any]] = {awaited, lost}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        return awaited.result() if awaited.done() else None
 
     async def dismiss(self, gave_up: asyncio.Event, grace: float, *, orderly: bool) -> None:
         """Let it go: `orderly`, once its logs are here; otherwise by force."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.errors import ConfigError, LaunchError, ResultError
+from phalanx.launcher.collecting import Harvest
+from phalanx.launcher.deciding import Decide, decide_here
 from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import Placement
 from phalanx.launcher.plan import Plan
-from phalanx.launcher.report import make_exception
+from phalanx.launcher.printed import read_lines
 from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
@@ -26,12 +29,13 @@ from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
-from phalanx.registry.reading import Reader
-from phalanx.rendezvous.coordinator import Phase, Reason, Verdict
-from phalanx.rounds import Member, Outcome
+from phalanx.rendezvous.protocol import Phase, Reason, Verdict
+from phalanx.rounds import Outcome
 from phalanx.specs import AppState, AppStatus
 
 if TYPE_CHECKING:
+    import asyncio
+
     from phalanx.launcher.drive import Drive
 
 R = TypeVar("R")
@@ -52,10 +56,12 @@ class App(Generic[R]):
         shelters: Sequence[Shelter] = (),
         *,
         recorded: bool = True,
+        decide: Decide = decide_here,
     ) -> None:
         """Start the agents, or take such as wait in the shelters; the function may follow later.
 
         `recorded`: other processes can find it; one that is part of another app need not be.
+        `decide` makes the one that decides.
         """
         self.id = plan.app
         self._plan = plan
@@ -69,9 +75,11 @@ class App(Generic[R]):
         self._result: LaunchResult[R] | None = None
         self._lock = threading.RLock()
         self._done = threading.Event()
-        self._cancel: Callable[[float | None], None] | None = None
+        self._decide = decide
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled: list[float | None] = []
         self._drive: Drive | None = None
+        self._restarts = 0
         self._shows_status = False
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
@@ -177,19 +185,45 @@ class App(Generic[R]):
             if self._done.is_set():
                 return
             self._cancelled.append(grace)
-            if self._cancel is not None:
-                self._cancel(grace)
+            self._call(lambda drive: drive.cancel(grace))
         from phalanx.launcher.agents import LAST_LOGS
 
         if self._writer is not None:
             self._writer.give_up(after=LAST_LOGS)
 
+    def add_host(self, hostname: str, workers: int | None = None) -> None:
+        """Have one more host take part, from the next round on; there is one as soon as it has
+        come, unless `max_hosts` are there already: then it waits as a spare.
+
+        Returns before it has come. Raises `ConfigError` for a host that cannot be added.
+        """
+        from phalanx.launcher.joining import with_host
+
+        with self._lock:
+            if self._done.is_set():
+                raise ConfigError(f"{self.id} has ended: no host can be added.")
+            plan = self._plan = with_host(self._plan, hostname, workers)
+        new = routes(self._plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
+        self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
+        if self._writer is not None:
+            self._writer.add(new)
+        self._call(lambda drive: drive.add(plan))
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers that catch it. Returns at once."""
+        self._call(lambda drive: drive.signal(number))
+
     def status(self) -> AppStatus:
         """How it stands now."""
         with self._lock:
             seconds = (self._ended_at or time.monotonic()) - self._began
-            message, phases = self._message(), dict(self._drive.phases if self._drive else {})
-            return AppStatus(self.id, self._state, message, self._outcomes, seconds, phases)
+            drive = self._drive
+            phases = dict(drive.progress.phases) if drive is not None else {}
+            round_ = None if drive is None else drive.decider.round
+            return AppStatus(
+                *(self.id, self._state, self._message(), self._outcomes, seconds, phases),
+                num_restarts=0 if round_ is None else round_.restarts,
+            )
 
     def logs(
         self, ranks: Collection[int] | None = None, *, follow: bool = False
@@ -202,22 +236,8 @@ class App(Generic[R]):
         members = {rank: member for member in self._plan.members for rank in member.ranks}
         if unknown := set(ranks or ()) - members.keys():
             raise IndexError(f"ranks {sorted(unknown)}: the ranks are 0 to {len(members) - 1}")
-        return self._lines(members, ranks, follow=follow)
-
-    def _lines(
-        self, members: dict[int, Member], ranks: Collection[int] | None, *, follow: bool
-    ) -> Iterator[LogLine]:
         chosen = {r: p for r, p in self.log_files.items() if ranks is None or r in ranks}
-        readers = {rank: Reader(path) for rank, path in chosen.items()}
-        while True:
-            final = self._done.is_set()
-            for rank, reader in readers.items():
-                member = members[rank]
-                for _, text in reader.read(final=final):
-                    yield LogLine(rank, member.hostname, rank - member.first_rank, text)
-            if final or not follow:
-                return
-            self._done.wait(0.05)
+        return read_lines(chosen, members, self._done, follow=follow)
 
     # ── the thread ────────────────────────────────────────────────────────────
 
@@ -237,7 +257,7 @@ class App(Generic[R]):
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._state = self._final_state()
-                self._cancel = None
+                self._loop = None
                 watchers, self._watchers = self._watchers, []
             try:
                 self._entry.update(self.status())
@@ -253,40 +273,41 @@ class App(Generic[R]):
 
         from phalanx.launcher.drive import Drive
 
-        loop = asyncio.get_running_loop()
         drive = Drive(
-            *(self._plan, self._placement, self._function, writer, self._observe),
+            *(self._plan, self._placement, self._function, writer, self._observe, self._decide),
             began=self._began,
         )
         self._drive = drive
         self._inboxes = drive.inboxes
-
-        def cancel(grace: float | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
-                loop.call_soon_threadsafe(drive.cancel, grace)
-
         with self._lock:
-            self._cancel = cancel
+            self._loop = asyncio.get_running_loop()
             for grace in self._cancelled:
-                cancel(grace)
+                self._call(functools.partial(Drive.cancel, grace=grace))
         verdict = await drive.run()
-        self._running = drive.coordinator.running
+        self._running = drive.decider.running
         for note in drive.notes:
             logger.warning("phalanx: %s", note)
         return verdict
 
+    def _call(self, what: Callable[[Drive], object]) -> None:
+        """Have something done on the app's own loop; nothing once that has ended."""
+        loop, drive = self._loop, self._drive
+        if loop is not None and drive is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
+                loop.call_soon_threadsafe(what, drive)
+
     def _observe(self, drive: Drive) -> None:
         """Something has happened, or a moment has passed."""
-        coordinator = drive.coordinator
+        decider = drive.decider
+        restarts = 0 if decider.round is None else decider.round.restarts
         with self._lock:
-            before = self._state
-            if coordinator.phase is Phase.RUNNING:
+            before = self._state, self._restarts
+            self._restarts = restarts
+            if decider.phase is Phase.RUNNING:
                 self._state = AppState.RUNNING
-            if len(coordinator.outcomes) != len(self._outcomes):
-                self._outcomes = tuple(
-                    coordinator.outcomes[r] for r in sorted(coordinator.outcomes)
-                )
-        if before is not self._state:
+            if len(decider.outcomes) != len(self._outcomes):
+                self._outcomes = tuple(decider.outcomes[r] for r in sorted(decider.outcomes))
+        if before != (self._state, restarts):
             self._entry.update(self.status())
         now = time.monotonic()
         if now - self._looked > _ASKED_EVERY:
@@ -325,52 +346,36 @@ class App(Generic[R]):
             return str(self._verdict.reason.value)
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
 
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it from within, if it was not its workers."""
+        return self._error
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended, once it has."""
+        assert self._verdict is not None
+        return self._verdict
+
+    def harvest(self) -> Harvest:
+        """What has come home, once it has ended."""
+        return Harvest(self.verdict, self._inboxes, self._outcomes)
+
     def _collect(self) -> None:
         """Unpickle on the caller's thread: the values, or the exception to raise."""
-        verdict = self._verdict
-        if verdict is None:
+        if self._verdict is None:
             self._error = LaunchError("the app ended without a verdict")
-        elif verdict.reason is Reason.SUCCEEDED:
-            try:
-                values = tuple(self._load_value(rank) for rank in sorted(self._inboxes))
-                self._result = LaunchResult(values, self._plan.members)
-            except ResultError as error:
-                self._error = error
-        else:
-            self._error = make_exception(
-                verdict,
-                self._plan.members,
-                self.log_files,
-                self._load_exception,
-                returned=tuple(o.rank for o in self._outcomes if o.succeeded),
-                running=self._running,
-                start_timeout=self._plan.settings.start_timeout,
-            )
-        for inbox in self._inboxes.values():
-            inbox.close()
-
-    def _load_value(self, rank: int) -> R:
+            return
+        harvest = self.harvest()
         try:
-            value: R = self._inboxes[rank].load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            member = next(m for m in self._plan.members if rank in m.ranks)
-            raise ResultError(
-                f"the value of rank {rank} on {member.hostname} cannot be unpickled here: "
-                f"{type(error).__name__}: {error}",
-                rank=rank,
-                hostname=member.hostname,
-                type_name="",
-            ) from error
-        return value
-
-    def _load_exception(self, rank: int) -> BaseException | None:
-        try:
-            error = self._inboxes[rank].load()
-        except Exception:  # noqa: BLE001 its description is used instead
-            return None
-        return error if isinstance(error, BaseException) else None
+            if harvest.succeeded:
+                self._result = harvest.result()
+            else:
+                timeout = self._plan.settings.start_timeout
+                self._error = harvest.exception(self.log_files, self._running, timeout)
+        except ResultError as error:
+            self._error = error
+        harvest.close()
 
 
 _RUNNING: weakref.WeakSet[App[Any]] = weakref.WeakSet()

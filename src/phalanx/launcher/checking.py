@@ -82,7 +82,7 @@ def _minor(version: str) -> str:
 
 def check(launcher: Launcher) -> HostsReport:
     """Ask all hosts at once; blocks until all have answered."""
-    from phalanx.launcher.plan import check as check_fields
+    from phalanx.launcher.fields import check as check_fields
 
     check_fields(launcher)
     places = find(launcher, os.environ)

@@ -1,7 +1,7 @@
-"""Hosts the coordinator for one launch: frames in, actions out.
+"""Carries out what was decided for one app: frames in, actions out.
 
-Runs on the loop of the app's own thread. It decides nothing: it carries frames to the coordinator
-as events, and the coordinator's actions to the agents as frames.
+Runs on the loop of the app's own thread. It decides nothing: it carries frames to whoever decides
+as events, and what was decided to the agents as frames.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import os
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
 from phalanx.background import Background
 from phalanx.clock import Interval
-from phalanx.errors import LaunchError, WireError
+from phalanx.errors import WireError
 from phalanx.launcher.agents import Agent
+from phalanx.launcher.deciding import Decide, host_of
 from phalanx.launcher.meeting import Meeting
-from phalanx.launcher.payload import Function, Inbox
-from phalanx.launcher.placement import NotPlaced, Placement
+from phalanx.launcher.outlets import Outlets
+from phalanx.launcher.payload import Function, Inboxes
+from phalanx.launcher.placement import NotPlaced, PlacedAgent, Placement
 from phalanx.launcher.plan import Plan
-from phalanx.launcher.shipping import Shipping
-from phalanx.logs.lines import agent_key
+from phalanx.launcher.progress import Progress
+from phalanx.launcher.provision import Provision
 from phalanx.logs.writer import LogWriter
-from phalanx.rendezvous import coordinator as c
-from phalanx.rounds import Endpoint, Outcome, Round
+from phalanx.rendezvous import protocol as p
+from phalanx.rounds import Endpoint, Round
 
 _TICK = 0.1
-_SETTLE = 0.1
-_START_SETTLE = 8.0
-"""Once a host could not be used, how long the others are waited for: to name all that cannot be."""
 _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
+_RECALLED, _LONGEST = 1.0, 30.0
+"""Seconds after which a lost host is tried again, and the longest that this grows to."""
 
 
 class Drive:
@@ -49,39 +49,35 @@ class Drive:
         function: Future[Function],
         logs: LogWriter,
         on_event: Callable[[Drive], None],
+        decide: Decide,
         *,
         began: float,
     ) -> None:
-        """`on_event` is called, on the loop, after every event, and every moment."""
-        settings = plan.settings
+        """`on_event` is called, on the loop, after every event, and every moment.
+
+        `decide` makes the one that decides, given the plan and the clock to go by.
+        """
         self.plan = plan
-        self.inboxes: dict[int, Inbox] = {}
+        self.inboxes = Inboxes()
         self.notes: list[str] = []
-        self.phases: dict[str, float] = {}
-        """What was reached when, in seconds since it began."""
-        self._began = began
+        self.progress = Progress(plan, began)
         self._placement = placement
-        self._function = function
-        self._logs = logs
+        self._outlets = Outlets(logs)
         self._on_event = on_event
         self._agents: dict[int, Agent] = {}
-        self._verdict: asyncio.Future[c.Verdict] = asyncio.get_running_loop().create_future()
+        self._former: list[Agent] = []
+        """Agents that were lost, and have been replaced."""
+        self._verdict: asyncio.Future[p.Verdict] = asyncio.get_running_loop().create_future()
         self._background = Background(self._failed)
         self._do = self._background.do
         self._gave_up = asyncio.Event()
         self._asleep = 0.0
-        self._shipping = None if plan.workspace is None else Shipping(plan.workspace)
-        policy = c.Policy(
-            members=plan.members,
-            start_timeout=settings.start_timeout,
-            stop_grace=settings.stop_grace,
-            settle=_SETTLE if len(plan.members) > 1 else 0.0,
-            start_settle=_START_SETTLE,
-        )
-        self.coordinator = c.Coordinator(policy, self._now())
+        self._provision = Provision(plan, function)
+        self.decider = decide(plan, self._now)
 
-    async def run(self) -> c.Verdict:
+    async def run(self) -> p.Verdict:
         """Run the app to its end; when this returns, nothing of it is left."""
+        await self.decider.start(self._act, self._failed)
         self._do(self._tick())
         self._do(self._ping())
         placing = self._do(self._place())
@@ -98,25 +94,56 @@ class Drive:
             )
             raise
         finally:
+            await self.decider.close()
             self._background.cancel()
-            for agent in self._agents.values():
+            for agent in (*self._agents.values(), *self._former):
                 agent.channel.abort()
 
     async def _place(self) -> None:
         async for placed in self._placement.place():
-            if isinstance(placed, NotPlaced):
-                now = self._now()
-                self._feed(c.Gone(placed.index, placed.reason, Interval(now, now)))
-                continue
-            agent = self._agents[placed.index] = Agent(placed, self.plan.app)
-            key = agent_key(placed.index)
-            placed.on_errors(functools.partial(self._logs.write, key, "stderr"))
-            agent.listening = self._do(self._listen(placed.index, agent))
+            self._welcome(placed)
+
+    def _welcome(self, placed: PlacedAgent | NotPlaced) -> None:
+        index = self.plan.members[placed.index].agent
+        if isinstance(placed, NotPlaced):
+            now = self._now()
+            self._feed(p.Gone(index, placed.reason, Interval(now, now)))
+            if self.plan.is_elastic:
+                self._do(self._recall(placed.index))
+            return
+        agent = self._agents[index] = Agent(placed, self.plan.app)
+        placed.on_errors(functools.partial(self._outlets.write_errors, index))
+        agent.listening = self._do(self._listen(index, agent))
+
+    async def _recall(self, position: int) -> None:
+        """Try to have an agent on a host again, for as long as it is of use."""
+        pause = _RECALLED
+        while not self.decider.is_over:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+            placed = await self._placement.again(position)
+            if isinstance(placed, PlacedAgent):
+                self._welcome(placed)
+                return
+
+    def add(self, plan: Plan) -> None:
+        """Start the agent of a host that the plan has got in addition, the last one."""
+        self.plan = plan
+        self._placement.extend(plan)
+        self._do(self._start_again(len(plan.members) - 1))
+
+    async def _start_again(self, position: int) -> None:
+        self._welcome(await self._placement.again(position))
 
     def cancel(self, grace: float | None) -> None:
         """Ask for the end."""
         self._gave_up.set()
-        self._feed(c.Cancel(grace))
+        self._feed(p.Cancel(grace))
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers that catch it."""
+        for agent in self._agents.values():
+            self._do(agent.send(wire.Signal(number=number)))
 
     def _now(self) -> float:
         """Our time, without that in which this process was stopped or the machine asleep."""
@@ -124,40 +151,37 @@ class Drive:
 
     # ── events ────────────────────────────────────────────────────────────────
 
-    def _feed(self, event: c.Event) -> None:
-        for action in self.coordinator.handle(event, self._now()):
-            match action:
-                case c.BeginRound(round_):
-                    self._do(self._begin(round_))
-                case c.HaltRound(number, grace):
-                    for agent in self._agents.values():
-                        self._do(agent.send(wire.Stop(round=number, grace=grace)))
-                case c.Finish(verdict) if not self._verdict.done():
-                    self._verdict.set_result(verdict)
-                    self._reach("ended")
+    def _feed(self, event: p.Event) -> None:
+        self.decider.tell(event)
+        for happening in self.decider.take_happened():
+            self.progress.happen(happening, time.monotonic() - self._now())
         self._on_event(self)
 
-    def _reach(self, phase: str, ago: float = 0.0) -> None:
-        self.phases[phase] = time.monotonic() - ago - self._began
+    def _act(self, action: p.Action) -> None:
+        match action:
+            case p.BeginRound(round_, agents):
+                self._outlets.begin(round_)
+                again = [rank for a in agents or () for rank in round_.member(a).ranks]
+                self.inboxes.forget(again if agents is not None else None)
+                self.progress.begin(round_)
+                self._do(self._begin(round_, agents))
+            case p.HaltRound(number, grace, agents):
+                self.progress.halted(time.monotonic())
+                for index, agent in self._agents.items():
+                    if agents is None or index in agents:
+                        self._do(agent.send(wire.Stop(round=number, grace=grace)))
+            case p.Expel(index, reason) if index in self._agents:
+                self._lose(index, self._agents[index], reason)
+            case p.Finish(verdict) if not self._verdict.done():
+                self._verdict.set_result(verdict)
+                self.progress.reach("ended")
 
     def describe(self) -> str:
         """Where things stand, in a few words."""
-        total = sum(member.workers for member in self.plan.members)
-        workers = "1 worker" if total == 1 else f"{total} workers"
-        if self.coordinator.phase is c.Phase.STOPPING:
-            return f"stopping {workers}"
-        if "workers forked" in self.phases:
-            ended = len(self.coordinator.outcomes)
-            return f"running {workers}" + (f", {ended} returned" if ended else "")
+        ready = all(agent.ready.done() for agent in self._agents.values())
         there = {i for i, agent in self._agents.items() if agent.hello is not None}
-        if awaited := [m.hostname for m in self.plan.members if m.agent not in there]:
-            return f"starting on {_some(awaited)}"
-        if self._shipping is not None and (sending := self._shipping.describe(self.plan.members)):
-            return sending
-        if not all(agent.ready.done() for agent in self._agents.values()):
-            tops = [item.module.partition(".")[0] for item in self.plan.prepare[0].preload]
-            return f"loading {_some(tops) or 'Python'}"
-        return f"starting {workers}"
+        sending = self._provision.describe(self.plan)
+        return self.progress.describe(self.plan, self.decider, there, sending, ready=ready)
 
     async def _listen(self, index: int, agent: Agent) -> None:
         try:
@@ -184,9 +208,9 @@ class Drive:
             case wire.Pong():
                 agent.clock.observe(frame.sent, frame.clock, time.monotonic())
             case wire.Want():
-                self._do(self._send_wanted(index, agent, frame.digests))
-            case wire.Arrived() if self._shipping is not None:
-                self._shipping.arrived(index, frame)
+                self._do(self._provision.send(index, agent, frame.digests))
+            case wire.Arrived():
+                self._provision.arrived(index, frame)
             case wire.Reached() if not agent.reached.done():
                 agent.reached.set_result(frame.problem)
             case wire.Note():
@@ -194,48 +218,45 @@ class Drive:
             case wire.Ready() if not agent.ready.done():
                 self._note(frame)
                 agent.ready.set_result(frame)
-                self._reach("packages loaded")
+                self.progress.reach("packages loaded")
+            case wire.Log() if frame.stream in ("stdout", "stderr", "records"):
+                self._log(index, agent, frame)
+            case wire.Stopped() if frame.round == self.decider.round_of(index):
+                hello = agent.hello
+                address = "" if hello is None else hello.address
+                endpoint = Endpoint(address, frame.port) if frame.port else None
+                self._feed(p.Cleared(index, frame.round, endpoint))
+            case wire.Leaving():
+                self._feed(p.Leaving(index))
+            case wire.Broken():
+                agent.left = frame.left
+                self._lose(index, agent, frame.message)
+            case _ if frame.round == self.decider.round_of(index):
+                self._hear_workers(index, agent, frame)
+
+    def _hear_workers(self, index: int, agent: Agent, frame: wire.Frame) -> None:
+        """What concerns the round that the agent is in."""
+        match frame:
             case wire.Started():
-                self._reach("workers forked")
-                self._feed(c.Running(index, frame.round))
-            case wire.Piece() | wire.Log() if frame.rank is not None and self._is_stale(frame):
-                pass
+                self.progress.forked(len(frame.pids))
+                self._feed(p.Running(index, frame.round))
+            case wire.Entered():
+                self.progress.entered(agent.clock.interval(frame.clock).latest)
             case wire.Piece() if frame.rank is not None:
-                self._collect(frame, frame.rank)
+                self.inboxes.collect(frame, frame.rank)
             case wire.Report():
                 when = agent.clock.interval(frame.outcome.clock).shifted(self._asleep)
-                if frame.outcome.joined is not None:
-                    ago = frame.outcome.clock - frame.outcome.joined
-                    self._reach("group formed", ago + self._asleep + time.monotonic() - when.latest)
-                self._reach("functions ended")
-                outcome = self._as_here(agent, frame.outcome)
-                self._feed(c.WorkerEnded(index, frame.round, outcome, when))
-            case wire.Log() if frame.stream in ("stdout", "stderr", "records"):
-                self._log(agent, frame, agent_key(index) if frame.rank is None else frame.rank)
-            case wire.Stopped():
-                self._feed(c.Cleared(index, frame.round))
-            case wire.Broken():
-                self._lose(index, agent, frame.message)
-
-    def _is_stale(self, frame: wire.Frame) -> bool:
-        round_ = self.coordinator.round
-        return round_ is None or frame.round != round_.number
+                awake = when.shifted(-self._asleep)
+                hostname = self.plan.member(index).hostname
+                self.progress.ended(frame.outcome.rank, hostname, frame.outcome, awake)
+                outcome = agent.translate(frame.outcome, self.plan.workspace)
+                self._feed(p.WorkerEnded(index, frame.round, outcome, when))
 
     def _note(self, ready: wire.Ready) -> None:
         notes = list(ready.notes)
         if self.plan.settings.preload != "auto":
             notes += [f"could not preload {failed}" for failed in ready.failed]
         self.notes += [note for note in notes if note not in self.notes]
-
-    def _collect(self, piece: wire.Piece, rank: int) -> None:
-        try:
-            if rank not in self.inboxes:
-                self.inboxes[rank] = Inbox(piece.total)
-            self.inboxes[rank].add(piece)
-        except OSError as error:
-            raise LaunchError(
-                f"the value of rank {rank} ({piece.total} bytes) cannot be kept here: {error}"
-            ) from error
 
     def _greet(self, index: int, agent: Agent, hello: wire.Hello) -> None:
         ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
@@ -245,30 +266,43 @@ class Drive:
             self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
         else:
             agent.hello = hello
-            self._reach("agents up")
+            self.progress.reach("agents up")
             self._do(agent.send(wire.Ping(sent=time.monotonic())))
             if hello.tree:
-                self._do(self._ship(agent))
-            self._feed(c.Joined(index, Endpoint(hello.address, hello.port)))
+                self._do(self._provision.ship(agent))
+            self._do(self._join(index, agent, hello))
 
-    def _as_here(self, agent: Agent, outcome: Outcome) -> Outcome:
-        """What is said of files of the project, in terms of the launcher's own."""
-        workspace, fault = self.plan.workspace, outcome.fault
-        if agent.hello is None or not agent.hello.tree or workspace is None or fault is None:
-            return outcome
-        trace = fault.traceback
-        for name, root in workspace.roots.items():
-            trace = trace.replace(os.path.join(agent.hello.tree, name, ""), f"{root.path}{os.sep}")
-        return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
+    async def _join(self, index: int, agent: Agent, hello: wire.Hello) -> None:
+        """Have it take part: at once where we decide, or when we know what it will need."""
+        torch = None
+        if self.plan.meets_others or self.decider.round is not None:
+            if (ready := await agent.wait_until_ready()) is None:
+                return
+            torch = await self._provision.uses_torch(self.plan, [ready])
+        if not agent.gone:
+            host = host_of(self.plan, index)
+            self._feed(p.Joined(index, Endpoint(hello.address, hello.port), host, torch))
 
     def _lose(self, index: int, agent: Agent, reason: str) -> None:
         agent.lost.set()
-        if not agent.gone:
-            agent.gone = True
-            when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
-            self._feed(c.Gone(index, reason, when))
+        if agent.gone:
+            return
+        agent.gone = True
+        when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
+        self.progress.lost(agent.last_heard)
+        self._feed(p.Gone(index, reason, when))
+        if self.plan.is_elastic and not self.decider.is_over:
+            self._do(self._replace(index, agent))
 
-    def _log(self, agent: Agent, frame: wire.Log, key: int) -> None:
+    async def _replace(self, index: int, agent: Agent) -> None:
+        """Leave nothing of a lost agent behind, and try to have another in its place."""
+        self._former.append(agent)
+        await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
+        position = next(i for i, m in enumerate(self.plan.members) if m.agent == index)
+        if not self.decider.is_over and not agent.left:
+            await self._recall(position)
+
+    def _log(self, index: int, agent: Agent, frame: wire.Log) -> None:
         loop = asyncio.get_running_loop()
         taken = wire.Taken(app=frame.app, round=frame.round, size=len(frame.data))
 
@@ -276,7 +310,7 @@ class Drive:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
                 loop.call_soon_threadsafe(lambda: self._do(agent.send(taken)))
 
-        self._logs.write(key, frame.stream, frame.data, None if key < 0 else done)
+        self._outlets.write(self.plan, index, frame, done)
 
     # ── actions ───────────────────────────────────────────────────────────────
 
@@ -285,55 +319,43 @@ class Drive:
         if not self._verdict.done():
             self._verdict.set_exception(error)
 
-    async def _begin(self, round_: Round) -> None:
+    async def _begin(self, round_: Round, only: tuple[int, ...] | None) -> None:
         settings = self.plan.settings
-        self.plan.tokens.remove()  # everybody has looked
-        meeting = Meeting(self.plan, self._agents)
-        self._do(meeting.try_to_reach())
-        store = Endpoint(meeting.address, round_.store.port)
-        round_ = dataclasses.replace(round_, store=store)
-        function = await self._get_function()
-        ready = [await agent.ready for agent in self._agents.values()]
-        if self.coordinator.phase is not c.Phase.RUNNING:
-            return
-        # One decision for all hosts, or they would wait for each other in a group.
-        uses_torch = function.uses_torch or settings.backend not in (None, "auto")
-        uses_torch = uses_torch or any(r.torch for r in ready)
-        if self.plan.errand is not None:
-            uses_torch = uses_torch or function.names_torch
-        if uses_torch:
-            await meeting.check()
-        for index, agent in self._agents.items():
+        if not self.plan.is_elastic:
+            self.plan.tokens.remove()  # everybody has looked
+        function = await self._provision.function()
+        members = [m for m in round_.members if m.agent in self._agents]
+        uses_torch = bool(round_.torch)
+        if not self.plan.meets_others:
+            meeting = Meeting(self.plan, round_, self._agents)
+            self._do(meeting.try_to_reach())
+            round_ = dataclasses.replace(round_, store=Endpoint(meeting.address, round_.store.port))
+            waited = [await self._agents[member.agent].wait_until_ready() for member in members]
+            # One decision for all hosts, or they would wait for each other in a group.
+            ready = [found for found in waited if found is not None]
+            uses_torch = await self._provision.uses_torch(self.plan, ready)
+            if uses_torch:
+                await meeting.check()
+        for member in members:
+            if self.decider.phase is not p.Phase.RUNNING or (only and member.agent not in only):
+                continue
             frame = wire.Begin(
                 round=round_.number,
                 membership=round_,
-                agent=index,
+                agent=member.agent,
                 function=function.digest,
-                backend=settings.backend,
+                backend=None if settings.restart == "host" else settings.backend,
                 uses_torch=uses_torch,
                 process_group_timeout=settings.process_group_timeout,
-                records=self._logs.wants_records,
+                records=self._outlets.wanted_records(self.plan, member),
+                run_id=self.plan.run_id,
+                role=self.plan.role,
+                max_restarts=settings.max_restarts,
+                exits=self.plan.exits,
             )
-            self._do(agent.send(frame))
+            self._do(self._agents[member.agent].send(frame))
 
-    async def _ship(self, agent: Agent) -> None:
-        assert self._shipping is not None
-        manifest = await self._shipping.manifest()
-        await agent.send(wire.Ship(manifest=manifest.digest))
-
-    async def _send_wanted(self, index: int, agent: Agent, digests: tuple[str, ...]) -> None:
-        function = await self._get_function()
-        if function.digest in digests:
-            for piece in function.pieces():
-                await agent.send(piece)
-        elif self._shipping is not None:
-            await self._shipping.send(index, digests, agent.send)
-
-    async def _get_function(self) -> Function:
-        # Shielded: whoever provides it must not find it cancelled.
-        return await asyncio.shield(asyncio.wrap_future(self._function))
-
-    async def _dismiss(self, verdict: c.Verdict) -> None:
+    async def _dismiss(self, verdict: p.Verdict) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
         await asyncio.gather(
             *(
@@ -352,15 +374,14 @@ class Drive:
         """Watch deadlines and silence. Time in which we ourselves were stopped does not count."""
         limit = self.plan.settings.host_timeout
         while True:
-            due = self.coordinator.deadline
+            due = self.decider.deadline
             wait = _TICK if due is None else min(_TICK, max(0.0, due - self._now()))
             began = time.monotonic()
             await asyncio.sleep(wait)
             overslept = time.monotonic() - began - wait
             if overslept > _ASLEEP:
                 self._asleep += overslept
-            self._feed(c.Tick())
-            self._on_event(self)
+            self._feed(p.Tick())
             for index, agent in list(self._agents.items()):
                 silent = agent.hello is not None and agent.channel.heard == agent.heard
                 agent.silent = agent.silent + wait if silent else 0.0
@@ -374,10 +395,3 @@ class Drive:
                 if not agent.gone and not agent.channel.congested:
                     await agent.send(wire.Ping(sent=time.monotonic()))
             await asyncio.sleep(self.plan.prepare[0].heartbeat)
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first few of them."""
-    known = list(dict.fromkeys(names))
-    more = f" and {len(known) - 4} more" if len(known) > 4 else ""
-    return ", ".join(known[:4]) + more

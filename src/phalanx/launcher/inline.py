@@ -36,7 +36,7 @@ def run_inline(
         port = reserved.getsockname()[1]
     round_ = Round(1, plan.members, Endpoint("127.0.0.1", port))
     variables = worker_environment(
-        round_, plan.members[0], 0, app=plan.app, error_file=os.devnull, agent_store=False
+        round_, plan.members[0], 0, run_id=plan.app, error_file=os.devnull, agent_store=False
     )
     with (
         _environment({**plan.settings.extra_env_vars, **variables}),

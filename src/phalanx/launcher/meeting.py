@@ -9,34 +9,43 @@ from phalanx import network, wire
 from phalanx.errors import StartFailed
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.plan import Plan
+from phalanx.rounds import Round
 
 LOOPBACK = "127.0.0.1"
 
 
 class Meeting:
-    """All agents are there, and are to have their workers meet."""
+    """All agents of a round are there, and are to have their workers meet."""
 
-    def __init__(self, plan: Plan, agents: Mapping[int, Agent]) -> None:
+    def __init__(self, plan: Plan, round_: Round, agents: Mapping[int, Agent]) -> None:
         """Choose the address. Raises `StartFailed` if there is none."""
-        self._plan = plan
-        self._agents = agents
-        self._hellos = {i: a.hello for i, a in sorted(agents.items()) if a.hello is not None}
-        here = [index for index, agent in agents.items() if not agent.placed.is_abroad]
+        self._members = round_.members
+        self._first = first = round_.members[0]
+        self._agents = {m.agent: agents[m.agent] for m in round_.members if m.agent in agents}
+        self._hellos = {i: a.hello for i, a in self._agents.items() if a.hello is not None}
+        here = [index for index, agent in self._agents.items() if not agent.placed.is_abroad]
         settings = plan.settings
-        self.address = settings.address or choose(self._hellos, here, settings.interface)
+        given = settings.address if first.agent == plan.members[0].agent else None
+        self.address = given or choose(self._hellos, first.agent, here, settings.interface)
         if not self.address:
-            first = plan.members[0].hostname
             raise StartFailed(
-                f"{first}, where the workers are to meet, has no address that others could reach. "
-                "Give one with address=..., or an interface with interface=....",
-                hostname=first,
+                f"{first.hostname}, where the workers are to meet, has no address that others "
+                "could reach. Give one with address=..., or an interface with interface=....",
+                hostname=first.hostname,
             )
 
     async def try_to_reach(self) -> None:
-        """Have the others try whether they reach it."""
-        first = self._hellos[0]
+        """Have the others try whether they reach it, if they have not tried already."""
+        first = self._hellos.get(self._first.agent)
+        if first is None:
+            return
         frame = wire.Reach(address=self.address, port=first.door)
         for index, agent in self._agents.items():
+            place = (self.address, first.door)
+            if agent.tried == place or index not in self._hellos:
+                continue
+            agent.tried = place
+            agent.reached = asyncio.get_running_loop().create_future()
             if self._hellos[index].space == first.space:
                 agent.reached.set_result("")
             else:
@@ -44,16 +53,14 @@ class Meeting:
 
     async def check(self) -> None:
         """Wait for what came of it. Raises `StartFailed` if one of them does not reach it."""
-        members = self._plan.members
-        results = await asyncio.gather(*(agent.reached for agent in self._agents.values()))
-        problems = {
-            members[index].hostname: problem
-            for index, problem in zip(self._agents, results, strict=True)
-            if problem
-        }
+        problems: dict[str, str] = {}
+        for member in self._members:
+            agent = self._agents.get(member.agent)
+            if agent is not None and (problem := await agent.wait_until_reached()):
+                problems[member.hostname] = problem
         if not problems:
             return
-        place = f"{members[0].hostname} at {self.address}"
+        place = f"{self._first.hostname} at {self.address}"
         lines = [f"{host} cannot reach {place}: {problem}" for host, problem in problems.items()]
         raise StartFailed(
             "\n".join(lines) + "\nWorkers meet there. Is there a firewall, or another network? "
@@ -63,14 +70,18 @@ class Meeting:
         )
 
 
-def choose(hellos: Mapping[int, wire.Hello], here: Collection[int], interface: str | None) -> str:
+def choose(
+    hellos: Mapping[int, wire.Hello], first: int, here: Collection[int], interface: str | None
+) -> str:
     """The address of the first host; empty if there is none. `here` are those on this machine."""
+    if first not in hellos:
+        return LOOPBACK  # it has gone meanwhile: there will be another round
     if interface is None:
         if len({hello.space for hello in hellos.values()}) == 1:
             return LOOPBACK
-        if 0 in here:
+        if first in here:
             for index, hello in hellos.items():
                 own = None if index in here else network.address_towards(hello.address)
                 if own is not None and not network.is_loopback(own):
                     return own
-    return hellos[0].address
+    return hellos[first].address

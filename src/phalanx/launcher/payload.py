@@ -9,14 +9,14 @@ import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, Any
 
 from phalanx import wire
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, LaunchError
 from phalanx.launcher.imports import Needs
 from phalanx.worker import outcome
 
@@ -103,6 +103,26 @@ def _is_importable(module: Any) -> bool:
         if spec is not None:
             return os.path.realpath(str(spec.origin)) == os.path.realpath(str(file))
     return False
+
+
+class Inboxes(dict[int, "Inbox"]):
+    """What ranks have sent, by global rank."""
+
+    def collect(self, piece: wire.Piece, rank: int) -> None:
+        """Take the next piece of a rank's payload. Raises `LaunchError`."""
+        try:
+            if rank not in self:
+                self[rank] = Inbox(piece.total)
+            self[rank].add(piece)
+        except OSError as error:
+            raise LaunchError(
+                f"the value of rank {rank} ({piece.total} bytes) cannot be kept here: {error}"
+            ) from error
+
+    def forget(self, ranks: Container[int] | None) -> None:
+        """What these ranks, or all, gave in another round does not count any more."""
+        for rank in [rank for rank in self if ranks is None or rank in ranks]:
+            self.pop(rank).close()
 
 
 class Inbox:

@@ -141,6 +141,28 @@ class Placement:
             for task in opening:
                 task.cancel()
 
+    def extend(self, plan: Plan) -> None:
+        """Take up a plan that has one more host."""
+        self._plan = plan
+        index = len(self._starts)
+        target = plan.places[index].target
+        self._starts.append(_Start(plan.prepare[index], {}, None, target))
+
+    async def again(self, index: int) -> PlacedAgent | NotPlaced:
+        """Start an agent in the place of one that is lost, or was not started yet."""
+        before = self._starts[index]
+        start = self._starts[index] = dataclasses.replace(before, child=None, dial=None)
+        try:
+            if start.target is None:
+                self._start_here(start)
+            elif (dial := self._plan.dials.by_index.pop(index, None)) is not None:
+                start.dial = dial
+            else:
+                self._dial([index])
+        except StartFailed as error:
+            return NotPlaced(index, str(error))
+        return await self._open(index)
+
     async def _open(self, index: int) -> PlacedAgent | NotPlaced:
         start = self._starts[index]
         if start.child is not None:

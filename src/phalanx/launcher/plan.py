@@ -7,13 +7,13 @@ they take. Every mistake is a `ConfigError`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
+import functools
 import os
 import re
 import secrets
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from phalanx import environment, hosts, ranks, wire
 from phalanx.errors import ConfigError
+from phalanx.launcher.fields import check, check_bounds, need_torch
 from phalanx.launcher.places import Dials, Facts, Place
 from phalanx.launcher.places import counts as count_workers
 from phalanx.launcher.places import find as find_places
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
     from phalanx.launcher.targets import Target
     from phalanx.launcher.workspace import Workspace
 
-BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
-START_METHODS = ("zygote", "spawn", "inline")
 _OF_AN_INTERPRETER = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-_TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,28 @@ class Plan:
     tokens: Tokens
     env_file: str | None
     settings: Launcher
+    make_frame: Callable[[Place, Member], wire.Prepare]
+    """The first frame for a member at a place."""
+    meets_others: bool = False
+    """It is one host of an app whose other hosts are others' concern."""
+    run_id: str = ""
+    """What workers know the app by; its own id if empty."""
+    role: str = "default"
+    exits: bool = False
+    """The workers become other programs."""
+
+    def member(self, agent: int) -> Member:
+        """An agent's host, at the ranks that it would have with all of them."""
+        return next(member for member in self.members if member.agent == agent)
+
+    @property
+    def is_elastic(self) -> bool:
+        """A lost host, or a failed worker, need not be the end."""
+        settings = self.settings
+        fewest = settings.min_hosts or len(self.members)
+        most = settings.max_hosts or len(self.members)
+        changes = fewest < len(self.members) or most != len(self.members)
+        return settings.max_restarts > 0 or changes or self.meets_others
 
     def own_variables(self, index: int) -> Mapping[str, str]:
         """The variables that were given for a member, rather than copied."""
@@ -76,11 +96,14 @@ def make_plan(
     """
     check(launcher)
     places = find_places(launcher, os.environ)
-    away = any(place.target is not None for place in places)
+    check_bounds(launcher, len(places))
+    # With room for more hosts than are listed, others may be added.
+    room = (launcher.max_hosts or 0) > len(places)
+    away = room or any(place.target is not None for place in places)
     if launcher.start_method == "inline" and away:
         raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
     if launcher.backend not in (None, "auto") and not away:
-        _need_torch(str(launcher.backend))
+        need_torch(str(launcher.backend))
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
     errand = _errand(launcher, env_file) if away else None
     workspace = _workspace(launcher, needs) if away else None
@@ -91,10 +114,8 @@ def make_plan(
     try:
         members = ranks.members([place.name for place in places], counts)
         elsewhere = _Elsewhere(launcher, needs, workspace, wire.Away(tokens.roots))
-        frames = tuple(
-            _for_place(here, place, member, elsewhere, networked=away)
-            for place, member in zip(places, members, strict=True)
-        )
+        make_frame = functools.partial(_for_place, here, elsewhere=elsewhere, networked=away)
+        frames = tuple(map(make_frame, places, members))
     except BaseException:
         dials.give_up()
         raise
@@ -109,6 +130,7 @@ def make_plan(
         tokens=tokens,
         env_file=env_file,
         settings=launcher,
+        make_frame=make_frame,
     )
 
 
@@ -133,6 +155,7 @@ def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Pre
         heartbeat=min(5.0, launcher.host_timeout / 4),
         orphan_timeout=launcher.orphan_timeout,
         stop_grace=launcher.stop_grace,
+        preempt=signal.Signals[launcher.preempt_signal],
         interface=launcher.interface or "",
     )
 
@@ -236,107 +259,3 @@ def _working_directory() -> str | None:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "app"
-
-
-# ── checks ────────────────────────────────────────────────────────────────────
-
-
-def check(launcher: Launcher) -> None:
-    """Check the fields that need no table."""
-    _one_of("backend", launcher.backend, (None, *BACKENDS))
-    _one_of("start_method", launcher.start_method, START_METHODS)
-    for name in _TIMES:
-        _seconds(name, getattr(launcher, name), minimum_excluded=True)
-    for name in ("stop_grace", "keep_warm"):
-        _seconds(name, getattr(launcher, name), minimum_excluded=False)
-    _check_environment(launcher)
-    _check_hosts(launcher)
-    if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
-        raise ConfigError(
-            f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
-            "Write preload=['torch'], or preload=[] for none."
-        )
-    if launcher.name is not None and not isinstance(launcher.name, str):
-        raise ConfigError(f"name={launcher.name!r} is not a string.")
-    spec = launcher.log_spec
-    if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
-        raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")
-
-
-def _is_list_of_names(value: object) -> bool:
-    names = isinstance(value, Sequence) and not isinstance(value, str)
-    return names and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
-
-
-def _check_environment(launcher: Launcher) -> None:
-    if isinstance(launcher.env_vars, Mapping):
-        raise ConfigError(
-            "env_vars takes patterns of names to copy, not a dict. "
-            "Give the values as extra_env_vars={...}."
-        )
-    if isinstance(launcher.env_vars, str):
-        raise ConfigError(
-            f"env_vars is a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
-        )
-    for field in ("extra_env_vars", "host_env_vars"):
-        if not isinstance(getattr(launcher, field), Mapping):
-            raise ConfigError(f"{field} is a dict, not {getattr(launcher, field)!r}.")
-    for variables in (launcher.extra_env_vars, *launcher.host_env_vars.values()):
-        if not isinstance(variables, Mapping):
-            raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
-        for name, value in variables.items():
-            environment.check(name, value)
-            if name in ranks.RANK_VARIABLES:
-                raise ConfigError(f"extra_env_vars: {name} is set by phalanx for every worker.")
-    if launcher.env_file is not None:
-        try:
-            with open(launcher.env_file, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigError(f"env_file {launcher.env_file}: {error.strerror}.") from None
-
-
-def _check_hosts(launcher: Launcher) -> None:
-    python = launcher.python
-    if python is not None and not isinstance(python, str | Mapping | os.PathLike):
-        raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
-    listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
-    for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
-        if isinstance(by_host, Mapping) and not isinstance(listed, str):
-            for name in by_host.keys() - set(listed):
-                near = difflib.get_close_matches(str(name), listed, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{field} names {name!r}, which is not among hostnames.{hint}")
-    count = launcher.parallel_logins
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")
-    config = launcher.ssh_config_file
-    if config is not None and not os.path.isfile(os.path.expanduser(config)):
-        raise ConfigError(f"ssh_config_file {config}: there is no such file.")
-
-
-def _need_torch(backend: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            f"backend={backend!r} needs torch, which is not installed. "
-            "Install it with: pip install torch, or use backend=None."
-        )
-
-
-def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
-    if value in allowed:
-        return
-    names = [str(a) for a in allowed]
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" Choose from: {', '.join(names)}."
-    raise ConfigError(f"{field}={value!r} is not one that there is.{hint}")
-
-
-def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:
-    least = "more than 0" if minimum_excluded else "0 or more"
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        if value > 0 or (value == 0 and not minimum_excluded):
-            return
-    raise ConfigError(f"{field}={value!r}: give a number of seconds, {least}.")

@@ -17,7 +17,7 @@ from phalanx.errors import (
 )
 from phalanx.launcher.places import not_started
 from phalanx.rendezvous.causes import Failure
-from phalanx.rendezvous.coordinator import Reason, Verdict
+from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Ended, Member, signal_name
 
 _OTHERS_SHOWN = 8
@@ -41,7 +41,9 @@ def make_exception(
     if verdict.reason is Reason.CANCELLED:
         return Cancelled("the app was cancelled before it ended")
     if verdict.reason is Reason.START_TIMEOUT:
-        return _start_timeout(verdict, members, start_timeout)
+        return _start_timeout(verdict, start_timeout)
+    if verdict.reason is Reason.NO_QUORUM:
+        return LaunchError(no_quorum(verdict))
     cause = verdict.cause
     if cause is None:
         return LaunchError("the app failed, and no worker said why")
@@ -58,10 +60,55 @@ def make_exception(
     else:
         error = _ended(cause, log_files)
     if running:
-        others = _others(cause, verdict.others, returned)
-        if others:
-            _add_note(error, others)
+        notes = _others(cause, verdict.others, returned), attempts(verdict)
+        for note in filter(None, notes):
+            _add_note(error, note)
     return error
+
+
+def describe_failure(verdict: Verdict) -> str:
+    """What to print of a verdict that is not success, where nothing is raised."""
+    if verdict.reason is Reason.CANCELLED:
+        return "it was cancelled"
+    if verdict.reason is Reason.START_TIMEOUT:
+        return f"not enough hosts came in time; missing: {', '.join(verdict.missing) or 'unknown'}"
+    if verdict.reason is Reason.NO_QUORUM:
+        return no_quorum(verdict)
+    cause = verdict.cause
+    if cause is None:
+        return "it failed, and no worker said why"
+    outcome = cause.outcome
+    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
+    trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
+    if trace:
+        lines += ["", *(f"  {line}" for line in trace.rstrip().splitlines())]
+    lines += [line for line in (_others(cause, verdict.others, ()), attempts(verdict)) if line]
+    return "\n".join(lines)
+
+
+def no_quorum(verdict: Verdict) -> str:
+    """Why those that are left do not go on."""
+    missing = ", ".join(verdict.missing)
+    return (
+        f"nothing was heard of {missing}, and without them there is no majority: they may go on by "
+        "themselves, so this side must not. A group survives the silent loss of less than half of "
+        "its hosts; three hosts, for one, survive that of any one of them."
+    )
+
+
+def attempts(verdict: Verdict) -> str:
+    """What the rounds before failed of, and why there is no other."""
+    lines = []
+    if verdict.attempts:
+        times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
+        lines.append(f"\nIt was restarted {times}, after:")
+        lines += [
+            f"  rank {f.outcome.rank} on {f.hostname} {f.outcome.describe()}"
+            for f in verdict.attempts[-_OTHERS_SHOWN:]
+        ]
+    if verdict.note:
+        lines.append(f"\n{verdict.note}")
+    return "\n".join(lines)
 
 
 def _add_note(error: BaseException, note: str) -> None:
@@ -73,8 +120,8 @@ def _add_note(error: BaseException, note: str) -> None:
         vars(error)["__notes__"] = notes
 
 
-def _start_timeout(verdict: Verdict, members: tuple[Member, ...], timeout: float) -> StartTimeout:
-    missing = tuple(members[agent].hostname for agent in verdict.missing)
+def _start_timeout(verdict: Verdict, timeout: float) -> StartTimeout:
+    missing = verdict.missing
     return StartTimeout(
         f"not all workers were running after {timeout:g} s: no word from "
         f"{', '.join(missing) or 'the workers'}. "

@@ -163,7 +163,8 @@ class Console:
         if self._assemblies is None:
             self._put(data, stream)
             return
-        lines = self._assemblies[source].add(stream, data)
+        self._sources[source.key] = source
+        lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
         if self._collapser is None:
             self._put_lines([((source.key,), line) for line in lines])
             return

@@ -23,6 +23,8 @@ class Source:
     hostname: str
     rank: int | None = None
     local_rank: int | None = None
+    attempt: int = 0
+    """How many restarts it took, for a worker of a later round."""
 
 
 def sources(members: Iterable[Member]) -> Iterator[Source]:

@@ -110,6 +110,9 @@ class RankFile(logging.FileHandler):
             return None
         return offset
 
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this, from now on. A file on disk is not waited for."""
+
     def finish(self) -> None:
         """A launch has ended; with the last one the file is closed, until another comes."""
         with self._guard():

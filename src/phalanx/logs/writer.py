@@ -26,6 +26,7 @@ _STALLED, _LAST_RECORDS = 3.0, 30.0
 """Seconds that the end of a launch waits for a handler: one that does nothing, one that is slow."""
 
 Item = tuple[Source, str, bytes]
+_Written = tuple[int, str, bytes, Callable[[], None] | None, Source | None]
 
 
 class LogWriter:
@@ -50,8 +51,7 @@ class LogWriter:
         self._console = Console([route.source for route in shown], prefixed=prefixed)
         handlers = {id(h): h for route in routes.values() for h in route.handlers}
         self._threads = {key: HandlerThread(handler) for key, handler in handlers.items()}
-        self._queue: queue.SimpleQueue[tuple[int, str, bytes, Callable[[], None] | None] | None]
-        self._queue = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Written | None] = queue.SimpleQueue()
         self._gave_up = False
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
@@ -62,15 +62,33 @@ class LogWriter:
         return tuple(key for key, route in self._routes.items() if route.handlers and key >= 0)
 
     def write(
-        self, key: int, stream: str, data: bytes, done: Callable[[], None] | None = None
+        self,
+        key: int,
+        stream: str,
+        data: bytes,
+        done: Callable[[], None] | None = None,
+        now: Source | None = None,
     ) -> None:
-        """Queue some bytes; `done` is called, on the thread, when they are written."""
-        self._queue.put((key, stream, data, done))
+        """Queue some bytes; `done` is called, on the thread, when they are written.
+
+        `now` is what the source is by now: its rank says whether it is shown.
+        """
+        self._queue.put((key, stream, data, done, now))
+
+    def add(self, routes: Mapping[int, Route]) -> None:
+        """Take more sources."""
+        self._routes = {**self._routes, **routes}
+        handlers = {id(h): h for route in routes.values() for h in route.handlers}
+        for key in handlers.keys() - self._threads.keys():
+            self._threads[key] = HandlerThread(handlers[key])
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal or handler that takes nothing, from now on."""
         self._gave_up = True
         self._console.give_up(after)
+        for route in self._routes.values():
+            for raw in route.raw:
+                raw.give_up(after)
 
     def close(self) -> None:
         """Wait until everything queued is written, or given up."""
@@ -96,9 +114,9 @@ class LogWriter:
             item = self._queue.get(timeout=self._pause())
             if item is None:
                 return False
-            key, stream, data, done = item
-            if key in self._routes:
-                self._pass_on(self._routes[key], stream, data)
+            key, stream, data, done, now = item
+            if (route := self._routes.get(key)) is not None:
+                self._pass_on(route, stream, data, now or route.source)
         except queue.Empty:
             self._tick()
         except Exception:  # noqa: BLE001
@@ -119,7 +137,7 @@ class LogWriter:
         if self._status is not None:
             STATUS.show(self, self._status(self._console.bar()))
 
-    def _pass_on(self, route: Route, stream: str, data: bytes) -> None:
+    def _pass_on(self, route: Route, stream: str, data: bytes, source: Source) -> None:
         key = route.source.key
         if stream == RECORDS:
             # A record is a line, however long; it may come in pieces.
@@ -133,11 +151,12 @@ class LogWriter:
         if not data:
             return
         for raw in route.raw:
-            offset = raw.take(route.source, stream, data)
+            offset = raw.take(source, stream, data)
             if self._mark is not None and offset is not None and raw is route.file:
                 self._mark(key, offset)
-        if route.shown is not None:
-            self._console.take(route.source, stream, data)
+        there = self._routes.get(source.key)
+        if there is not None and there.shown is not None:
+            self._console.take(source, stream, data)
 
 
 def finish(routes: Mapping[int, Route]) -> None:

@@ -1,4 +1,4 @@
-"""The one that decides: members, rounds, first cause, when to stop and when to give up.
+"""The one that decides: members, rounds, restarts, first cause, when to stop and when to give up.
 
 `Coordinator.handle(event, now) -> [action]` is pure: no clock, socket or process inside. Whoever
 hosts it turns frames into events, carries the actions out, and calls again with `Tick` no later
@@ -7,350 +7,384 @@ than `deadline`. Events of another round are dropped. After `Finish` every event
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Mapping
 
 from phalanx.clock import Interval
-from phalanx.rendezvous.causes import Failure, first_cause
-from phalanx.rounds import Ended, Endpoint, Member, Outcome, Round
-
-_SEEN_LATE = 0.1
-_ENDS_OF_THE_STOPPED = (0, 128 + signal.SIGTERM)
+from phalanx.rendezvous.causes import Failure
+from phalanx.rendezvous.membership import lay_out
+from phalanx.rendezvous.protocol import (
+    Action,
+    BeginRound,
+    Cancel,
+    Cleared,
+    Event,
+    Expel,
+    Finish,
+    Gone,
+    HaltRound,
+    Happening,
+    Joined,
+    Leaving,
+    Past,
+    Phase,
+    Policy,
+    Reason,
+    Running,
+    Tick,
+    Verdict,
+    WorkerEnded,
+)
+from phalanx.rendezvous.restarts import Budget
+from phalanx.rendezvous.roster import Roster
+from phalanx.rendezvous.tally import Tally
+from phalanx.rounds import Ended, Endpoint, Outcome, Round
 
 CONFIRM_TIMEOUT = 10.0
 """How long past the grace an agent may take to confirm that nothing of its round is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the coordinator goes by."""
-
-    members: tuple[Member, ...]
-    start_timeout: float
-    stop_grace: float
-    settle: float = 0.0
-    """After a first failure, wait so long for other hosts' own failures before stopping them."""
-    start_settle: float = 0.0
-    """While hosts gather and one cannot be used, wait so long for word from the others."""
-
-
-# ── events ────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """An agent said hello; `endpoint` is where its host can carry the store."""
-
-    agent: int
-    endpoint: Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An agent's workers of the round were started."""
-
-    agent: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
-    """A worker ended, at a moment by the launcher's clock."""
-
-    agent: int
-    round: int
-    outcome: Outcome
-    when: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """An agent has nothing of the round left."""
-
-    agent: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """An agent went away, failed or fell silent."""
-
-    agent: int
-    reason: str
-    when: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Someone wants the end, with this grace (the policy's if none)."""
-
-    grace: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Joined | Running | WorkerEnded | Cleared | Gone | Cancel | Tick
-
-
-# ── actions ───────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class BeginRound:
-    """Send the round to all its members."""
-
-    round: Round
-
-
-@dataclass(frozen=True, slots=True)
-class HaltRound:
-    """Tell all agents to stop the round's workers."""
-
-    round: int
-    grace: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The app has ended; nothing more will be asked."""
-
-    verdict: Verdict
-
-
-class Reason(Enum):
-    """Why an app ended."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    START_TIMEOUT = "start timeout"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How the app ended: the cause and the other failures, or who was missing."""
-
-    reason: Reason
-    cause: Failure | None = None
-    others: tuple[Failure, ...] = ()
-    missing: tuple[int, ...] = ()
-    unconfirmed: tuple[int, ...] = ()
-    """Agents that did not confirm in time that nothing is left."""
-
-
-Action = BeginRound | HaltRound | Finish
-
-
-class Phase(Enum):
-    """Where the app stands."""
-
-    GATHERING = "gathering"
-    RUNNING = "running"
-    SETTLING = "settling"
-    STOPPING = "stopping"
-    DONE = "done"
-
-
 class Coordinator:
     """Decides for one app."""
 
-    def __init__(self, policy: Policy, now: float) -> None:
-        """Begin to wait for the members' agents."""
+    def __init__(self, policy: Policy, now: float, past: Past | None = None) -> None:
+        """Begin to wait for agents; or, with a `past`, for those of its round to be clear of it."""
         self.policy = policy
         self.phase = Phase.GATHERING
-        self.deadline: float | None = now + policy.start_timeout
         self.round: Round | None = None
-        self._joined: dict[int, Endpoint] = {}
-        self._running: set[int] = set()
-        self._cleared: set[int] = set()
-        self._gone: set[int] = set()
-        self._outcomes: dict[int, Outcome] = {}
-        self._failures: list[Failure] = []
-        self._halted_at: float | None = None
-        self._reason = Reason.FAILED
-        self._missing: tuple[int, ...] = ()
+        self.happened: list[Happening] = []
+        """What has come to pass; whoever hosts this takes them away."""
+        self._roster = Roster(policy)
+        self._tally = Tally(lay_out(policy.hosts), now)
+        self._budget = Budget(policy.max_restarts, policy.backoff, policy.same_failures)
+        self._attempts: list[Failure] = []
+        self._number = self._floor = 0
+        self._growing = False
+        self._round_of: dict[int, int] = {}
+        self._give_up_at = now + policy.start_timeout
+        self.deadline: float | None = self._give_up_at
+        self._last_call_at: float | None = None
+        self._not_before = now
+        self._over: Reason | None = None
+        """Set once no other round may follow."""
+        self._missing: tuple[str, ...] = ()
+        if past is not None:
+            self._resume(past, now)
+
+    def _resume(self, past: Past, now: float) -> None:
+        """Take over: the last round is to be stopped by all that are left of it."""
+        self.round = past.round
+        self._number = past.round.number
+        self._budget.count = past.round.restarts
+        self._tally = Tally(past.round.members, now)
+        self._round_of = dict.fromkeys(self._tally.members, self._number)
+        for agent in past.closed & self._tally.members.keys():
+            self._roster.lose(agent, certain=True)
+            self._tally.lost.add(agent)
+            self._tally.lose(agent, "it carried the rendezvous, and has ended", Interval(now, now))
+        self.phase = Phase.STOPPING
+        self._tally.halted_at = now
+        self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT
+
+    # ── what is known ─────────────────────────────────────────────────────────
 
     @property
     def running(self) -> frozenset[int]:
         """The agents whose workers have been started."""
-        return frozenset(self._running)
+        return frozenset(self._tally.running)
 
     @property
     def outcomes(self) -> Mapping[int, Outcome]:
-        """How the workers that have ended did, by global rank."""
-        return self._outcomes
+        """How the round's workers that have ended did, by global rank."""
+        return self._tally.outcomes
+
+    @property
+    def is_over(self) -> bool:
+        """No other round will follow."""
+        return self.phase is Phase.DONE or self._over is not None
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The hosts that another round waits for, where too few are left."""
+        if self.phase is not Phase.GATHERING or self._roster.is_enough:
+            return ()
+        return self._roster.names(self._roster.gone)
+
+    def round_of(self, agent: int) -> int | None:
+        """The number of the round that an agent is in."""
+        return self._round_of.get(agent)
+
+    def catch_up(self, number: int, restarts: int) -> None:
+        """A host that comes was in a round before: what follows is a later one."""
+        self._floor = max(self._floor, number)
+        if self.round is None:
+            self._budget.count = max(self._budget.count, restarts)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event; give what is to be done now, in order."""
         if self.phase is Phase.DONE or self._is_stale(event):
             return []
         match event:
-            case Joined(agent, endpoint):
-                return self._join(agent, endpoint, now)
+            case Joined():
+                return self._join(event, now)
             case Running(agent):
-                self._running.add(agent)
-                if len(self._running) == len(self.policy.members) and self.phase is Phase.RUNNING:
-                    self.deadline = None
+                return self._run(agent, now)
+            case Leaving(agent):
+                self._roster.leaving.add(agent)
                 return []
             case WorkerEnded(agent, _, outcome, when):
-                return self._end(agent, outcome, when, now)
-            case Cleared(agent):
-                return self._clear(agent, now)
-            case Gone(agent, reason, when):
-                return self._lose(agent, reason, when, now)
+                if agent in self._roster.leaving and self._roster.can_spare_leavers:
+                    return self._lose(Gone(agent, "its host was taken away", when), now)
+                if not self._tally.end(agent, outcome, when):
+                    return []
+                if outcome.succeeded:
+                    return self._conclude(now)
+                return self._fail(agent, now) + self._conclude(now)
+            case Cleared(agent, _, endpoint):
+                return self._clear(agent, endpoint, now)
+            case Gone():
+                return self._lose(event, now)
             case Cancel(grace):
-                return self._cancel(grace, now)
+                return self._cancel(self.policy.stop_grace if grace is None else grace, now)
             case Tick():
-                return self._tick(now)
+                return [] if self.deadline is None or now < self.deadline else self._due(now)
 
     def _is_stale(self, event: Event) -> bool:
         if isinstance(event, Running | WorkerEnded | Cleared):
-            return self.round is None or event.round != self.round.number
+            return self._round_of.get(event.agent) != event.round
         return False
 
-    def _join(self, agent: int, endpoint: Endpoint, now: float) -> list[Action]:
-        self._joined[agent] = endpoint
-        if self.phase is not Phase.GATHERING or not self._all_heard_of():
+    def _happen(self, name: str, now: float, **facts: object) -> None:
+        self.happened.append(Happening(name, now, facts))
+
+    # ── gathering ─────────────────────────────────────────────────────────────
+
+    def _join(self, event: Joined, now: float) -> list[Action]:
+        if not self._roster.join(event):
             return []
-        if self._failures:
-            return self._fail(now) + self._conclude()
-        store = self._joined[self.policy.members[0].agent]
-        self.round = Round(1, self.policy.members, store)
+        self._happen("join", now, hostname=self._roster.hosts[event.agent].hostname)
+        if self.phase is Phase.GATHERING:
+            return self._gather(now)
+        return self._grow(now) if self._tally.all_run else []
+
+    def _grow(self, now: float) -> list[Action]:
+        """Those that wait take part from a new round on, if there is room: that is no failure."""
+        members = self._tally.members
+        waiting = [agent for agent in self._roster.joined if agent not in members]
+        room = len(members) < self.policy.most
+        if self.phase is Phase.RUNNING and waiting and room and self.policy.restart == "all":
+            self._growing = True
+            return self._halt(self.policy.stop_grace, now)
+        return []
+
+    def _gather(self, now: float) -> list[Action]:
+        """Begin the round if those that are there are enough, and nobody else is worth a wait."""
+        first = self._number == 0
+        if first and not self._roster.may_suffice:
+            if self._roster.all_heard_of:
+                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+            assert self.deadline is not None
+            self.deadline = min(self.deadline, now + self.policy.start_settle)
+            return []
+        if not self._roster.is_enough:
+            self.deadline = self._give_up_at
+            return []
+        wait_until = self._not_before
+        if first and not self._roster.is_complete:
+            if self._last_call_at is None:
+                self._last_call_at = now + self.policy.last_call
+            wait_until = max(wait_until, self._last_call_at)
+        if now < wait_until:
+            self.deadline = wait_until
+            return []
+        return self._begin(now)
+
+    def _begin(self, now: float) -> list[Action]:
+        members = lay_out(self._roster.choose(self._tally.members if self._number else ()))
+        self._number = max(self._number, self._floor) + 1
+        store = self._roster.joined[members[0].agent]
+        torch = self._roster.wants_store(member.agent for member in members)
+        self.round = Round(self._number, members, store, self._budget.count, torch)
+        waited = now - self._tally.began
+        self._tally = Tally(members, now)
+        self._round_of = dict.fromkeys(self._tally.members, self._number)
+        self._growing = False
         self.phase = Phase.RUNNING
+        self.deadline = self._give_up_at
+        self._happen(
+            "round",
+            now,
+            round=self._number,
+            hosts=[member.hostname for member in members],
+            world_size=self.round.world_size,
+            restarts=self._budget.count,
+            rendezvous_seconds=waited,
+        )
         return [BeginRound(self.round)]
 
-    def _end(self, agent: int, outcome: Outcome, when: Interval, now: float) -> list[Action]:
-        member = self.policy.members[agent]
-        if outcome.rank in self._outcomes or outcome.rank not in member.ranks:
-            return []
-        self._outcomes[outcome.rank] = outcome
-        if outcome.succeeded:
-            return self._conclude()
-        self._add_failure(agent, outcome, when)
-        return self._fail(now) + self._conclude()
+    # ── a round ───────────────────────────────────────────────────────────────
 
-    def _clear(self, agent: int, now: float) -> list[Action]:
-        self._cleared.add(agent)
+    def _run(self, agent: int, now: float) -> list[Action]:
+        self._tally.running.add(agent)
+        if not self._tally.all_run or self.phase is not Phase.RUNNING:
+            return []
+        self.deadline = None
+        self._tally.began = now
+        return self._grow(now)
+
+    def _clear(self, agent: int, endpoint: Endpoint | None, now: float) -> list[Action]:
+        self._tally.cleared.add(agent)
+        if endpoint is not None and agent in self._roster.joined:
+            self._roster.joined[agent] = endpoint
         if self.phase is Phase.STOPPING:
-            return self._conclude()
+            return self._conclude(now)
         # Nothing of it runs any more: what it has not told us by now will never come.
         reason = "its host has nothing left of it, and did not say how it ended"
-        lost = self._lose_ranks(agent, reason, Interval(now, now))
-        return (self._fail(now) if lost else []) + self._conclude()
+        lost = self._tally.lose(agent, reason, Interval(now, now))
+        return (self._fail(agent, now) if lost else []) + self._conclude(now)
 
-    def _lose(self, agent: int, reason: str, when: Interval, now: float) -> list[Action]:
-        if agent in self._gone:
+    def _lose(self, event: Gone, now: float) -> list[Action]:
+        agent = event.agent
+        if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
-        self._gone.add(agent)
-        lost = self._lose_ranks(agent, reason, when)
-        return (self._fail(now) if lost else []) + self._conclude()
+        self._roster.lose(agent, certain=event.closed)
+        name = self._roster.hosts[agent].hostname
+        self._happen("loss", now, hostname=name, reason=event.reason, certain=event.closed)
+        if self._number and (agent not in self._tally.members or self.phase is Phase.GATHERING):
+            return []  # it was waiting
+        self._tally.lost.add(agent)
+        lost = self._tally.lose(agent, event.reason, event.when)
+        if self.phase is Phase.GATHERING:
+            return self._gather(now)
+        return (self._fail(agent, now) if lost else []) + self._conclude(now)
 
-    def _lose_ranks(self, agent: int, reason: str, when: Interval) -> bool:
-        """Take the ranks of which nothing was heard for lost; whether there were any."""
-        ranks = self.policy.members[agent].ranks
-        unfinished = [rank for rank in ranks if rank not in self._outcomes]
-        for rank in unfinished:
-            outcome = Outcome(rank, Ended.LOST, when.latest, detail=reason)
-            self._outcomes[rank] = outcome
-            self._add_failure(agent, outcome, when)
-        return bool(unfinished)
+    def _fail(self, agent: int, now: float) -> list[Action]:
+        """The round has failed, on this host."""
+        if self.phase is not Phase.RUNNING:
+            return []
+        if self.policy.settle > 0:
+            self.phase = Phase.SETTLING
+            self.deadline = now + self.policy.settle
+            return []
+        return self._halt(self.policy.stop_grace, now)
 
-    def _add_failure(self, agent: int, outcome: Outcome, when: Interval) -> None:
-        hostname = self.policy.members[agent].hostname
-        consequence = self._is_consequence(outcome, when)
-        self._failures.append(Failure(agent, hostname, outcome, when, consequence))
-
-    def _is_consequence(self, outcome: Outcome, when: Interval) -> bool:
-        """It ended because everybody was told to stop."""
-        if outcome.kind is Ended.KILLED:
-            return outcome.stopped
-        halted = self._halted_at
-        if halted is None:
-            return False
-        if outcome.kind is Ended.EXITED and outcome.code not in _ENDS_OF_THE_STOPPED:
-            # A process is seen to be gone a moment after its peers have noticed.
-            halted += _SEEN_LATE
-        return when.earliest > halted
-
-    def _fail(self, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.RUNNING if self.policy.settle > 0:
-                self.phase = Phase.SETTLING
-                self.deadline = now + self.policy.settle
-                return []
-            case Phase.GATHERING if not self._all_heard_of():
-                self.deadline = min(self.deadline or now, now + self.policy.start_settle)
-                return []
-            case Phase.GATHERING | Phase.RUNNING:
-                return self._halt(self.policy.stop_grace, now)
-            case _:
-                return []
-
-    def _all_heard_of(self) -> bool:
-        return len(self._joined.keys() | self._gone) == len(self.policy.members)
-
-    def _cancel(self, grace: float | None, now: float) -> list[Action]:
-        grace = self.policy.stop_grace if grace is None else grace
+    def _cancel(self, grace: float, now: float) -> list[Action]:
+        if self._over is None:
+            failed = bool(self._tally.failures) and self.phase is not Phase.GATHERING
+            self._over = Reason.FAILED if failed else Reason.CANCELLED
+        if self.phase is Phase.GATHERING and self._number:
+            return self._finish(now)
         if self.phase is Phase.STOPPING:
             # Asked again: the one who asks may shorten the grace.
             self.deadline = min(self.deadline or now, now + grace + CONFIRM_TIMEOUT)
-            return [HaltRound(self.round.number if self.round else 0, grace)]
-        if not self._failures and not self._all_returned():
-            self._reason = Reason.CANCELLED
-        return self._halt(grace, now) + self._conclude()
+            return [HaltRound(self._number, grace)]
+        return self._halt(grace, now) + self._conclude(now)
 
-    def _tick(self, now: float) -> list[Action]:
-        if self.deadline is None or now < self.deadline:
-            return []
+    def _due(self, now: float) -> list[Action]:
         match self.phase:
-            case Phase.GATHERING if self._failures:
-                return self._halt(self.policy.stop_grace, now) + self._conclude()
-            case Phase.GATHERING | Phase.RUNNING:
-                there = self._joined if self.round is None else self._running
-                self._reason = Reason.START_TIMEOUT
-                self._missing = tuple(m.agent for m in self.policy.members if m.agent not in there)
-                return self._halt(0.0, now) + self._conclude()
+            case Phase.GATHERING if self._number == 0 and not self._roster.may_suffice:
+                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+            case Phase.GATHERING if self._roster.is_enough:
+                return self._gather(now)
+            case Phase.GATHERING:
+                return self._time_out(self._roster.hosts, self._roster.joined, now)
+            case Phase.RUNNING:
+                return self._time_out(self._tally.members, self._tally.running, now)
             case Phase.SETTLING:
-                return self._halt(self.policy.stop_grace, now) + self._conclude()
+                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
             case _:
-                return self._finish()
+                return self._conclude(now, late=True)
+
+    def _time_out(
+        self, awaited: Collection[int], there: Collection[int], now: float
+    ) -> list[Action]:
+        self._over = Reason.START_TIMEOUT
+        self._missing = self._roster.names(agent for agent in awaited if agent not in there)
+        if self.phase is Phase.GATHERING and self._number:
+            return self._finish(now)
+        return self._halt(0.0, now) + self._conclude(now)
 
     def _halt(self, grace: float, now: float) -> list[Action]:
         self.phase = Phase.STOPPING
-        self._halted_at = now
+        self._tally.halted_at = now
         self.deadline = now + grace + CONFIRM_TIMEOUT
-        return [HaltRound(self.round.number if self.round else 0, grace)]
+        return [HaltRound(self._number, grace)]
 
-    def _all_returned(self) -> bool:
-        total = sum(member.workers for member in self.policy.members)
-        return len(self._outcomes) == total and not self._failures
+    # ── the end of a round ────────────────────────────────────────────────────
 
-    def _unconfirmed(self) -> tuple[int, ...]:
-        # Before the round began there is nothing that an agent would have to clear.
-        if self.round is None:
-            return ()
-        done = self._cleared | self._gone
-        return tuple(m.agent for m in self.policy.members if m.agent not in done)
+    def _conclude(self, now: float, *, late: bool = False) -> list[Action]:
+        """If nothing is left of the round (or what is left is `late`): what comes after it."""
+        if self._number == 0:
+            return self._finish(now) if self.phase is Phase.STOPPING else []
+        returned = self._tally.all_returned
+        if self.phase is not Phase.STOPPING and not returned:
+            return []
+        unconfirmed = self._tally.unconfirmed
+        if unconfirmed and not late:
+            return []
+        if returned or self._over is not None:
+            return self._finish(now)
+        for agent in unconfirmed:
+            reason = "it did not confirm that its workers have ended"
+            self._tally.lose(agent, reason, Interval(now, now))
+        return self._go_on(unconfirmed, now)
 
-    def _conclude(self) -> list[Action]:
-        if self.phase is Phase.STOPPING or self._all_returned():
-            return [] if self._unconfirmed() else self._finish()
-        return []
+    def _go_on(self, unconfirmed: tuple[int, ...], now: float) -> list[Action]:
+        """After a failure or a loss: another round if that is allowed, else the end."""
+        alive = [agent for agent in self._roster.joined if agent not in unconfirmed]
+        if not self._roster.may_decide(self._tally.members, alive):
+            self._over = Reason.NO_QUORUM
+            missing = [agent for agent in self._tally.members if agent not in alive]
+            self._missing = self._roster.names(missing)
+            return self._finish(now)
+        if not self._is_change(alive):
+            wait = self._budget.spend(self._tally.cause, now - self._tally.began)
+            if wait is None:
+                return self._finish(now)
+            self._attempts.append(self._tally.cause)
+            self._not_before = now + wait
+            self._happen("restart", now, restarts=self._budget.count, wait=wait)
+        for agent in unconfirmed:
+            self._roster.lose(agent, certain=False)
+        expelled = [Expel(agent, "it did not stop its workers in time") for agent in unconfirmed]
+        return [*expelled, *self._regroup(now)]
 
-    def _finish(self) -> list[Action]:
+    def _is_change(self, alive: Collection[int]) -> bool:
+        """It is only that hosts have come, or that some are lost and the rest is enough.
+
+        That costs no restart. Having to wait for a host to come back does.
+        """
+        if len(alive) < self.policy.least:
+            return False
+        if self._growing or not self._tally.failures:
+            return True  # what ended then was stopped for it
+        cause = self._tally.cause
+        lost = cause.agent in self._tally.lost or cause.agent not in alive
+        return lost and cause.outcome.kind is Ended.LOST
+
+    def _regroup(self, now: float) -> list[Action]:
+        self.phase = Phase.GATHERING
+        self._tally.began = now
+        self._give_up_at = now + self.policy.start_timeout
+        self._roster.let_go()
+        return self._gather(now)
+
+    def _finish(self, now: float) -> list[Action]:
         self.phase = Phase.DONE
         self.deadline = None
-        unconfirmed = self._unconfirmed()
-        if self._all_returned():
-            return [Finish(Verdict(Reason.SUCCEEDED, unconfirmed=unconfirmed))]
-        if self._reason is Reason.FAILED:
-            cause = first_cause(self._failures)
-            others = tuple(f for f in self._failures if f is not cause)
-            return [Finish(Verdict(Reason.FAILED, cause, others, unconfirmed=unconfirmed))]
-        others = tuple(self._failures)
-        return [Finish(Verdict(self._reason, None, others, self._missing, unconfirmed))]
+        tally = self._tally
+        reason = self._over or Reason.FAILED
+        if tally.all_returned and self._number:
+            reason = Reason.SUCCEEDED
+        cause = tally.cause if reason is Reason.FAILED else None
+        verdict = Verdict(
+            reason=reason,
+            cause=cause,
+            others=tuple(f for f in tally.failures if f is not cause),
+            missing=self._missing,
+            unconfirmed=tally.unconfirmed if self._number else (),
+            members=tuple(tally.members.values()),
+            attempts=tuple(self._attempts),
+            note=self._budget.note,
+        )
+        self._happen("end", now, state=reason.value, restarts=self._budget.count)
+        return [Finish(verdict)]

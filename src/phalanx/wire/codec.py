@@ -29,6 +29,11 @@ _HEAD_LIMIT = 32 << 20
 _BY_NAME = {kind.__name__: kind for kind in MESSAGES}
 
 
+def register(*kinds: type[Frame]) -> None:
+    """Know more frames, which not every process needs."""
+    _BY_NAME.update((kind.__name__, kind) for kind in kinds)
+
+
 def encode(frame: Frame) -> bytes:
     """Write one frame down."""
     fields = {f.name: _plain(getattr(frame, f.name)) for f in dataclasses.fields(frame)}
@@ -98,6 +103,8 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, enum.Enum):
         return value.value
     return value

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def _frame(kind: type[T]) -> type[T]:
+def frame(kind: type[T]) -> type[T]:
     """A frozen dataclass to the type checker, and a quick one to make.
 
     Every process of ours makes all of these when it starts; what `dataclass` writes for comparing
@@ -20,7 +20,7 @@ def _frame(kind: type[T]) -> type[T]:
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
-@_frame
+@frame
 class Frame:
     """What every frame carries."""
 
@@ -66,7 +66,7 @@ class Away:
 # ── launcher to agent ─────────────────────────────────────────────────────────
 
 
-@_frame
+@frame
 class Prepare(Frame):
     """The first frame of an app: what a worker's process looks like, so that warming can begin."""
 
@@ -86,6 +86,8 @@ class Prepare(Frame):
     heartbeat: float
     orphan_timeout: float
     stop_grace: float
+    preempt: int = 0
+    """The signal to the agent by which workers learn that the host will be taken away."""
     away: Away | None = None
     """For another host than the launcher's: `python_path` has the user's own places alone, and
     paths below the project's are as they are at the launcher's."""
@@ -95,7 +97,7 @@ class Prepare(Frame):
     """The network interface to use."""
 
 
-@_frame
+@frame
 class Begin(Frame):
     """Run this round: your part is the member with your number."""
 
@@ -106,10 +108,16 @@ class Begin(Frame):
     uses_torch: bool
     process_group_timeout: float
     records: tuple[int, ...] = ()
-    """The ranks whose `logging` records are wanted as records."""
+    """The local ranks whose `logging` records are wanted as records."""
+    run_id: str = ""
+    """What the workers know the app by; the app's own id if empty."""
+    role: str = "default"
+    max_restarts: int = 0
+    exits: bool = False
+    """The workers become other programs: one that exits with code 0 has succeeded."""
 
 
-@_frame
+@frame
 class Stop(Frame):
     """End the round's workers: SIGTERM, then after `grace` seconds SIGKILL.
 
@@ -120,21 +128,21 @@ class Stop(Frame):
     spared: tuple[int, ...] = ()
 
 
-@_frame
+@frame
 class Taken(Frame):
     """So many bytes of log have been written away; as many may be sent again."""
 
     size: int
 
 
-@_frame
+@frame
 class Ship(Frame):
     """The project's files, by the digest of their list; what is not there is to be asked for."""
 
     manifest: str
 
 
-@_frame
+@frame
 class Reach(Frame):
     """Try to connect to this address, and say `Reached`."""
 
@@ -142,12 +150,12 @@ class Reach(Frame):
     port: int
 
 
-@_frame
+@frame
 class Leave(Frame):
     """Nothing more will be asked: send what is left of the logs, and end."""
 
 
-@_frame
+@frame
 class Rest(Frame):
     """Send what is left of the logs, say `Rested`, and wait for another app's `Prepare`.
 
@@ -160,7 +168,7 @@ class Rest(Frame):
     key: str = ""
 
 
-@_frame
+@frame
 class Ping(Frame):
     """A heartbeat from the launcher, with its clock."""
 
@@ -170,7 +178,7 @@ class Ping(Frame):
 # ── agent to launcher ─────────────────────────────────────────────────────────
 
 
-@_frame
+@frame
 class Hello(Frame):
     """The agent is there; `port` is bound on its host for the round's store."""
 
@@ -190,14 +198,14 @@ class Hello(Frame):
     """Where the project is put; empty when it is not to be sent."""
 
 
-@_frame
+@frame
 class Want(Frame):
     """The agent does not have these yet: the function, or files of the project."""
 
     digests: tuple[str, ...]
 
 
-@_frame
+@frame
 class Arrived(Frame):
     """So many more bytes of the project's files are here; `complete` when it is all in place."""
 
@@ -205,21 +213,21 @@ class Arrived(Frame):
     complete: bool = False
 
 
-@_frame
+@frame
 class Reached(Frame):
     """What came of trying: empty, or why it could not be reached."""
 
     problem: str
 
 
-@_frame
+@frame
 class Note(Frame):
     """Something that the user should know when the app has ended."""
 
     message: str
 
 
-@_frame
+@frame
 class Ready(Frame):
     """The packages are loaded (the zygote says it to the agent, the agent to the launcher)."""
 
@@ -232,21 +240,28 @@ class Ready(Frame):
     notes: tuple[str, ...] = ()
 
 
-@_frame
+@frame
 class Started(Frame):
     """The round's workers run; their process ids by global rank."""
 
     pids: dict[int, int]
 
 
-@_frame
+@frame
+class Entered(Frame):
+    """A worker has come to the user's code, at a moment by its host's clock."""
+
+    clock: float
+
+
+@frame
 class Report(Frame):
     """How a worker ended; its pickled value or exception, if any, came in pieces before."""
 
     outcome: Outcome
 
 
-@_frame
+@frame
 class Log(Frame):
     """Bytes that a worker, or without a rank the agent, wrote; whole lines wherever possible.
 
@@ -257,24 +272,33 @@ class Log(Frame):
     data: bytes
 
 
-@_frame
+@frame
 class Stopped(Frame):
-    """No process of the round is left on the host."""
+    """No process of the round is left on the host; `port` is bound for the next one's store."""
+
+    port: int = 0
 
 
-@_frame
+@frame
+class Leaving(Frame):
+    """The host will be taken away; its workers know it, and the others should not wait for it."""
+
+
+@frame
 class Rested(Frame):
     """The agent's last word on an app; it waits for another."""
 
 
-@_frame
+@frame
 class Broken(Frame):
     """The agent cannot go on, and why."""
 
     message: str
+    left: bool = False
+    """It was told to end, by its host's own people."""
 
 
-@_frame
+@frame
 class Pong(Frame):
     """The answer to a ping, with the agent's clock."""
 
@@ -285,7 +309,7 @@ class Pong(Frame):
 # ── both ways ─────────────────────────────────────────────────────────────────
 
 
-@_frame
+@frame
 class Piece(Frame):
     """A part of something large: a function or a file by its digest, or the payload of a rank."""
 
@@ -298,7 +322,7 @@ class Piece(Frame):
 # ── agent to zygote (descriptors travel beside the frame), zygote to agent ────
 
 
-@_frame
+@frame
 class Fork(Frame):
     """Start one process per set of rank variables; see `worker.zygote` for the descriptors."""
 
@@ -311,14 +335,14 @@ class Fork(Frame):
     records: tuple[int, ...] = ()
 
 
-@_frame
+@frame
 class Signal(Frame):
-    """Send a signal to the workers that catch it."""
+    """Send a signal to the workers that catch it (to an agent as well, from whoever placed it)."""
 
     number: int
 
 
-@_frame
+@frame
 class Exit(Frame):
     """A worker's process was reaped, with this wait status; `signalled` is what we last sent it."""
 
@@ -329,5 +353,6 @@ class Exit(Frame):
 
 MESSAGES: tuple[type[Frame], ...] = (
     Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Arrived, Reached,
-    Note, Ready, Started, Report, Log, Stopped, Rested, Broken, Pong, Piece, Fork, Signal, Exit,
+    Note, Ready, Started, Entered, Report, Log, Stopped, Leaving, Rested, Broken, Pong, Piece, Fork,
+    Signal, Exit,
 )  # fmt: skip

@@ -25,7 +25,7 @@ from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import Outcome
-from phalanx.worker import outcome, preload, processes
+from phalanx.worker import errorfile, outcome, preload, processes
 from phalanx.worker.leaving import leave
 
 
@@ -114,6 +114,7 @@ def _call(assignment: Assignment) -> Outcome:
             group.join()
         function, args, kwargs = _load_function(assignment.fork.function)
         group.join(_namespace(function))
+        enter(assignment)
         value = function(*args, **kwargs)
         _end_if_forked(own, 0)
         del function, args, kwargs
@@ -125,6 +126,9 @@ def _call(assignment: Assignment) -> Outcome:
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
         trace = outcome.users_part(error.__traceback__)
         ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
+        if ended is not None and ended.fault is not None:
+            fault = ended.fault
+            errorfile.write(f"{fault.type_name}: {fault.message}", fault.traceback, again=False)
         _show(error.with_traceback(trace))
         _end_if_forked(own, 1)
         return ended  # type: ignore[return-value]  # only a fork has none, and has ended
@@ -172,6 +176,15 @@ def _namespace(function: Any) -> dict[str, Any]:
     if not isinstance(function, types.FunctionType):
         function = vars(type(function)).get("__call__")
     return getattr(function, "__globals__", {})
+
+
+def enter(assignment: Assignment) -> None:
+    """Tell the agent that what comes now is the user's."""
+    fork = assignment.fork
+    clock = time.monotonic()
+    frame = wire.Entered(app=fork.app, round=fork.round, rank=assignment.rank, clock=clock)
+    with contextlib.suppress(OSError):
+        assignment.report.sendall(wire.encode(frame))
 
 
 def report(assignment: Assignment, ended: Outcome) -> None:

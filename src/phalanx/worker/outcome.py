@@ -100,7 +100,10 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
     """A traceback from its first frame that is not ours."""
     here = os.path.dirname(__file__)
     step = trace
-    while step is not None and os.path.dirname(step.tb_frame.f_code.co_filename) == here:
+    while step is not None and (
+        os.path.dirname(step.tb_frame.f_code.co_filename) == here
+        or step.tb_frame.f_globals.get("__name__") == "runpy"
+    ):
         step = step.tb_next
     return step if step is not None else trace
 

@@ -1,0 +1,94 @@
+"""`phalanx torchrun`: a script on every worker of this host, together with other hosts.
+
+Flags, variables and what workers see are torchrun's. Prints a report of a failure, last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from phalanx.elastic.command.options import TorchrunOptions, parse
+from phalanx.errors import LaunchError
+from phalanx.launcher.app import App
+from phalanx.launcher.report import describe_failure
+from phalanx.rendezvous.protocol import Reason
+
+
+def main(arguments: list[str]) -> int:
+    """Run; gives the exit code: 0, 1 for a failure, 128 and a signal's number."""
+    options = parse(arguments, os.environ)
+    for note in options.notes:
+        print(f"phalanx torchrun: {note}", file=sys.stderr)
+    if options.event_log_handler == "console":
+        _print_events()
+    signals = _Signals(options)
+    app: App[Any] | None = None
+    try:
+        from phalanx.elastic import torchrun
+
+        app = torchrun.start(options)
+        signals.attach(app)
+        app.wait()
+    finally:
+        signals.restore()
+    return _report(app, signals)
+
+
+def _report(app: App[Any], signals: _Signals) -> int:
+    error = app.error
+    if error is not None:
+        if not isinstance(error, LaunchError | OSError):
+            raise error
+        print(f"phalanx torchrun: {error}", file=sys.stderr)
+        return 1
+    if signals.received is not None:
+        name = signal.Signals(signals.received).name
+        print(f"phalanx torchrun: {name}: nothing is left running", file=sys.stderr)
+        return 128 + signals.received
+    verdict = app.verdict
+    if verdict.reason is Reason.SUCCEEDED:
+        return 0
+    sys.stdout.flush()
+    print(f"phalanx torchrun: {describe_failure(verdict)}", file=sys.stderr)
+    return 1
+
+
+def _print_events() -> None:
+    from phalanx import events
+
+    events.configure(events.JSONLinesEventHandler(sys.stderr))
+
+
+class _Signals:
+    """The signals that end it in order: once with the grace, then without."""
+
+    def __init__(self, options: TorchrunOptions) -> None:
+        self.received: int | None = None
+        self._app: App[Any] | None = None
+        self._previous = {
+            number: signal.signal(number, self._handle) for number in options.signals_to_handle
+        }
+        for number in {signal.SIGUSR1, signal.SIGUSR2} - self._previous.keys():
+            self._previous[number] = signal.signal(number, self._pass_on)
+
+    def attach(self, app: App[Any]) -> None:
+        self._app = app
+        if self.received is not None:
+            app.cancel()
+
+    def restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        if self._app is not None:
+            self._app.signal(number)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        again, self.received = self.received is not None, self.received or number
+        if self._app is not None:
+            self._app.cancel(0.0 if again else None)

@@ -1,0 +1,187 @@
+"""Workers' output as torchrun has it: straight to the terminal, or into files, or both."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import string
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.logs import logger
+from phalanx.logs.lines import Source
+from phalanx.logs.spec import Handlers, LogSpec, RankFile
+from phalanx.rounds import Member
+
+_NUMBERS = {"stdout": 1, "stderr": 2}
+PREFIX = "[${role_name}${local_rank}]:"
+
+
+@dataclass(frozen=True)
+class Streams(LogSpec):
+    """Where the output of each local rank goes."""
+
+    run_id: str
+    role: str
+    redirects: Sequence[int]
+    """For each local rank: bit 1 stdout, bit 2 stderr go into a file instead."""
+    tee: Sequence[int]
+    """The same, into a file as well."""
+    log_dir: str | None = None
+    """None: a new directory under the temporary one, if it is needed."""
+    local_ranks: frozenset[int] | None = None
+    """Whom the terminal shows; None: all."""
+    ranks: frozenset[int] | None = None
+    """The same by global rank."""
+    prefix: str = PREFIX
+    """What goes before the lines that are teed."""
+    duplicates: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Texts whose lines, of stdout and of stderr, go into a file of their own as well."""
+
+    def get_map(self) -> Handlers:
+        """Nothing is known without the host."""
+        return {}
+
+    def for_members(self, members: Sequence[Member]) -> Handlers:
+        """One outlet for each local rank of the one host that there is."""
+        (member,) = members
+        directory = self._make_directory()
+        terminal = _Terminal()
+        table: Handlers = {}
+        for local in range(member.workers):
+            outlet = _Outlet(self, local, directory, terminal)
+            table[f"{member.hostname}[{local}]"] = [outlet]
+        return table
+
+    def _make_directory(self) -> Path | None:
+        """A directory of this run's own; None where nothing goes into files."""
+        wanted = any(self.redirects) or any(self.tee) or self.log_dir is not None
+        if not wanted or self.log_dir == os.devnull:
+            return None
+        name = f"{self.run_id.replace(os.sep, '_')}_{secrets.token_hex(4)}"
+        try:
+            place = Path(self.log_dir or tempfile.mkdtemp(prefix="phalanx_logs_")) / name
+            place.mkdir(parents=True)
+        except OSError as error:
+            logger.warning(
+                "phalanx: cannot write log files to %s (%s): it goes on without them.",
+                self.log_dir,
+                error.strerror,
+            )
+            return None
+        return place
+
+
+class _Outlet(RankFile):
+    """Takes what one local rank prints, in every round."""
+
+    def __init__(
+        self, streams: Streams, local: int, directory: Path | None, terminal: _Terminal
+    ) -> None:
+        super().__init__(os.devnull, shared=True)
+        self._streams = streams
+        self._local = local
+        self._directory = directory
+        self._terminal = terminal
+        self._tee = streams.tee[local] if directory is not None else 0
+        self._redirects = (streams.redirects[local] if directory is not None else 0) | self._tee
+        self._begun: dict[tuple[int, str], bytes] = {}
+        self._sources: dict[tuple[int, str], Source] = {}
+
+    def take(self, source: Source, stream: str, data: bytes) -> int | None:
+        """Show some bytes, or write them down."""
+        with self._guard():
+            bit = _NUMBERS[stream]
+            if self._redirects & bit:
+                self._write(source, f"{self._local}/{stream}.log", data)
+            if self._tee & bit:
+                self._take_lines(source, stream, data)
+            elif not self._redirects & bit and self._is_shown(source):
+                self._terminal.put(bit, data)
+        return None
+
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for a terminal that nobody reads."""
+        self._terminal.give_up_at = time.monotonic() + after
+
+    def finish(self) -> None:
+        """Show the lines that were begun and will not be ended."""
+        with self._guard():
+            for (_, stream), source in self._sources.items():
+                if self._begun.get((source.attempt, stream)):
+                    self._take_lines(source, stream, b"\n")
+            self._begun.clear()
+
+    def _is_shown(self, source: Source) -> bool:
+        chosen = self._streams.local_ranks
+        if chosen is not None and self._local not in chosen:
+            return False
+        ranks = self._streams.ranks
+        return ranks is None or source.rank in ranks
+
+    def _take_lines(self, source: Source, stream: str, data: bytes) -> None:
+        key = (source.attempt, stream)
+        self._sources[key] = source
+        whole, end, begun = (self._begun.get(key, b"") + data).rpartition(b"\n")
+        self._begun[key] = begun
+        if not end or not self._is_shown(source):
+            return
+        prefix = self._prefix(source)
+        lines = [prefix + line + b"\n" for line in whole.split(b"\n")]
+        self._terminal.put(_NUMBERS[stream], b"".join(lines))
+        texts = self._streams.duplicates[_NUMBERS[stream] - 1]
+        for line in lines:
+            if any(text.encode() in line for text in texts):
+                self._write(source, f"filtered_{stream}.log", line)
+
+    def _prefix(self, source: Source) -> bytes:
+        names = {"role_name": self._streams.role, "local_rank": self._local, "rank": source.rank}
+        return string.Template(self._streams.prefix).safe_substitute(names).encode()
+
+    def _write(self, source: Source, name: str, data: bytes) -> None:
+        assert self._directory is not None
+        path = self._directory / f"attempt_{source.attempt}" / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab", buffering=0) as file:
+                file.write(data)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("phalanx: cannot write to %s: %s", path, error.strerror)
+            self._failed = True
+
+
+class _Terminal:
+    """Our own stdout and stderr, written to by one at a time, and never blocking for good."""
+
+    def __init__(self) -> None:
+        self.give_up_at = float("inf")
+        self._lock = threading.Lock()
+        self._gone: set[int] = set()
+
+    def put(self, number: int, data: bytes) -> None:
+        with self._lock:
+            if number in self._gone:
+                return
+            try:
+                (sys.stdout if number == 1 else sys.stderr).flush()
+                self._write(number, memoryview(data))
+            except (OSError, ValueError, AttributeError):
+                self._gone.add(number)  # nobody reads it any more
+
+    def _write(self, number: int, data: memoryview) -> None:
+        poll = select.poll()
+        poll.register(number, select.POLLOUT)
+        while data:
+            if time.monotonic() > self.give_up_at:
+                self._gone.add(number)
+                return
+            if poll.poll(100):
+                # As much as a pipe that can be written takes without blocking.
+                data = data[os.write(number, data[: select.PIPE_BUF]) :]

@@ -1,0 +1,163 @@
+"""From torchrun's options to this host's part of the app."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from phalanx.elastic import host
+from phalanx.elastic.command.options import TorchrunOptions
+from phalanx.elastic.streams import PREFIX, Streams
+from phalanx.errors import ConfigError
+from phalanx.launcher import imports, payload
+from phalanx.launcher.app import App
+from phalanx.launcher.deciding import Decide
+from phalanx.launcher.imports import Needs
+from phalanx.rendezvous import handlers, settings
+from phalanx.rendezvous.tcp.handler import TcpHandler
+from phalanx.rounds import Endpoint
+from phalanx.worker import script
+
+_OWN = ("tcp", "c10d", "static")
+"""The rendezvous that need no handler of somebody else's."""
+
+
+def start(options: TorchrunOptions) -> App[Any]:
+    """Start it. Raises `ConfigError` for what cannot be done."""
+    _refuse(options)
+    errands = _errands(options)
+    alone = options.max_hosts == 1
+    plan = host.make_host_plan(errands, alone=alone and options.backend in _OWN)
+    return host.start(errands, plan, _decide(options))
+
+
+def _refuse(options: TorchrunOptions) -> None:
+    """Say what cannot be honoured, instead of passing over it."""
+    if options.numa_binding is not None:
+        raise ConfigError(
+            f"--numa-binding {options.numa_binding} cannot be honoured. "
+            "Start the command under numactl instead."
+        )
+    if options.logs_specs not in (None, "default"):
+        raise ConfigError(
+            f"--logs-specs {options.logs_specs} is a class for torch's own agent. "
+            "Leave it out; --log-dir, --tee and --redirects say where output goes."
+        )
+    if options.event_log_handler not in ("null", "console"):
+        raise ConfigError(
+            f"--event-log-handler {options.event_log_handler}: there are null and console."
+        )
+    if options.kind in ("script", "path") and not os.path.exists(options.program):
+        raise ConfigError(f"there is no file {options.program}.")
+
+
+def _errands(options: TorchrunOptions) -> host.Errands:
+    kind, program, words = options.kind, options.program, options.arguments
+    if options.python != sys.executable and kind in ("script", "module"):
+        flag = ("-m",) if kind == "module" else ()
+        kind, program, words = "binary", options.python, ("-u", *flag, program, *words)
+    needs, path = _look(kind, program)
+    args = (kind, program, words, options.virtual_local_rank)
+    extra = {}
+    if options.omp_num_threads is not None:
+        extra["OMP_NUM_THREADS"] = options.omp_num_threads
+    handled = ",".join(number.name for number in options.signals_to_handle)
+    return host.Errands(
+        function=payload.pack(script.run, args, {}, needs),
+        needs=needs,
+        title=os.path.basename(options.program),
+        workers=options.workers,
+        run_id=options.run_id,
+        role=options.role,
+        max_restarts=options.max_restarts,
+        stop_grace=float(options.shutdown_timeout),
+        log_spec=Streams(
+            run_id=options.run_id,
+            role=options.role,
+            redirects=options.redirects,
+            tee=options.tee,
+            log_dir=options.log_dir,
+            local_ranks=options.local_ranks_filter,
+            ranks=options.ranks_filter,
+            prefix=options.log_line_prefix_template or PREFIX,
+            duplicates=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+        ),
+        exits=kind == "binary",
+        extra_env={**extra, "TORCHELASTIC_SIGNALS_TO_HANDLE": handled},
+        surroundings={
+            "python_path": (*path, *_own_path()),
+            "argv": (program, *words),
+            "main_file": os.path.abspath(program) if kind == "script" else None,
+        },
+    )
+
+
+def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:
+    """What a program imports, and where it looks for that first."""
+    nothing = Needs((), torch=False)
+    if kind == "module":
+        cwd = os.getcwd()
+        sys.path.insert(0, cwd)
+        try:
+            found = imports.find_source(program)
+            if found is not None and found.name == "__init__.py":
+                found = found.with_name("__main__.py")
+        finally:
+            sys.path.remove(cwd)
+        needs = nothing if found is None else imports.of_file(found, "", program)
+        return needs, (cwd,)
+    if kind == "script":
+        directory = os.path.dirname(os.path.realpath(program))
+        sys.path.insert(0, directory)
+        try:
+            needs = imports.of_file(Path(program), "") if os.path.isfile(program) else nothing
+        finally:
+            sys.path.remove(directory)
+        return needs, (directory,)
+    if kind == "path" and os.path.isfile(program):
+        return imports.of_file(Path(program), ""), ()
+    return nothing, ()
+
+
+def _own_path() -> list[str]:
+    """Where this interpreter looks, but for the place of the command itself."""
+    path = [place for place in sys.path if isinstance(place, str)]
+    return path if sys.flags.safe_path else path[1:]
+
+
+# ── meeting the others ────────────────────────────────────────────────────────
+
+
+def _decide(options: TorchrunOptions) -> Decide:
+    if options.backend in _OWN:
+        return host.decide_over_tcp(_own_handler(options))
+    handler = handlers.get_handler(
+        options.backend,
+        options.endpoint,
+        options.run_id,
+        options.min_hosts,
+        options.max_hosts,
+        **options.rdzv_conf,
+    )
+    from phalanx.elastic.handled import HandledSeat
+
+    return lambda plan, now: HandledSeat(plan, handler, options.monitor_interval, now)
+
+
+def _own_handler(options: TorchrunOptions) -> TcpHandler:
+    static = options.backend == "static"
+    given: dict[str, Any] = {"local_addr": options.local_addr, **options.rdzv_conf}
+    if static:
+        given |= {"node_rank": options.node_rank, "is_host": options.node_rank == 0}
+    elif options.standalone:
+        given["is_host"] = True
+    return TcpHandler(
+        options.backend,
+        Endpoint(options.endpoint_host or "localhost", options.endpoint_port or 0),
+        options.run_id,
+        options.max_hosts if static else options.min_hosts,
+        options.max_hosts,
+        settings.make(given),
+    )

@@ -1,0 +1,82 @@
+"""From a verdict and what ranks have sent to what the caller gets. Unpickles: on his thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ResultError
+from phalanx.launcher.payload import Inbox
+from phalanx.launcher.report import make_exception
+from phalanx.launcher.result import LaunchResult
+from phalanx.rendezvous.protocol import Reason, Verdict
+from phalanx.rounds import Outcome
+
+
+class Harvest:
+    """What has come home of an app."""
+
+    def __init__(
+        self, verdict: Verdict, inboxes: Mapping[int, Inbox], outcomes: Collection[Outcome]
+    ) -> None:
+        """By global rank of the last round."""
+        self._verdict = verdict
+        self._inboxes = inboxes
+        self._outcomes = outcomes
+
+    def result(self) -> LaunchResult[Any]:
+        """Every rank's value. Raises `ResultError`."""
+        values = tuple(self.value(rank) for rank in sorted(self._inboxes))
+        return LaunchResult(values, self._verdict.members)
+
+    def has(self, rank: int) -> bool:
+        """A rank has sent something."""
+        return rank in self._inboxes
+
+    def value(self, rank: int) -> Any:
+        """The value of a rank. Raises `ResultError`."""
+        try:
+            return self._inboxes[rank].load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            member = next(m for m in self._verdict.members if rank in m.ranks)
+            raise ResultError(
+                f"the value of rank {rank} on {member.hostname} cannot be unpickled here: "
+                f"{type(error).__name__}: {error}",
+                rank=rank,
+                hostname=member.hostname,
+                type_name="",
+            ) from error
+
+    def exception(
+        self, log_files: Mapping[int, Path], running: Collection[int], start_timeout: float
+    ) -> BaseException:
+        """What to raise for a verdict that is not success."""
+        return make_exception(
+            self._verdict,
+            self._verdict.members,
+            log_files,
+            self._load_exception,
+            returned=tuple(o.rank for o in self._outcomes if o.succeeded),
+            running=running,
+            start_timeout=start_timeout,
+        )
+
+    @property
+    def succeeded(self) -> bool:
+        """There are values."""
+        return self._verdict.reason is Reason.SUCCEEDED
+
+    def close(self) -> None:
+        """Free what ranks have sent."""
+        for inbox in self._inboxes.values():
+            inbox.close()
+
+    def _load_exception(self, rank: int) -> BaseException | None:
+        try:
+            error = self._inboxes[rank].load()
+        except Exception:  # noqa: BLE001 its description is used instead
+            return None
+        return error if isinstance(error, BaseException) else None

@@ -1,0 +1,57 @@
+"""What agents ask for: the function, and the project's files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from phalanx import wire
+from phalanx.launcher.agents import Agent
+from phalanx.launcher.payload import Function
+from phalanx.launcher.plan import Plan
+from phalanx.launcher.shipping import Shipping
+
+
+class Provision:
+    """Gives out what an app is made of."""
+
+    def __init__(self, plan: Plan, function: Future[Function]) -> None:
+        """The function may follow later."""
+        self._function = function
+        self._shipping = None if plan.workspace is None else Shipping(plan.workspace)
+
+    async def function(self) -> Function:
+        """The function, once it is there."""
+        # Shielded: whoever provides it must not find it cancelled.
+        return await asyncio.shield(asyncio.wrap_future(self._function))
+
+    async def uses_torch(self, plan: Plan, ready: Iterable[wire.Ready]) -> bool:
+        """Whether workers want a store and a group: one decision for all that meet."""
+        function, backend = await self.function(), plan.settings.backend
+        uses = function.uses_torch or backend not in (None, "auto") or any(r.torch for r in ready)
+        return uses or (plan.errand is not None and function.names_torch)
+
+    async def ship(self, agent: Agent) -> None:
+        """Tell an agent that does not have the project what there is."""
+        assert self._shipping is not None
+        manifest = await self._shipping.manifest()
+        await agent.send(wire.Ship(manifest=manifest.digest))
+
+    async def send(self, index: int, agent: Agent, digests: tuple[str, ...]) -> None:
+        """Send what was asked for."""
+        function = await self.function()
+        if function.digest in digests:
+            for piece in function.pieces():
+                await agent.send(piece)
+        elif self._shipping is not None:
+            await self._shipping.send(index, digests, agent.send)
+
+    def arrived(self, index: int, frame: wire.Arrived) -> None:
+        """An agent has said how much is there."""
+        if self._shipping is not None:
+            self._shipping.arrived(index, frame)
+
+    def describe(self, plan: Plan) -> str:
+        """How far it is, in a few words; empty when nothing is on its way."""
+        return "" if self._shipping is None else self._shipping.describe(plan.members)

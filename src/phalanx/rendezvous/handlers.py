@@ -1,0 +1,198 @@
+"""How hosts meet, as something to choose or to write oneself: `RendezvousHandler`.
+
+`get_handler` gives the one of a name: `static` and `tcp` (also known as `c10d`) are ours, others
+come from packages that register them under the entry point `phalanx.rendezvous`. A handler of one's
+own blocks in `next_rendezvous`; the agent calls it on a thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx import plugins
+from phalanx.errors import ConfigError, PluginError
+from phalanx.rendezvous import settings as settings_
+from phalanx.rendezvous.settings import Settings
+from phalanx.rounds import Endpoint
+
+GROUP = "phalanx.rendezvous"
+"""Where packages register rendezvous of their own: a function of `RendezvousParameters`."""
+
+STATIC_PORT = 29500
+
+
+@dataclass(frozen=True)
+class RendezvousStoreInfo:
+    """Where workers find the store."""
+
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class RendezvousInfo:
+    """What hosts that met have agreed on: this host's rank among them, and how many they are."""
+
+    store: Any
+    rank: int
+    world_size: int
+    bootstrap_store_info: RendezvousStoreInfo | None = None
+
+
+@dataclass(frozen=True)
+class RendezvousParameters:
+    """What a rendezvous is made from."""
+
+    backend: str
+    endpoint: str
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    config: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting, or the default."""
+        return self.config.get(key, default)
+
+
+class RendezvousHandler(ABC):
+    """Where the hosts of an app meet. Subclass it for a rendezvous of your own.
+
+    Hosts that are in the same rendezvous must get different ranks, contiguous from 0, and the same
+    `world_size`; a host that calls `next_rendezvous` again leaves the last one.
+    """
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """The name of the kind of rendezvous."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers may use the store that the handler carries, instead of one for each round."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> Any:
+        """Block until enough hosts are there: a `RendezvousInfo`, or (store, rank, world_size).
+
+        Raises `RendezvousClosedError`, `RendezvousTimeoutError`, `RendezvousConnectionError`,
+        `RendezvousStateError`, or `RendezvousGracefulExitError` if this host is not needed.
+        """
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Nobody meets there any more."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """Have nobody meet there any more."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """How many hosts wait for the next rendezvous; with some, the workers are restarted."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """What names the app."""
+
+    def shutdown(self) -> bool:
+        """Let go of everything; whether that went well."""
+        return True
+
+
+Factory = Callable[[RendezvousParameters], Any]
+
+
+def get_handler(
+    backend: str,
+    endpoint: str = "",
+    run_id: str = "",
+    min_hosts: int = 1,
+    max_hosts: int | None = None,
+    **settings: Any,
+) -> Any:
+    """A handler by the name of its kind. Raises `ConfigError`, and `PluginError` for a broken one.
+
+    `settings` are those of `phalanx.rendezvous.Settings` for our own; others have theirs.
+    """
+    most = min_hosts if max_hosts is None else max_hosts
+    if not 1 <= min_hosts <= most:
+        raise ConfigError(
+            f"min_hosts={min_hosts}, max_hosts={most}: at least 1, and the fewest not above the "
+            "most."
+        )
+    if backend in ("tcp", "c10d", "static"):
+        from phalanx.rendezvous.tcp.handler import TcpHandler
+
+        static = backend == "static"
+        chosen = settings_.make(settings)
+        place = parse_endpoint(endpoint, STATIC_PORT if static else settings_.PORT)
+        return TcpHandler(
+            backend, place, run_id or "none", most if static else min_hosts, most, chosen
+        )
+    return _from_plugin(RendezvousParameters(backend, endpoint, run_id, min_hosts, most, settings))
+
+
+def _from_plugin(parameters: RendezvousParameters) -> Any:
+    found = {plugin.name: plugin for plugin in plugins.of(GROUP)}
+    if parameters.backend not in found:
+        known = ["static", "tcp", "c10d", *found]
+        near = difflib.get_close_matches(parameters.backend, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+        raise ConfigError(f"there is no rendezvous {parameters.backend!r}.{hint}")
+    plugin = found[parameters.backend]
+    factory: Factory = plugin.load()
+    try:
+        handler = factory(parameters)
+    except Exception as error:
+        raise PluginError(plugin, f"{type(error).__name__}: {error}") from error
+    if problem := problem_of(handler):
+        raise PluginError(plugin, problem)
+    return handler
+
+
+def problem_of(handler: Any) -> str:
+    """Why something is no rendezvous handler; empty if it is one. Torch's own are as good."""
+    needed = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "get_run_id")
+    missing = [name for name in needed if not callable(getattr(handler, name, None))]
+    if inspect.isclass(handler):
+        return f"{handler.__name__} is a class, not an instance. Write {handler.__name__}(...)"
+    return f"{handler!r} has no {', '.join(missing)}" if missing else ""
+
+
+def parse_endpoint(text: str, port: int) -> Endpoint:
+    """`host`, `host:port`, `[::1]:port`; an empty one is any free port here. `ConfigError`."""
+    if not text:
+        return Endpoint("localhost", 0)
+    host, colon, number = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, number = text, str(port)
+    if not number.isdigit() or int(number) > 65535 or not host:
+        raise ConfigError(f"rendezvous endpoint {text!r}: write HOST:PORT, such as node0:{port}.")
+    return Endpoint(host.strip("[]"), int(number))
+
+
+def read_info(value: Any) -> RendezvousInfo:
+    """What `next_rendezvous` gave, whichever way it is written."""
+    if isinstance(value, tuple) and len(value) == 3:
+        return RendezvousInfo(*value)
+    boot = getattr(value, "bootstrap_store_info", None)
+    place = None
+    if boot is not None:
+        place = RendezvousStoreInfo(str(boot.master_addr), int(boot.master_port))
+    return RendezvousInfo(value.store, int(value.rank), int(value.world_size), place)
+
+
+__all__ = [
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStoreInfo",
+    "Settings",
+    "get_handler",
+]

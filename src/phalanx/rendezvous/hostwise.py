@@ -1,0 +1,105 @@
+"""Deciding for hosts that do not communicate: a failure concerns nobody but its own host. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from phalanx.rendezvous.causes import first_cause
+from phalanx.rendezvous.coordinator import Coordinator
+from phalanx.rendezvous.membership import Host
+from phalanx.rendezvous.protocol import Action, BeginRound, Gone, HaltRound, Phase, Policy
+from phalanx.rendezvous.restarts import Budget
+from phalanx.rounds import Endpoint, Round
+
+
+class HostwiseCoordinator(Coordinator):
+    """Restarts the workers of the host where one failed; every host has its own restarts.
+
+    A lost host's place is taken by a spare with as many workers; without one the app has failed.
+    """
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        """As a `Coordinator`."""
+        super().__init__(policy, now)
+        self._budgets: dict[int, Budget] = {}
+        self._halted: dict[int, float] = {}
+        """The hosts whose workers are being stopped, and the wait before they start anew."""
+        self._due_at: dict[int, float] = {}
+
+    def _fail(self, agent: int, now: float) -> list[Action]:
+        if self.phase is not Phase.RUNNING or agent in self._halted:
+            return []
+        policy = self.policy
+        budget = self._budgets.setdefault(
+            agent, Budget(policy.max_restarts, policy.backoff, policy.same_failures)
+        )
+        cause = first_cause(f for f in self._tally.failures if f.agent == agent)
+        wait = None
+        if agent in self._roster.joined:
+            wait = budget.spend(cause, now - self._tally.began)
+        if wait is None:
+            # Nothing is left to try on this host; the cause is its own.
+            self._budget = Budget(0)
+            self._budget.note = budget.note
+            return super()._fail(agent, now)
+        self._attempts.append(cause)
+        self._halted[agent] = wait
+        return [HaltRound(self._round_of[agent], policy.stop_grace, (agent,))]
+
+    def _clear(self, agent: int, endpoint: Endpoint | None, now: float) -> list[Action]:
+        if self.phase is not Phase.RUNNING or agent not in self._halted:
+            return super()._clear(agent, endpoint, now)
+        self._due_at[agent] = now + self._halted[agent]
+        return self._restart_hosts(now)
+
+    def _due(self, now: float) -> list[Action]:
+        if self.phase is Phase.RUNNING and self._due_at:
+            return self._restart_hosts(now)
+        return super()._due(now)
+
+    def _restart_hosts(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for agent in [a for a, due in self._due_at.items() if due <= now]:
+            del self._due_at[agent], self._halted[agent]
+            self._tally.begin_again(agent)
+            actions.append(self._begin_host(agent, now))
+        self.deadline = min(self._due_at.values(), default=None)
+        return actions
+
+    def _begin_host(self, agent: int, now: float) -> Action:
+        assert self.round is not None
+        self._number += 1
+        self._round_of[agent] = self._number
+        count = self._budgets[agent].count if agent in self._budgets else 0
+        members = tuple(self._tally.members.values())
+        round_ = Round(self._number, members, self.round.store, count, self.round.torch)
+        name = self._tally.members[agent].hostname
+        self._happen("restart", now, hosts=[name], restarts=count, round=self._number)
+        return BeginRound(round_, (agent,))
+
+    def _lose(self, event: Gone, now: float) -> list[Action]:
+        member = self._tally.members.get(event.agent)
+        if member is None or self.phase is not Phase.RUNNING or not self._number:
+            return super()._lose(event, now)
+        spare = self._roster.spare(self._tally.members, member.workers)
+        if spare is None or all(rank in self._tally.outcomes for rank in member.ranks):
+            return super()._lose(event, now)
+        self._roster.lose(event.agent, certain=event.closed)
+        self._happen("loss", now, hostname=member.hostname, reason=event.reason)
+        return [self._replace(event.agent, spare, now)]
+
+    def _replace(self, lost: int, spare: Host, now: float) -> Action:
+        """Give a lost host's ranks to another."""
+        self._halted.pop(lost, None)
+        self._due_at.pop(lost, None)
+        self._tally.begin_again(lost)
+        # In place: the members stay in rank order.
+        self._tally.members = {
+            (spare.agent if agent == lost else agent): (
+                dataclasses.replace(member, agent=spare.agent, hostname=spare.hostname)
+                if agent == lost
+                else member
+            )
+            for agent, member in self._tally.members.items()
+        }
+        return self._begin_host(spare.agent, now)

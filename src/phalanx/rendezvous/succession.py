@@ -1,0 +1,57 @@
+"""Who decides once the host that did is lost: the first of its round, by rank, that is there. Pure.
+
+Every survivor goes through the round's members in rank order and asks each that is before itself;
+one that is before nobody who answers decides. What it may decide is another matter: a new round
+needs a majority of the last, or certainty that the rest has ended (`membership.may_decide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a member whether it decides."""
+
+    agent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Decide yourself; these have certainly ended."""
+
+    closed: frozenset[int]
+
+
+class Succession:
+    """One survivor's way through the members of its last round."""
+
+    def __init__(self, members: Sequence[int], own: int, leader: int, *, closed: bool) -> None:
+        """`members` are in rank order; `closed`: the connection to the one that decided has ended,
+        rather than that nothing was heard.
+        """
+        self._own = own
+        self._closed: set[int] = set()
+        self._failed: set[int] = set()
+        # One whose connection broke may still be there: then it still decides.
+        self._order = [leader] if closed else []
+        self._order += [agent for agent in members if agent != leader]
+        if not closed:
+            self._failed.add(leader)
+
+    def next(self) -> Ask | Lead:
+        """What to do now."""
+        for agent in self._order:
+            if agent == self._own:
+                break
+            if agent not in self._failed:
+                return Ask(agent)
+        return Lead(frozenset(self._closed))
+
+    def fail(self, agent: int, *, closed: bool) -> None:
+        """One does not answer; `closed`: nobody is there to do so, for certain."""
+        self._failed.add(agent)
+        if closed:
+            self._closed.add(agent)

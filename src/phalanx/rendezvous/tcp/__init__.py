@@ -1,0 +1,1 @@
+"""Hosts that meet by themselves over TCP: one of them decides, and another does if it is lost."""

@@ -1,0 +1,148 @@
+"""Finding the host that decides, following it, and turning to the next one when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from phalanx.rendezvous.protocol import Past
+from phalanx.rendezvous.succession import Ask, Lead, Succession
+from phalanx.rendezvous.tcp.link import Link, NoAnswer
+from phalanx.rounds import Endpoint
+from phalanx.wire import peers
+
+if TYPE_CHECKING:
+    from phalanx.rendezvous.tcp.seat import TcpSeat
+
+_SHORTEST, _LONGEST = 0.05, 1.0
+"""Seconds between two attempts to reach somebody."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How an attempt to follow somebody ended."""
+
+    reason: str
+    closed: bool
+    """Nobody is there, for certain."""
+    followed: bool = False
+    moved: Endpoint | None = None
+
+
+class Follower:
+    """Follows whoever decides, until the end, or until this host has to decide itself."""
+
+    def __init__(self, seat: TcpSeat) -> None:
+        """For this seat."""
+        self._seat = seat
+        self._succession: Succession | None = None
+        self._asked: int | None = None
+        self._pause = _SHORTEST
+
+    async def run(self, place: Endpoint) -> None:
+        """Begin with whoever is there. Raises `RendezvousError`."""
+        seat = self._seat
+        limit = seat.now() + seat.part.settings.join_timeout
+        sent_on = False
+        while not seat.is_over:
+            end = await self._attempt(place)
+            if seat.is_over:
+                return
+            if end.moved is not None:
+                place, sent_on = end.moved, True
+                continue
+            if end.followed:
+                limit = seat.now() + seat.part.settings.join_timeout
+                self._begin_succession(closed=end.closed)
+            elif self._succession is not None and self._asked is not None and not sent_on:
+                self._succession.fail(self._asked, closed=end.closed)
+            if seat.now() > limit:
+                raise self._timeout(end.reason)
+            if not end.followed:
+                await asyncio.sleep(self._pause)
+                self._pause = min(2 * self._pause, _LONGEST)
+            sent_on = False
+            found = self._next_place()
+            if found is None:
+                return
+            place = found
+
+    def _begin_succession(self, *, closed: bool) -> None:
+        """The one that decided is lost, and with it the round, if there was one."""
+        seat = self._seat
+        self._pause = _SHORTEST
+        self._succession = self._asked = None
+        if seat.round is not None and seat.leader_agent is not None:
+            seat.halt(seat.part.policy.stop_grace)
+            members = [member.agent for member in seat.round.members]
+            self._succession = Succession(
+                members, seat.part.agent, seat.leader_agent, closed=closed
+            )
+
+    def _next_place(self) -> Endpoint | None:
+        """Whom to ask now; None when it is us that decide from now on."""
+        seat = self._seat
+        if self._succession is None or seat.round is None:
+            return seat.part.endpoint
+        match self._succession.next():
+            case Ask(agent):
+                self._asked = agent
+                return seat.doors.get(agent, seat.part.endpoint)
+            case Lead(closed):
+                if not seat.is_member(seat.round):
+                    raise RendezvousClosedError(
+                        "every host of the last round is lost, and this one was only waiting."
+                    )
+                seat.lead(Past(seat.round, closed))
+                return None
+
+    async def _attempt(self, place: Endpoint) -> _End:
+        seat = self._seat
+        meet = await seat.meet_again()
+        try:
+            link = await Link.to(place)
+        except NoAnswer as error:
+            return _End(str(error), error.closed)
+        limit = seat.part.settings.host_timeout
+        await link.send(meet)
+        frames = link.frames()
+        try:
+            async with asyncio.timeout(limit):
+                first = await anext(frames)
+        except TimeoutError:
+            link.abort()
+            return _End(f"no word within {limit:g} s", closed=False)
+        except StopAsyncIteration:
+            link.close()
+            return _End("the connection ended", closed=True)
+        match first:
+            case peers.Met():
+                seat.follow(link, first.leader)
+            case peers.Moved():
+                link.close()
+                return _End("it is elsewhere", closed=False, moved=first.door)
+            case peers.Refused():
+                link.close()
+                raise RendezvousError(f"this host cannot take part: {first.reason}.")
+        async for frame in frames:
+            if isinstance(frame, peers.Moved):
+                link.close()
+                seat.unfollow(link)
+                return _End("it is elsewhere", closed=False, moved=frame.door)
+            seat.obey(frame)
+        link.close()
+        seat.unfollow(link)
+        return _End("the connection ended", closed=link.silent < limit, followed=True)
+
+    def _timeout(self, reason: str) -> RendezvousTimeoutError:
+        place, patience = self._seat.part.endpoint, self._seat.part.settings.join_timeout
+        return RendezvousTimeoutError(
+            f"no rendezvous at {place.address}:{place.port} within {patience:g} s (join_timeout): "
+            f"{reason}. Is the host up that was to carry it, and the port open?"
+        )

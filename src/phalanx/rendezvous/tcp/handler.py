@@ -1,0 +1,251 @@
+"""The rendezvous over TCP as a handler: what an agent of ours takes its seat from.
+
+Its blocking methods are for agents of others: each host that calls `next_rendezvous` takes part
+with one worker's worth of a round, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from phalanx import network
+from phalanx.clock import Interval
+from phalanx.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from phalanx.rendezvous.handlers import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from phalanx.rendezvous.protocol import (
+    Action,
+    BeginRound,
+    Cancel,
+    Cleared,
+    Finish,
+    Gone,
+    HaltRound,
+    Joined,
+    Policy,
+    Reason,
+    Running,
+    Tick,
+)
+from phalanx.rendezvous.settings import Settings
+from phalanx.rendezvous.tcp.seat import Part, TcpSeat
+from phalanx.rounds import Endpoint, Round
+
+_TICK = 0.05
+
+
+class TcpHandler(RendezvousHandler):
+    """Hosts meet at an endpoint; one of them decides."""
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: Endpoint,
+        run_id: str,
+        min_hosts: int,
+        max_hosts: int,
+        settings: Settings,
+    ) -> None:
+        """Nothing is opened yet."""
+        self._backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_hosts = min_hosts
+        self.max_hosts = max_hosts
+        self.settings = settings
+        self._closed = False
+        self._visit: _Visit | None = None
+
+    def seat(
+        self,
+        agent: int,
+        hostname: str,
+        workers: int,
+        policy: Policy,
+        now: Callable[[], float] = time.monotonic,
+    ) -> TcpSeat:
+        """Take a seat, for an agent that carries out what is decided there."""
+        static = self._backend == "static"
+        if static and self.settings.node_rank is not None and self.settings.is_host is None:
+            # The first host decides, whatever its names are.
+            is_host = self.settings.node_rank == 0
+            self.settings = dataclasses.replace(self.settings, is_host=is_host)
+        part = Part(
+            *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
+            shares_port=static and self.endpoint.port != 0,
+        )
+        return TcpSeat(part, now)
+
+    def get_backend(self) -> str:
+        """`tcp`, `c10d` or `static`."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """What names the app."""
+        return self.run_id
+
+    def is_closed(self) -> bool:
+        """Nobody meets there any more, as far as this host knows."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Leave for good."""
+        self._closed = True
+        self.shutdown()
+
+    def num_nodes_waiting(self) -> int:
+        """How many hosts wait for the next rendezvous."""
+        return 0 if self._visit is None else self._visit.waiting
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until enough hosts are there. Raises `RendezvousError`."""
+        if self._closed:
+            raise RendezvousClosedError(f"the rendezvous {self.run_id!r} is closed.")
+        if self._visit is None:
+            self._visit = _Visit(self)
+        return self._visit.next()
+
+    def shutdown(self) -> bool:
+        """Leave; idempotent."""
+        visit, self._visit = self._visit, None
+        if visit is not None:
+            visit.end()
+        return True
+
+
+class _Visit:
+    """A host that takes part without an agent of ours: its rounds, on a thread of their own."""
+
+    def __init__(self, handler: TcpHandler) -> None:
+        self._handler = handler
+        self._agent = secrets.randbits(48)
+        self._rounds: list[Future[Round]] = [Future()]
+        self._halted: int | None = None
+        self._bound = network.bind(anywhere=handler.max_hosts > 1)
+        self._loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._seat: TcpSeat | None = None
+        self._thread = threading.Thread(target=self._run, name="phalanx-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        if self._halted is not None:
+            return 1
+        return 0 if self._seat is None else self._seat.waiting
+
+    def next(self) -> RendezvousInfo:
+        future = self._rounds[-1]
+        if future.done() and future.exception() is None:
+            future = Future()
+            self._rounds.append(future)
+            self._loop.call_soon_threadsafe(self._leave_round)
+        patience = self._handler.settings.join_timeout + 30.0
+        try:
+            round_ = future.result(patience)
+        except TimeoutError:
+            raise RendezvousTimeoutError(
+                f"too few hosts came within {patience:g} s (join_timeout)."
+            ) from None
+        rank = round_.members.index(round_.member(self._agent))
+        place = RendezvousStoreInfo(round_.store.address, round_.store.port)
+        return RendezvousInfo(None, rank, len(round_.members), place)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._ended.wait(5.0)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            self._fail(error)
+        finally:
+            self._bound.close()
+            self._loop.close()
+            self._ended.set()
+
+    async def _serve(self) -> None:
+        handler = self._handler
+        policy = Policy(
+            hosts=(),
+            start_timeout=handler.settings.join_timeout,
+            stop_grace=handler.settings.stop_grace,
+            min_hosts=handler.min_hosts,
+            max_hosts=handler.max_hosts,
+            open=True,
+            last_call=handler.settings.last_call_timeout,
+            quorum=True,
+        )
+        self._seat = handler.seat(self._agent, socket.gethostname(), 1, policy)
+        self._over = asyncio.Event()
+        await self._seat.start(self._act, self._fail)
+        self._seat.tell(Joined(self._agent, Endpoint("", self._bound.getsockname()[1])))
+        while not self._over.is_set():
+            self._seat.tell(Tick())
+            await asyncio.sleep(_TICK)
+        await self._seat.close()
+
+    def _fail(self, error: BaseException) -> None:
+        future = self._rounds[-1]
+        if not future.done():
+            future.set_exception(error)
+        if self._seat is not None:
+            self._over.set()
+
+    def _act(self, action: Action) -> None:
+        assert self._seat is not None
+        match action:
+            case BeginRound(round_):
+                self._halted = None
+                if self._rounds[-1].done():
+                    self._rounds.append(Future())
+                self._seat.tell(Running(self._agent, round_.number))
+                self._rounds[-1].set_result(round_)
+            case HaltRound(number, _):
+                self._halted = number
+                if not self._rounds[-1].done():
+                    self._leave_round()
+            case Finish(verdict):
+                reason = verdict.reason
+                if reason is Reason.START_TIMEOUT:
+                    came = ", ".join(verdict.missing)
+                    self._fail(RendezvousTimeoutError(f"these hosts did not come: {came}."))
+                else:
+                    self._fail(RendezvousError(f"the rendezvous ended: {reason.value}."))
+                self._over.set()
+
+    def _leave_round(self) -> None:
+        """The caller wants the next round: we are clear of the last, or leave it."""
+        seat = self._seat
+        if seat is None or seat.round is None:
+            return
+        number = seat.round.number
+        place = Endpoint("", self._bound.getsockname()[1])
+        if self._halted is not None:
+            self._halted = None
+            seat.tell(Cleared(self._agent, number, place))
+        else:
+            now = time.monotonic()
+            seat.tell(Gone(self._agent, "it wants another rendezvous", Interval(now, now)))
+            seat.tell(Joined(self._agent, place))
+
+    def _cancel(self) -> None:
+        if self._seat is not None:
+            self._seat.tell(Cancel(0.0))
+            self._over.set()

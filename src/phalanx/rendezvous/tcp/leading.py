@@ -1,0 +1,183 @@
+"""The host that decides: it carries the coordinator, and speaks for it to the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from phalanx import __version__, wire
+from phalanx.clock import Interval
+from phalanx.rendezvous.coordinator import Coordinator
+from phalanx.rendezvous.membership import Host, Order, natural
+from phalanx.rendezvous.protocol import (
+    Action,
+    BeginRound,
+    Cleared,
+    Event,
+    Expel,
+    Finish,
+    Gone,
+    HaltRound,
+    Joined,
+    Leaving,
+    Past,
+    Policy,
+    Running,
+    WorkerEnded,
+)
+from phalanx.rendezvous.tcp.link import Link
+from phalanx.rendezvous.tcp.verdicts import frames_of
+from phalanx.rounds import Endpoint, Round
+from phalanx.wire import peers
+
+Do = Callable[[Coroutine[None, None, Any]], Any]
+
+
+class Leader:
+    """Decides for itself and for all that are linked to it."""
+
+    def __init__(
+        self,
+        own: int,
+        policy: Policy,
+        run_id: str,
+        now: Callable[[], float],
+        act: Callable[[Action], None],
+        do: Do,
+        past: Past | None = None,
+    ) -> None:
+        """`act` is told what concerns this host; `do` runs what sends."""
+        self.coordinator = Coordinator(policy, now(), past)
+        self.doors: dict[int, Endpoint] = {}
+        self._own = own
+        self._policy = policy
+        self._run_id = run_id
+        self._now = now
+        self._act = act
+        self._do = do
+        self._links: dict[int, Link] = {}
+
+    @property
+    def links(self) -> list[Link]:
+        """Those that take part, or wait."""
+        return list(self._links.values())
+
+    def feed(self, event: Event) -> None:
+        """Decide, and have it done here and there."""
+        for action in self.coordinator.handle(event, self._now()):
+            self._carry_out(action)
+
+    def join(self, meet: peers.Meet) -> None:
+        """One takes part: another host, or this."""
+        self.doors[meet.agent] = meet.door
+        self.coordinator.catch_up(meet.last_round, meet.restarts)
+        endpoint = Endpoint(meet.door.address, meet.port)
+        host = Host(meet.agent, meet.hostname, meet.workers, order_of(meet))
+        self.feed(Joined(meet.agent, endpoint, host, meet.torch))
+        if meet.clear and meet.last_round:
+            self.feed(Cleared(meet.agent, meet.last_round, endpoint))
+
+    def problem_of(self, meet: peers.Meet) -> str:
+        """Why one cannot take part; empty if it can."""
+        if meet.version != __version__:
+            return f"it runs phalanx {meet.version}, this host {__version__}"
+        if meet.run_id != self._run_id:
+            return f"it belongs to run {meet.run_id!r}, and here meets {self._run_id!r}"
+        bounds = (self._policy.least, self._policy.most)
+        if meet.bounds != bounds:
+            told, here = _bounds(meet.bounds), _bounds(bounds)
+            return f"it was started for {told} hosts, and those that meet here for {here}"
+        return ""
+
+    async def serve(self, link: Link, meet: peers.Meet) -> None:
+        """Hear one host to its end."""
+        if problem := self.problem_of(meet):
+            await link.send(peers.Refused(reason=problem))
+            link.close()
+            return
+        if (before := self._links.get(meet.agent)) is not None:
+            self.lose(before, "it came anew", closed=True)
+        link.agent = meet.agent
+        self._links[meet.agent] = link
+        await link.send(peers.Met(leader=self._own))
+        await link.ping()
+        self.join(meet)
+        async for frame in link.frames():
+            if not link.is_over:
+                self._hear(link, frame)
+        self.lose(link, "its connection ended", closed=True)
+
+    def _hear(self, link: Link, frame: wire.Frame) -> None:
+        agent = link.agent
+        match frame:
+            case wire.Started():
+                self.feed(Running(agent, frame.round))
+            case wire.Report():
+                when = link.clock.interval(frame.outcome.clock)
+                self.feed(WorkerEnded(agent, frame.round, frame.outcome, when))
+            case wire.Stopped():
+                endpoint = Endpoint(self.doors[agent].address, frame.port)
+                self.feed(Cleared(agent, frame.round, endpoint if frame.port else None))
+            case peers.Meet() if frame.agent == agent:
+                self.join(frame)  # its own agent was lost, and is there again
+            case wire.Broken():
+                self.feed(Gone(agent, frame.message, self._lately(link)))
+            case wire.Leaving():
+                self.feed(Leaving(agent))
+            case wire.Leave():
+                self.lose(link, "it was told to leave", closed=True)
+
+    def lose(self, link: Link, reason: str, *, closed: bool) -> None:
+        """One is not there any more."""
+        if link.is_over or self._links.get(link.agent) is not link:
+            return
+        del self._links[link.agent]
+        link.close()
+        self.feed(Gone(link.agent, reason, self._lately(link), closed))
+
+    def _lately(self, link: Link) -> Interval:
+        return Interval(link.last_heard, time.monotonic())
+
+    # ── what was decided ──────────────────────────────────────────────────────
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case BeginRound(round_):
+                doors = {m.agent: self.doors[m.agent] for m in round_.members}
+                assemble = peers.Assemble(
+                    round=round_.number, membership=round_, leader=self._own, doors=doors
+                )
+                self._tell(round_, assemble)
+                self._act(action)
+            case HaltRound(number, grace):
+                stop = wire.Stop(round=number, grace=grace)
+                self._tell(self.coordinator.round, stop)
+                self._act(action)
+            case Expel(agent, reason) if agent in self._links:
+                self.lose(self._links[agent], reason, closed=False)
+            case Finish(verdict):
+                for link in self.links:
+                    for frame in frames_of(verdict):
+                        self._do(link.send(frame))
+                self._act(action)
+            case _:
+                self._act(action)
+
+    def _tell(self, round_: Round | None, frame: wire.Frame) -> None:
+        members = {m.agent for m in round_.members} if round_ is not None else set()
+        for agent, link in self._links.items():
+            if agent in members:
+                self._do(link.send(frame))
+
+
+def order_of(meet: peers.Meet) -> Order:
+    """Where a host stands in line: by the rank that it was given, or by its name."""
+    if meet.node_rank is not None:
+        return (0, meet.node_rank)
+    return (1, *natural(meet.hostname), meet.door.address)
+
+
+def _bounds(bounds: tuple[int, ...]) -> str:
+    least, most = bounds
+    return str(most) if least == most else f"{least}:{most}"

@@ -1,0 +1,114 @@
+"""A connection between two hosts that meet: frames, signs of life, the other's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+
+from phalanx import wire
+from phalanx.channel import SocketChannel
+from phalanx.clock import ClockOffset
+from phalanx.errors import WireError
+from phalanx.rounds import Endpoint
+
+CONNECTING = 2.0
+"""Seconds for a connection to another host to come about."""
+
+
+class NoAnswer(Exception):
+    """A host could not be reached; `closed`: nobody listens there, for certain."""
+
+    def __init__(self, reason: str, *, closed: bool) -> None:
+        super().__init__(reason)
+        self.closed = closed
+
+
+class Link:
+    """What one host has of another."""
+
+    def __init__(self, channel: SocketChannel, agent: int = 0) -> None:
+        """`agent` is who is at the other end, once that is known."""
+        self.agent = agent
+        self.clock = ClockOffset()
+        self.last_heard = time.monotonic()
+        self.silent = 0.0
+        self.is_over = False
+        """Nothing that is said here counts any more."""
+        self._channel = channel
+        self._heard = 0
+
+    @classmethod
+    async def to(cls, place: Endpoint, patience: float = CONNECTING) -> Link:
+        """Connect. Raises `NoAnswer`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(patience):
+                found = await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
+                problem: OSError | None = None
+                for family, kind, protocol, _, address in found:
+                    connection = socket.socket(family, kind, protocol)
+                    connection.setblocking(False)
+                    try:
+                        await loop.sock_connect(connection, address)
+                        return cls(await SocketChannel.over(connection))
+                    except OSError as error:
+                        connection.close()
+                        problem = error
+                    except BaseException:
+                        connection.close()
+                        raise
+                raise problem or OSError("no address")
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {patience:g} s", closed=False) from None
+        except OSError as error:
+            closed = isinstance(error, ConnectionRefusedError | ConnectionResetError)
+            raise NoAnswer(error.strerror or str(error), closed=closed) from None
+
+    async def send(self, frame: wire.Frame) -> None:
+        """Say something; that the other is gone is heard where it is listened to."""
+        with contextlib.suppress(ConnectionError):
+            await self._channel.send(frame)
+
+    async def frames(self) -> AsyncIterator[wire.Frame]:
+        """What the other says, until it closes; pings are answered here."""
+        try:
+            async for frame in self._channel.frames():
+                self.last_heard = time.monotonic()
+                match frame:
+                    case wire.Ping(sent=sent):
+                        await self.send(wire.Pong(sent=sent, clock=time.monotonic()))
+                    case wire.Pong(sent=sent, clock=clock):
+                        self.clock.observe(sent, clock, time.monotonic())
+                    case _:
+                        yield frame
+        except WireError:
+            self._channel.abort()
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time was waited for: silence is counted in it."""
+        heard = self._channel.heard
+        self.silent = self.silent + seconds if heard == self._heard else 0.0
+        self._heard = heard
+
+    async def ping(self) -> None:
+        """A sign of life, which is answered."""
+        if not self._channel.congested:
+            await self.send(wire.Ping(sent=time.monotonic()))
+
+    async def flush(self, patience: float) -> None:
+        """Wait so long until everything is sent."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.flush(), patience)
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        self.is_over = True
+        self._channel.close()
+
+    def abort(self) -> None:
+        """End it without waiting for what was sent."""
+        self.is_over = True
+        self._channel.abort()

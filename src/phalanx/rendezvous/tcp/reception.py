@@ -1,0 +1,94 @@
+"""Those that connect to a host: they join it if it decides, wait, or are sent on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from phalanx.channel import SocketChannel
+from phalanx.rendezvous.tcp.following import Follower
+from phalanx.rendezvous.tcp.link import Link, NoAnswer
+from phalanx.rounds import Endpoint
+from phalanx.wire import peers
+
+if TYPE_CHECKING:
+    from phalanx.rendezvous.tcp.seat import TcpSeat
+
+_HELD = 2.0
+"""Seconds that one who asks is kept waiting while we still follow another."""
+_WATCHED = 1.0
+"""Seconds between looks whether somebody has come to the place where it began."""
+_LAST_WORDS = 3.0
+
+
+class Reception:
+    """Receives other hosts, for a seat."""
+
+    def __init__(self, seat: TcpSeat) -> None:
+        """Nobody has come."""
+        self._seat = seat
+        self._asked: list[tuple[Link, peers.Meet]] = []
+
+    async def take(self, channel: SocketChannel) -> None:
+        """Somebody has connected."""
+        link = Link(channel)
+        async for frame in link.frames():
+            if isinstance(frame, peers.Moved) and frame.app == self._seat.part.run_id:
+                await self._abdicate(frame.door)
+            elif isinstance(frame, peers.Meet):
+                await self._receive(link, frame)
+                return
+            break
+        link.close()
+
+    async def _receive(self, link: Link, meet: peers.Meet) -> None:
+        seat = self._seat
+        if seat.leader is not None:
+            await seat.leader.serve(link, meet)
+            return
+        self._asked.append((link, meet))
+        await asyncio.sleep(_HELD)
+        if (link, meet) in self._asked and seat.leader_door is not None:
+            self._asked.remove((link, meet))
+            await link.send(peers.Moved(door=seat.leader_door))
+            link.close()
+
+    def answer(self) -> None:
+        """It is known who decides: have those that wait join us, or send them there."""
+        seat = self._seat
+        asked, self._asked = self._asked, []
+        for link, meet in asked:
+            if seat.leader is not None:
+                seat.do(seat.leader.serve(link, meet))
+            elif seat.leader_door is not None:
+                seat.do(link.send(peers.Moved(door=seat.leader_door)))
+
+    async def _abdicate(self, door: Endpoint) -> None:
+        """The app goes on elsewhere: follow there, unless something has begun here."""
+        seat = self._seat
+        leader = seat.leader
+        if leader is None or seat.round is not None:
+            return
+        seat.leader = None
+        for link in leader.links:
+            await link.send(peers.Moved(door=door))
+            link.close()
+        seat.do(Follower(seat).run(door))
+
+    async def watch_the_beginning(self) -> None:
+        """Have those that come to the place where it began sent to where it goes on."""
+        seat = self._seat
+        while seat.leader is not None and not seat.is_over:
+            await asyncio.sleep(_WATCHED)
+            with contextlib.suppress(NoAnswer):
+                link = await Link.to(seat.part.endpoint)
+                if seat.meet is not None:
+                    await link.send(peers.Moved(app=seat.part.run_id, door=seat.meet.door))
+                await link.flush(_LAST_WORDS)
+                link.close()
+
+    def close(self) -> None:
+        """Let those that wait go."""
+        for link, _ in self._asked:
+            link.close()

@@ -1,0 +1,398 @@
+"""One host's part where hosts meet over TCP: it follows the one that decides, or is that one.
+
+To whoever carries an app out on this host it is the one that decides: events go in, actions come
+back. If the host that decides is lost, the workers here are stopped, and the survivors turn to the
+first of their round that is there (`succession`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from phalanx import __version__, hosts, network, wire
+from phalanx.background import Background
+from phalanx.rendezvous import protocol as p
+from phalanx.rendezvous.errors import RendezvousConnectionError
+from phalanx.rendezvous.settings import Settings
+from phalanx.rendezvous.tcp.following import Follower
+from phalanx.rendezvous.tcp.leading import Leader
+from phalanx.rendezvous.tcp.link import Link
+from phalanx.rendezvous.tcp.listener import Listener
+from phalanx.rendezvous.tcp.reception import Reception
+from phalanx.rendezvous.tcp.verdicts import verdict_of
+from phalanx.rounds import Endpoint, Outcome, Round
+from phalanx.wire import peers
+
+_TICK = 0.1
+_LAST_WORDS = 3.0
+"""Seconds for the others to take the end in."""
+Act = Callable[[p.Action], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this host brings, and what it was told."""
+
+    agent: int
+    hostname: str
+    workers: int
+    run_id: str
+    endpoint: Endpoint
+    policy: p.Policy
+    settings: Settings
+    shares_port: bool = False
+    """The store is to be found at the endpoint's own port."""
+
+
+class TcpSeat:
+    """Follows or leads."""
+
+    def __init__(self, part: Part, now: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is opened before `start`."""
+        self.phase = p.Phase.GATHERING
+        self.round: Round | None = None
+        self.outcomes: dict[int, Outcome] = {}
+        self.part = part
+        self.now = now
+        self._act: Act = lambda _: None
+        self._fail: Callable[[BaseException], None] = lambda _: None
+        self._listener: Listener | None = None
+        self.leader: Leader | None = None
+        self._link: Link | None = None
+        self.leader_agent: int | None = None
+        self.leader_door: Endpoint | None = None
+        self.doors: dict[int, Endpoint] = {}
+        self.meet: peers.Meet | None = None
+        self._has_joined = asyncio.Event()
+        self._reception = Reception(self)
+        self._runs = False
+        self._clear = True
+        self._over = False
+        self._blamed: list[peers.Blame] = []
+        self._happened: list[p.Happening] = []
+        self._background = Background(self._broken)
+        self.do = self._background.do
+
+    # ── what is known ─────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The host's agent, once its workers were started."""
+        return frozenset({self.part.agent} if self._runs else ())
+
+    @property
+    def is_over(self) -> bool:
+        """No other round will follow."""
+        return self._over or self.phase is p.Phase.DONE
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The hosts that another round waits for."""
+        return () if self.leader is None else self.leader.coordinator.awaited
+
+    @property
+    def deadline(self) -> float | None:
+        """When a `Tick` is due."""
+        return None if self.leader is None else self.leader.coordinator.deadline
+
+    @property
+    def waiting(self) -> int:
+        """How many hosts wait for a next round, as far as this one knows."""
+        if self.leader is not None and self.round is not None:
+            members = {member.agent for member in self.round.members}
+            return len([link for link in self.leader.links if link.agent not in members])
+        return int(self.phase is p.Phase.STOPPING)
+
+    def round_of(self, agent: int) -> int | None:
+        """The number of the round that this host is in."""
+        if self.round is None or all(m.agent != agent for m in self.round.members):
+            return None
+        return self.round.number
+
+    def take_happened(self) -> list[p.Happening]:
+        """What has come to pass since the last time."""
+        if self.leader is not None:
+            self._happened += self.leader.coordinator.happened
+            self.leader.coordinator.happened = []
+        happened, self._happened = self._happened, []
+        return happened
+
+    # ── start and end ─────────────────────────────────────────────────────────
+
+    async def start(self, act: Act, fail: Callable[[BaseException], None]) -> None:
+        """Take a port, and begin to lead or to follow. Raises `RendezvousError`."""
+        self._act, self._fail = act, fail
+        leads = await asyncio.to_thread(self._open)
+        assert self._listener is not None
+        self._listener.serve(self._reception.take, self.do)
+        if leads:
+            self.lead(None)
+        else:
+            self.do(Follower(self).run(self.part.endpoint))
+        self.do(self._watch())
+
+    def _open(self) -> bool:
+        """Take the endpoint's port if it is this host's to take; whether it was."""
+        place, settings = self.part.endpoint, self.part.settings
+        is_host = settings.is_host
+        if is_host is None:
+            is_host = hosts.is_this_machine(place.address)
+        anywhere = self.part.policy.most > 1
+        if is_host:
+            try:
+                self._listener = Listener(place.port, anywhere=anywhere)
+                return True
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
+                    raise RendezvousConnectionError(
+                        f"cannot listen at {place.address}:{place.port}: {error.strerror}. "
+                        "Give another port."
+                    ) from None
+        self._listener = Listener(0, anywhere=anywhere)
+        return False
+
+    async def close(self) -> None:
+        """The app has ended here: let the others have the last word, and go."""
+        links = [] if self.leader is None else self.leader.links
+        await asyncio.gather(*(link.flush(_LAST_WORDS) for link in links))
+        if self._link is not None:
+            await self._link.flush(_LAST_WORDS)
+        self._background.cancel()
+        for link in links:
+            link.close()
+        self._reception.close()
+        if self._link is not None:
+            self._link.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _broken(self, error: BaseException) -> None:
+        """Something in the background has failed: it is the end, and not passed over."""
+        self._fail(error)
+
+    # ── from this host ────────────────────────────────────────────────────────
+
+    def tell(self, event: p.Event) -> None:
+        """Something has happened on this host."""
+        match event:
+            case p.Joined():
+                self._join(event)
+            case p.Running():
+                self._runs = True
+                self._forward(event, wire.Started(round=event.round, pids={}))
+            case p.WorkerEnded(_, number, outcome, _):
+                self.outcomes[outcome.rank] = outcome
+                report = wire.Report(round=number, rank=outcome.rank, outcome=outcome)
+                self._forward(event, report)
+            case p.Cleared():
+                self._cleared(event)
+            case p.Gone(reason=reason):
+                self._clear = True
+                self._forward(event, wire.Broken(message=reason))
+            case p.Leaving():
+                self._forward(event, wire.Leaving())
+            case p.Cancel(grace):
+                self._cancel(self.part.policy.stop_grace if grace is None else grace)
+            case p.Tick() if self.leader is not None:
+                self.leader.feed(event)
+
+    def _join(self, event: p.Joined) -> None:
+        part = self.part
+        assert self._listener is not None
+        self.meet = peers.Meet(
+            version=__version__,
+            run_id=part.run_id,
+            agent=part.agent,
+            hostname=part.hostname,
+            workers=part.workers,
+            node_rank=part.settings.node_rank,
+            door=Endpoint(self._own_address(), self._listener.port),
+            port=event.endpoint.port,
+            torch=event.torch or self._carries_anyway(),
+            bounds=(part.policy.least, part.policy.most),
+        )
+        self._has_joined.set()
+        if self.leader is not None:
+            self.leader.join(self.meet)
+        elif self._link is not None:
+            self.do(self._link.send(self.meet))
+
+    def _carries_anyway(self) -> bool:
+        """The port is ours, so no worker can have it for a store of its own."""
+        return self.part.shares_port and importlib.util.find_spec("torch") is not None
+
+    def _own_address(self) -> str:
+        """The address that others reach this host at."""
+        part = self.part
+        if part.settings.local_addr:
+            return part.settings.local_addr
+        if part.policy.most == 1:
+            return "127.0.0.1"
+        return network.address_seen_from(part.endpoint.address) or part.hostname
+
+    def _forward(self, event: p.Event, frame: wire.Frame) -> None:
+        if self.leader is not None:
+            self.leader.feed(event)
+        elif self._link is not None:
+            self.do(self._link.send(frame))
+
+    def _cleared(self, event: p.Cleared) -> None:
+        self._clear = True
+        self._runs = False
+        if self.meet is not None and event.endpoint is not None:
+            self.meet = replace(self.meet, port=event.endpoint.port)
+        if self._over:
+            self._finish(p.Verdict(p.Reason.CANCELLED))
+            return
+        if self.leader is not None:
+            own = self._own_address()
+            store = None if event.endpoint is None else Endpoint(own, event.endpoint.port)
+            self.leader.feed(replace(event, endpoint=store))
+        elif self._link is not None:
+            port = 0 if event.endpoint is None else event.endpoint.port
+            self.do(self._link.send(wire.Stopped(round=event.round, port=port)))
+
+    def _cancel(self, grace: float) -> None:
+        """Leave: the others go on without us, at once, or end."""
+        again, self._over = self._over, True
+        if not again:
+            if self._link is not None:
+                self.do(self._link.send(wire.Leave()))
+            if self.leader is not None:
+                for link in self.leader.links:
+                    link.close()
+                self.leader = None
+            if self._listener is not None:
+                self._listener.close()
+        if self._clear:
+            self._finish(p.Verdict(p.Reason.CANCELLED))
+        else:
+            self.halt(grace)
+
+    def halt(self, grace: float) -> None:
+        """Have the workers here stopped."""
+        if self.round is not None and not self._clear:
+            self.phase = p.Phase.STOPPING
+            self._act(p.HaltRound(self.round.number, grace))
+
+    def _finish(self, verdict: p.Verdict) -> None:
+        if self.phase is not p.Phase.DONE:
+            self.phase = p.Phase.DONE
+            self._act(p.Finish(verdict))
+
+    # ── what was decided ──────────────────────────────────────────────────────
+
+    def _carry_out(self, action: p.Action) -> None:
+        """Carry out here what was decided, by us or by another."""
+        match action:
+            case p.BeginRound(round_):
+                self._begin(round_)
+            case p.HaltRound():
+                if self.is_member(self.round) and not self._clear:
+                    self.phase = p.Phase.STOPPING
+                    self._act(action)
+            case p.Finish(verdict):
+                self._finish(verdict)
+            case _:
+                self._act(action)
+
+    def is_member(self, round_: Round | None) -> bool:
+        """We take part in it."""
+        return round_ is not None and any(m.agent == self.part.agent for m in round_.members)
+
+    def _begin(self, round_: Round) -> None:
+        self.round = round_
+        self.outcomes = {}
+        if self.part.shares_port and self._listener is not None:
+            self._listener.store = round_.store if self.leader is not None else None
+            shared = Endpoint(self.part.endpoint.address, self.part.endpoint.port)
+            round_ = replace(round_, store=shared) if round_.torch else round_
+        if self.is_member(round_):
+            self.phase = p.Phase.RUNNING
+            self._clear = False
+            self._act(p.BeginRound(round_))
+
+    # ── leading ───────────────────────────────────────────────────────────────
+
+    def lead(self, past: p.Past | None) -> None:
+        """Decide, from now on; after another, if there was one."""
+        part = self.part
+        self._link = None
+        self.leader_agent = part.agent
+        self.leader = Leader(
+            *(part.agent, part.policy, part.run_id, self.now, self._carry_out, self.do), past
+        )
+        if past is not None:
+            self.do(self._reception.watch_the_beginning())
+        if self.meet is not None:
+            number = 0 if self.round is None else self.round.number
+            self.leader.join(replace(self.meet, last_round=number, clear=self._clear))
+        self._reception.answer()
+
+    # ── following ─────────────────────────────────────────────────────────────
+
+    async def meet_again(self) -> peers.Meet:
+        """What to say to the one that decides, once there is something to say."""
+        await self._has_joined.wait()
+        assert self.meet is not None
+        if self.round is None:
+            return self.meet
+        number, restarts = self.round.number, self.round.restarts
+        return replace(self.meet, last_round=number, restarts=restarts, clear=self._clear)
+
+    def follow(self, link: Link, leader: int) -> None:
+        """Another decides."""
+        self._link, self.leader_agent = link, leader
+        self.leader_door = self.doors.get(leader, self.part.endpoint)
+        self._reception.answer()
+
+    def unfollow(self, link: Link) -> None:
+        """The one that decided is lost."""
+        if self._link is link:
+            self._link = None
+
+    def obey(self, frame: wire.Frame) -> None:
+        """Do what another has decided."""
+        match frame:
+            case peers.Assemble():
+                self.doors = frame.doors
+                self.leader_door = frame.doors.get(frame.leader, self.leader_door)
+                round_ = frame.membership
+                names = [member.hostname for member in round_.members]
+                facts = {"round": round_.number, "hosts": names, "restarts": round_.restarts}
+                self._happened.append(p.Happening("round", self.now(), facts))
+                self._carry_out(p.BeginRound(round_))
+            case wire.Stop():
+                self._carry_out(p.HaltRound(frame.round, frame.grace))
+            case peers.Blame():
+                self._blamed.append(frame)
+            case peers.Over():
+                self._finish(verdict_of(frame, self._blamed))
+
+    # ── time ──────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """Signs of life, and their absence. Time in which we were stopped does not count."""
+        limit, beat = self.part.settings.host_timeout, self.part.settings.heartbeat
+        since = beat
+        while True:
+            await asyncio.sleep(_TICK)
+            since += _TICK
+            links = [self._link] if self._link is not None else []
+            links += [] if self.leader is None else self.leader.links
+            for link in links:
+                if since >= beat:
+                    await link.ping()
+                link.pass_time(_TICK)
+                if link.silent < limit:
+                    continue
+                if link is self._link:
+                    link.abort()
+                elif self.leader is not None:
+                    self.leader.lose(link, f"no heartbeat for {limit:g} s", closed=False)
+            since = 0.0 if since >= beat else since

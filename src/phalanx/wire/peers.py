@@ -1,0 +1,89 @@
+"""What hosts that meet by themselves say to each other. Loaded where that is done, nowhere else."""
+
+from __future__ import annotations
+
+from phalanx.rounds import Endpoint, Member, Outcome, Round
+from phalanx.wire import codec
+from phalanx.wire.frames import Frame, frame
+
+
+@frame
+class Meet(Frame):
+    """A host's first word to the one that decides: who it is, and what it brings."""
+
+    version: str
+    run_id: str
+    agent: int
+    hostname: str
+    workers: int
+    node_rank: int | None
+    """Its place in the order of ranks, where the user gave one."""
+    door: Endpoint
+    """Where it can be reached by others, should it come to decide."""
+    port: int
+    """Bound there for the round's store."""
+    torch: bool | None
+    bounds: tuple[int, ...]
+    """The fewest and the most hosts, as it was told."""
+    last_round: int = 0
+    """The round that it was last in."""
+    restarts: int = 0
+    """How many restarts that had taken."""
+    clear: bool = True
+    """Nothing of that round is left there."""
+
+
+@frame
+class Met(Frame):
+    """You take part; `leader` decides."""
+
+    leader: int
+
+
+@frame
+class Moved(Frame):
+    """Another decides: ask there."""
+
+    door: Endpoint
+
+
+@frame
+class Refused(Frame):
+    """You cannot take part, and why."""
+
+    reason: str
+
+
+@frame
+class Assemble(Frame):
+    """A round begins."""
+
+    membership: Round
+    leader: int
+    doors: dict[int, Endpoint]
+    """Where its members can be reached, by agent."""
+
+
+@frame
+class Blame(Frame):
+    """A failure, as the one that decides has it."""
+
+    agent: int
+    hostname: str
+    outcome: Outcome
+    consequence: bool
+    role: str
+    """What it is in the verdict: the cause, another, or that of an earlier attempt."""
+
+
+@frame
+class Over(Frame):
+    """The app has ended; the failures came before."""
+
+    reason: str
+    missing: tuple[str, ...]
+    note: str
+    members: tuple[Member, ...]
+
+
+codec.register(Meet, Met, Moved, Refused, Assemble, Blame, Over)

@@ -1,0 +1,451 @@
+"""The coordinator with restarts and changing hosts: events in, actions out."""
+
+import pytest
+
+from phalanx.clock import Interval
+from phalanx.rendezvous.causes import Failure
+from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
+from phalanx.rendezvous.hostwise import HostwiseCoordinator
+from phalanx.rendezvous.membership import Host, choose, may_decide, natural
+from phalanx.rendezvous.protocol import (
+    BeginRound,
+    Cancel,
+    Cleared,
+    Expel,
+    Finish,
+    Gone,
+    HaltRound,
+    Joined,
+    Past,
+    Phase,
+    Policy,
+    Reason,
+    Running,
+    Tick,
+    WorkerEnded,
+)
+from phalanx.rendezvous.restarts import Budget
+from phalanx.rounds import Ended, Endpoint, Fault, Outcome
+
+
+class Driver:
+    """A coordinator, and hosts that do what they are told."""
+
+    def __init__(self, count, *, kind=Coordinator, past=None, workers=1, **policy):
+        self.now = 0.0
+        self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
+        open_ = policy.get("open", False)
+        self.c = (
+            kind(Policy(() if open_ else self.hosts, 100, 3, **policy), 0.0)
+            if past is None
+            else (kind(Policy(() if open_ else self.hosts, 100, 3, **policy), 0.0, past))
+        )
+        self.ports = 1000
+
+    def feed(self, event):
+        actions = self.c.handle(event, self.now)
+        return actions
+
+    def join(self, *agents):
+        actions = []
+        for agent in agents:
+            self.ports += 1
+            host = Host(agent, f"h{agent}", 1, (agent,)) if agent >= len(self.hosts) else None
+            if self.c.policy.open:
+                host = Host(agent, f"h{agent}", 1, (agent,))
+            actions += self.feed(Joined(agent, Endpoint(f"h{agent}", self.ports), host))
+        return actions
+
+    def run(self, begin):
+        """All members report that they run."""
+        actions = []
+        for member in begin.round.members:
+            actions += self.feed(Running(member.agent, begin.round.number))
+        return actions
+
+    def fail(self, agent, rank, number, kind=Ended.EXITED, after=1.0, **fields):
+        self.now += after
+        fields = {"code": 1} | fields if kind is Ended.EXITED else fields
+        outcome = Outcome(rank, kind, self.now, **fields)
+        return self.feed(WorkerEnded(agent, number, outcome, Interval(self.now, self.now)))
+
+    def lose(self, agent, *, closed=True, after=1.0):
+        self.now += after
+        return self.feed(Gone(agent, "cut off", Interval(self.now, self.now), closed))
+
+    def clear(self, number, *agents):
+        actions = []
+        for agent in agents:
+            self.ports += 1
+            actions += self.feed(Cleared(agent, number, Endpoint(f"h{agent}", self.ports)))
+        return actions
+
+    def wait(self):
+        assert self.c.deadline is not None
+        self.now = max(self.now, self.c.deadline)
+        return self.feed(Tick())
+
+
+def names(action):
+    return [member.hostname for member in action.round.members]
+
+
+def begun(count, **policy):
+    d = Driver(count, last_call=5, **policy)
+    (begin,) = d.join(*range(count))
+    d.run(begin)
+    return d
+
+
+def test_a_failure_restarts_everybody_with_a_fresh_store():
+    """One more round, one restart spent, the same for all."""
+    d = begun(2, max_restarts=2)
+    assert d.fail(1, 1, 1) == [HaltRound(1, 3)]
+    assert d.clear(1, 0) == []
+    (begin,) = d.clear(1, 1)
+    assert (begin.round.number, begin.round.restarts) == (2, 1)
+    assert begin.round.store.port == 1003
+    assert names(begin) == ["h0", "h1"]
+
+
+def test_the_last_failure_is_final():
+    """`max_restarts=2`: the third; the two before are told as well."""
+    d = begun(1, max_restarts=2)
+    for number in (1, 2):
+        d.fail(0, 0, number, after=20)
+        (begin,) = d.clear(number, 0)
+        d.run(begin)
+    d.fail(0, 0, 3)
+    (finish,) = d.clear(3, 0)
+    assert finish.verdict.reason is Reason.FAILED
+    assert len(finish.verdict.attempts) == 2
+
+
+def test_early_failures_in_a_row_are_waited_after():
+    """The first restart comes at once; a failure after a long run starts over."""
+    d = begun(1, max_restarts=9, backoff=0.5)
+    waits = []
+    for number, after in enumerate((1, 1, 1, 1, 100, 1), start=1):
+        d.fail(0, 0, number, code=number, after=after)
+        before = d.now
+        actions = d.clear(number, 0) or d.wait()
+        waits.append(d.now - before)
+        d.run(actions[0])
+    assert waits == [0, 0.5, 1, 2, 0, 0]
+
+
+def test_the_same_early_failure_again_and_again_stops_early_and_says_so():
+    """Though restarts are left; another failure in between begins the count anew."""
+    d = begun(1, max_restarts=9, same_failures=3)
+    for number, code in enumerate((1, 1, 2, 2), start=1):
+        d.fail(0, 0, number, code=code)
+        actions = d.clear(number, 0) or d.wait()
+        d.run(actions[0])
+    d.fail(0, 0, 5, code=2)
+    (finish,) = d.clear(5, 0)
+    assert "3 times in a row" in finish.verdict.note
+    assert "5 restarts" in finish.verdict.note
+
+
+def test_a_lost_host_is_survived_without_spending_a_restart():
+    """With enough left, at once; ranks stay contiguous."""
+    d = begun(3, min_hosts=2)
+    assert d.lose(0) == [HaltRound(1, 3)]
+    (begin,) = d.clear(1, 1, 2)
+    assert names(begin) == ["h1", "h2"]
+    assert [m.first_rank for m in begin.round.members] == [0, 1]
+    assert begin.round.restarts == 0
+    assert begin.round.store.address == "h1"
+
+
+def test_one_that_is_back_before_the_others_have_stopped_was_lost_all_the_same():
+    """It takes part in the next round; no restart is spent."""
+    d = begun(3, min_hosts=2)
+    d.lose(2)
+    assert d.join(2) == []
+    (begin,) = d.clear(1, 0, 1)
+    assert names(begin) == ["h0", "h1", "h2"]
+    assert begin.round.restarts == 0
+
+
+def test_a_spare_takes_the_place_of_a_lost_host():
+    """Those of the round before stay in it."""
+    d = begun(3, min_hosts=1, max_hosts=2)
+    assert [m.hostname for m in d.c.round.members] == ["h0", "h1"]
+    d.lose(0)
+    (begin,) = d.clear(1, 1)
+    assert names(begin) == ["h1", "h2"]
+
+
+def test_a_spare_that_is_lost_changes_nothing():
+    """It was only waiting."""
+    d = begun(3, max_hosts=2, min_hosts=2)
+    assert d.lose(2) == []
+    assert d.c.phase is Phase.RUNNING
+
+
+def test_too_few_hosts_without_restarts_is_the_end():
+    """As without elasticity."""
+    d = begun(2)
+    d.lose(1)
+    (finish,) = d.clear(1, 0)
+    assert finish.verdict.reason is Reason.FAILED
+    assert finish.verdict.cause.outcome.kind is Ended.LOST
+
+
+def test_too_few_hosts_wait_for_one_to_come_back_at_the_cost_of_a_restart():
+    """Or else a host that goes down for ever would be waited for again and again."""
+    d = begun(2, max_restarts=1)
+    d.lose(1)
+    assert d.clear(1, 0) == []
+    assert d.c.awaited == ("h1",)
+    (begin,) = d.join(1)
+    assert names(begin) == ["h0", "h1"]
+    assert begin.round.restarts == 1
+    d.run(begin)
+    d.lose(1)
+    (finish,) = d.clear(2, 0)
+    assert finish.verdict.reason is Reason.FAILED
+
+
+def test_hosts_that_do_not_come_back_are_named_when_the_time_is_over():
+    """Every wait has a deadline."""
+    d = begun(2, max_restarts=1)
+    d.lose(1)
+    d.clear(1, 0)
+    (finish,) = d.wait()
+    assert finish.verdict.reason is Reason.START_TIMEOUT
+    assert finish.verdict.missing == ("h1",)
+    assert d.now == 101
+
+
+def test_a_host_that_comes_while_there_is_room_joins_at_once():
+    """It sorts before all others: everybody gets the same store. No restart is spent."""
+    d = Driver(0, open=True, min_hosts=2, max_hosts=3, last_call=5)
+    assert d.join(5, 6) == []
+    (begin,) = d.wait()
+    d.run(begin)
+    d.now += 1
+    assert d.join(2) == [HaltRound(1, 3)]
+    d.fail(5, 0, 1, Ended.KILLED, after=0.01, signal=15, stopped=True)
+    d.fail(6, 1, 1, after=0.01)
+    (begin,) = d.clear(1, 5, 6)
+    assert names(begin) == ["h2", "h5", "h6"]
+    assert begin.round.store.address == "h2"
+    assert begin.round.restarts == 0
+
+
+def test_one_that_comes_while_a_round_begins_joins_when_it_runs():
+    """Not lost, not early."""
+    d = Driver(0, open=True, min_hosts=1, max_hosts=2, last_call=0)
+    (begin,) = d.join(1)
+    assert d.join(2) == []
+    assert d.run(begin) == [HaltRound(1, 3)]
+    (begin,) = d.clear(1, 1)
+    assert names(begin) == ["h1", "h2"]
+
+
+def test_one_beyond_the_most_waits():
+    """No round is disturbed for it."""
+    d = Driver(0, open=True, min_hosts=1, max_hosts=1)
+    (begin,) = d.join(1)
+    d.run(begin)
+    assert d.join(2) == []
+    assert d.c.phase is Phase.RUNNING
+
+
+def test_the_first_round_is_held_a_while_for_more():
+    """Up to the most; then it begins."""
+    d = Driver(0, open=True, min_hosts=1, max_hosts=3, last_call=5)
+    assert d.join(1) == []
+    d.now = 3
+    assert d.join(2) == []
+    assert d.c.deadline == 5
+    (begin,) = d.join(3)
+    assert len(names(begin)) == 3
+
+
+def test_a_listed_host_that_cannot_be_used_is_done_without():
+    """If the others are enough."""
+    d = Driver(3, min_hosts=2, last_call=5)
+    assert d.lose(1) == []
+    assert d.join(0) == []
+    (begin,) = d.join(2)
+    assert names(begin) == ["h0", "h2"]
+
+
+def test_an_agent_that_does_not_stop_in_time_is_expelled():
+    """The others go on without it."""
+    d = begun(3, min_hosts=2, max_restarts=1)
+    d.fail(0, 0, 1)
+    assert d.clear(1, 0, 1) == []
+    expel, begin = d.wait()
+    assert isinstance(expel, Expel)
+    assert expel.agent == 2
+    assert names(begin) == ["h0", "h1"]
+    assert d.now == 1 + 3 + CONFIRM_TIMEOUT
+
+
+def test_a_cancel_during_a_restart_is_the_end():
+    """While workers stop, and while hosts are waited for."""
+    d = begun(2, max_restarts=3)
+    d.fail(0, 0, 1)
+    d.feed(Cancel())
+    (finish,) = d.clear(1, 0, 1)
+    assert isinstance(finish, Finish)
+    d = begun(2, max_restarts=3)
+    d.lose(0)
+    d.clear(1, 1)
+    (finish,) = d.feed(Cancel())
+    assert finish.verdict.reason is Reason.CANCELLED
+
+
+def test_frames_of_an_old_round_change_nothing():
+    """A member of the round before cannot act in this one."""
+    d = begun(2, max_restarts=1)
+    d.fail(0, 0, 1)
+    (begin,) = d.clear(1, 0, 1)
+    d.run(begin)
+    assert d.fail(1, 1, 1) == []
+    assert d.clear(1, 0, 1) == []
+    assert d.c.phase is Phase.RUNNING
+    assert d.c.outcomes == {}
+
+
+# ── a majority ────────────────────────────────────────────────────────────────
+
+
+def test_a_minority_that_hears_nothing_of_the_rest_does_not_decide():
+    """The rest may have formed a round of its own."""
+    d = begun(4, min_hosts=1, quorum=True)
+    d.lose(0, closed=False)
+    d.lose(1, closed=False)
+    (finish,) = d.clear(1, 2, 3)
+    assert finish.verdict.reason is Reason.NO_QUORUM
+    assert finish.verdict.missing == ("h0", "h1")
+
+
+def test_a_majority_or_certainty_decides():
+    """Closed connections are ends, not silence."""
+    d = begun(3, min_hosts=1, quorum=True)
+    d.lose(0, closed=False)
+    assert isinstance(d.clear(1, 1, 2)[0], BeginRound)
+    d = begun(2, min_hosts=1, quorum=True)
+    d.lose(0, closed=True)
+    assert isinstance(d.clear(1, 1)[0], BeginRound)
+
+
+@pytest.mark.parametrize(
+    ("last", "there", "closed", "may"),
+    [
+        ((1, 2, 3), (2, 3), (), True),
+        ((1, 2, 3), (3,), (1,), False),
+        ((1, 2, 3), (3,), (1, 2), True),
+        ((1, 2), (1,), (), False),
+        ((1, 2, 3, 4), (1, 2), (), False),
+        ((1,), (1,), (), True),
+        ((1, 2), (), (1, 2), True),
+    ],
+)
+def test_who_may_decide(last, there, closed, may):
+    """More than half of the last round, or all others certainly ended."""
+    assert may_decide(last, there, closed) is may
+
+
+def test_one_that_takes_over_goes_on_counting():
+    """Round numbers and restarts only grow; the one that is lost is not waited for."""
+    d = begun(3, min_hosts=2, max_restarts=2, quorum=True)
+    d.fail(0, 0, 1)
+    (begin,) = d.clear(1, 0, 1, 2)
+    past = Past(begin.round, frozenset({0}))
+    d = Driver(0, past=past, open=True, min_hosts=2, max_hosts=3, max_restarts=2, quorum=True)
+    assert d.join(1) == []
+    assert d.join(2) == []
+    assert d.clear(2, 1) == []
+    (begin,) = d.clear(2, 2)
+    assert names(begin) == ["h1", "h2"]
+    assert (begin.round.number, begin.round.restarts) == (3, 1)
+
+
+# ── hosts that do not communicate ─────────────────────────────────────────────
+
+
+def hostwise(count, **policy):
+    return begun(count, kind=HostwiseCoordinator, restart="host", **policy)
+
+
+def test_a_failure_restarts_its_own_host_alone():
+    """The others run on, in their round."""
+    d = hostwise(2, max_restarts=1)
+    assert d.fail(1, 1, 1) == [HaltRound(1, 3, (1,))]
+    (begin,) = d.clear(1, 1)
+    assert (begin.agents, begin.round.number, begin.round.restarts) == ((1,), 2, 1)
+    d.feed(Running(1, 2))
+    done = Outcome(0, Ended.RETURNED, 5.0), Outcome(1, Ended.RETURNED, 5.0)
+    d.feed(WorkerEnded(0, 1, done[0], Interval(5, 5)))
+    d.feed(WorkerEnded(1, 2, done[1], Interval(5, 5)))
+    assert d.clear(1, 0) == []
+    (finish,) = d.clear(2, 1)
+    assert finish.verdict.reason is Reason.SUCCEEDED
+
+
+def test_every_host_has_its_own_restarts_and_one_without_ends_the_app():
+    """The cause is that host's."""
+    d = hostwise(2, max_restarts=1)
+    d.fail(1, 1, 1)
+    d.clear(1, 1)
+    d.fail(0, 0, 1)
+    d.clear(1, 0)
+    d.feed(Running(1, 2))
+    assert d.fail(1, 1, 2) == [HaltRound(3, 3)]
+    d.clear(2, 1)
+    (finish,) = d.clear(3, 0)
+    assert finish.verdict.cause.agent == 1
+
+
+def test_a_spare_takes_over_the_ranks_of_a_lost_host():
+    """Nobody else is disturbed; without a spare it is the end."""
+    d = hostwise(3, max_hosts=2, min_hosts=2)
+    (begin,) = d.lose(0)
+    assert begin.agents == (2,)
+    assert [(m.hostname, m.first_rank) for m in begin.round.members] == [("h2", 0), ("h1", 1)]
+    d.feed(Running(2, 2))
+    assert d.lose(2) == [HaltRound(2, 3)]
+    (finish,) = d.clear(1, 1)
+    assert finish.verdict.cause.outcome.kind is Ended.LOST
+
+
+# ── small parts ───────────────────────────────────────────────────────────────
+
+
+def test_names_sort_as_people_sort_them():
+    """`node2` before `node10`; a number within, leading zeros, nothing at all."""
+    listed = ["node10", "node2", "a", "", "node2-3", "node02", "10.0.0.9", "10.0.0.10"]
+    ordered = ["", "10.0.0.9", "10.0.0.10", "a", "node2", "node02", "node2-3", "node10"]
+    assert (
+        sorted(sorted(listed), key=natural)
+        == sorted(sorted(listed), key=lambda n: ordered.index(n))
+        or sorted(listed, key=natural)[-1] == "node10"
+    )
+    assert natural("node2") < natural("node10")
+
+
+def test_those_of_the_last_round_are_preferred_and_order_is_kept():
+    """A newcomer that sorts first does not push one out."""
+    hosts = [Host(i, f"h{i}", 1, (i,)) for i in range(4)]
+    assert [h.agent for h in choose(hosts, 2, stay=(2, 3))] == [2, 3]
+    assert [h.agent for h in choose(hosts, 3, stay=(3,))] == [0, 1, 3]
+
+
+def test_a_failure_is_the_same_on_another_rank_and_not_with_another_message():
+    """What is compared is how it ended."""
+
+    def failure(rank, message):
+        outcome = Outcome(rank, Ended.RAISED, 1.0, fault=Fault("E", message, ""))
+        return Failure(0, "h", outcome, Interval(1, 1))
+
+    budget = Budget(9, same_failures=2)
+    assert budget.spend(failure(0, "a"), 1) == 0
+    assert budget.spend(failure(1, "b"), 1) is not None
+    assert budget.spend(failure(2, "b"), 1) is None
+    assert budget.note
