@@ -75,12 +75,15 @@ class Coordinator:
         self.round = past.round
         self._number = past.round.number
         self._budget.count = past.round.restarts
+        self._roster.expect(past.round.members)
         self._tally = Tally(past.round.members, now)
         self._round_of = dict.fromkeys(self._tally.members, self._number)
-        for agent in past.closed & self._tally.members.keys():
-            self._roster.lose(agent, certain=True)
+        for agent in (past.closed | past.silent) & self._tally.members.keys():
+            certain = agent in past.closed
+            reason = "it has ended" if certain else "nothing is heard of it"
+            self._roster.lose(agent, certain=certain)
             self._tally.lost.add(agent)
-            self._tally.lose(agent, "it carried the rendezvous, and has ended", Interval(now, now))
+            self._tally.lose(agent, reason, Interval(now, now))
         self.phase = Phase.STOPPING
         self._tally.halted_at = now
         self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT

@@ -61,6 +61,8 @@ class Past:
     round: Round
     closed: frozenset[int] = frozenset()
     """The members of which it is certain that they have ended."""
+    silent: frozenset[int] = frozenset()
+    """Those of which nothing is heard."""
 
 
 # ── events ────────────────────────────────────────────────────────────────────

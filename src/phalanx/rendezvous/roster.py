@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from phalanx.rendezvous.membership import Host, choose, may_decide
 from phalanx.rendezvous.protocol import Joined, Policy
-from phalanx.rounds import Endpoint
+from phalanx.rounds import Endpoint, Member
 
 
 class Roster:
@@ -40,6 +40,11 @@ class Roster:
         """Whether one of them wants a store; None where nobody knows."""
         known = [wants for agent in agents if (wants := self.torch.get(agent)) is not None]
         return any(known) if known else None
+
+    def expect(self, members: Iterable[Member]) -> None:
+        """Know of those that were in a round."""
+        for member in members:
+            self.hosts.setdefault(member.agent, Host(member.agent, member.hostname, member.workers))
 
     def lose(self, agent: int, *, certain: bool) -> None:
         """One has gone."""

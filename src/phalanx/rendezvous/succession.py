@@ -20,9 +20,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Decide yourself; these have certainly ended."""
+    """Decide yourself; some have certainly ended, of others nothing is heard."""
 
     closed: frozenset[int]
+    silent: frozenset[int]
 
 
 class Succession:
@@ -48,7 +49,7 @@ class Succession:
                 break
             if agent not in self._failed:
                 return Ask(agent)
-        return Lead(frozenset(self._closed))
+        return Lead(frozenset(self._closed), frozenset(self._failed - self._closed))
 
     def fail(self, agent: int, *, closed: bool) -> None:
         """One does not answer; `closed`: nobody is there to do so, for certain."""

@@ -13,7 +13,7 @@ from phalanx.rendezvous.errors import (
 )
 from phalanx.rendezvous.protocol import Past
 from phalanx.rendezvous.succession import Ask, Lead, Succession
-from phalanx.rendezvous.tcp.link import Link, NoAnswer
+from phalanx.rendezvous.tcp.link import NoAnswer
 from phalanx.rounds import Endpoint
 from phalanx.wire import peers
 
@@ -94,19 +94,19 @@ class Follower:
             case Ask(agent):
                 self._asked = agent
                 return seat.doors.get(agent, seat.part.endpoint)
-            case Lead(closed):
+            case Lead(closed, silent):
                 if not seat.is_member(seat.round):
                     raise RendezvousClosedError(
                         "every host of the last round is lost, and this one was only waiting."
                     )
-                seat.lead(Past(seat.round, closed))
+                seat.lead(Past(seat.round, closed, silent))
                 return None
 
     async def _attempt(self, place: Endpoint) -> _End:
         seat = self._seat
         meet = await seat.meet_again()
         try:
-            link = await Link.to(place)
+            link = await seat.wires.connect(place)
         except NoAnswer as error:
             return _End(str(error), error.closed)
         limit = seat.part.settings.host_timeout

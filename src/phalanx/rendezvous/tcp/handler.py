@@ -42,7 +42,8 @@ from phalanx.rendezvous.protocol import (
     Tick,
 )
 from phalanx.rendezvous.settings import Settings
-from phalanx.rendezvous.tcp.seat import Part, TcpSeat
+from phalanx.rendezvous.tcp.part import Part
+from phalanx.rendezvous.tcp.seat import TcpSeat
 from phalanx.rounds import Endpoint, Round
 
 _TICK = 0.05

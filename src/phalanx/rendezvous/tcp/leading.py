@@ -22,6 +22,7 @@ from phalanx.rendezvous.protocol import (
     Joined,
     Leaving,
     Past,
+    Phase,
     Policy,
     Running,
     WorkerEnded,
@@ -50,6 +51,7 @@ class Leader:
         """`act` is told what concerns this host; `do` runs what sends."""
         self.coordinator = Coordinator(policy, now(), past)
         self.doors: dict[int, Endpoint] = {}
+        self._takes_over = past is not None
         self._own = own
         self._policy = policy
         self._run_id = run_id
@@ -63,6 +65,17 @@ class Leader:
         """Those that take part, or wait."""
         return list(self._links.values())
 
+    @property
+    def is_taking_over(self) -> bool:
+        """Those of a round that another has decided on are not all clear of it yet."""
+        return self._takes_over and self.coordinator.phase is Phase.STOPPING
+
+    def count_out(self, agent: int) -> None:
+        """A member of the last round has certainly ended."""
+        now = self._now()
+        if agent not in self._links:
+            self.feed(Gone(agent, "it has ended", Interval(now, now)))
+
     def feed(self, event: Event) -> None:
         """Decide, and have it done here and there."""
         for action in self.coordinator.handle(event, self._now()):
@@ -74,9 +87,11 @@ class Leader:
         self.coordinator.catch_up(meet.last_round, meet.restarts)
         endpoint = Endpoint(meet.door.address, meet.port)
         host = Host(meet.agent, meet.hostname, meet.workers, order_of(meet))
+        number = self.coordinator.round_of(meet.agent)
         self.feed(Joined(meet.agent, endpoint, host, meet.torch))
-        if meet.clear and meet.last_round:
-            self.feed(Cleared(meet.agent, meet.last_round, endpoint))
+        if meet.clear and number is not None:
+            # Of whatever round it was in, which may be later than the one that we know of.
+            self.feed(Cleared(meet.agent, number, endpoint))
 
     def problem_of(self, meet: peers.Meet) -> str:
         """Why one cannot take part; empty if it can."""
@@ -98,7 +113,7 @@ class Leader:
             return
         if (before := self._links.get(meet.agent)) is not None:
             self.lose(before, "it came anew", closed=True)
-        link.agent = meet.agent
+        link.agent, link.last_round = meet.agent, meet.last_round
         self._links[meet.agent] = link
         await link.send(peers.Met(leader=self._own))
         await link.ping()
@@ -117,8 +132,11 @@ class Leader:
                 when = link.clock.interval(frame.outcome.clock)
                 self.feed(WorkerEnded(agent, frame.round, frame.outcome, when))
             case wire.Stopped():
-                endpoint = Endpoint(self.doors[agent].address, frame.port)
-                self.feed(Cleared(agent, frame.round, endpoint if frame.port else None))
+                place = Endpoint(self.doors[agent].address, frame.port) if frame.port else None
+                number = frame.round
+                if number == link.last_round:  # as above
+                    number = self.coordinator.round_of(agent) or number
+                self.feed(Cleared(agent, number, place))
             case peers.Meet() if frame.agent == agent:
                 self.join(frame)  # its own agent was lost, and is there again
             case wire.Broken():
@@ -168,6 +186,7 @@ class Leader:
         members = {m.agent for m in round_.members} if round_ is not None else set()
         for agent, link in self._links.items():
             if agent in members:
+                link.last_round = 0
                 self._do(link.send(frame))
 
 

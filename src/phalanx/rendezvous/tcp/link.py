@@ -32,6 +32,8 @@ class Link:
     def __init__(self, channel: SocketChannel, agent: int = 0) -> None:
         """`agent` is who is at the other end, once that is known."""
         self.agent = agent
+        self.last_round = 0
+        """The round that it was in when it came, under another that decided."""
         self.clock = ClockOffset()
         self.last_heard = time.monotonic()
         self.silent = 0.0

@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from phalanx.channel import SocketChannel
+from phalanx.rendezvous.tcp.link import Link
 from phalanx.rounds import Endpoint
 
 _FIRST_WORD = 10.0
 """Seconds in which one that connects must say something."""
 _MAGIC = b"PHX"
 
-Take = Callable[[SocketChannel], Awaitable[None]]
+Take = Callable[[Link], Awaitable[None]]
 Do = Callable[[Coroutine[None, None, Any]], Any]
 
 
@@ -60,7 +61,7 @@ class Listener:
         if self.store is not None and not await _begins_as_frame(connection):
             await _splice(connection, self.store)
             return
-        await take(await SocketChannel.over(connection))
+        await take(Link(await SocketChannel.over(connection)))
 
 
 def _bind(port: int, *, anywhere: bool) -> socket.socket:

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from phalanx.channel import SocketChannel
 from phalanx.rendezvous.tcp.following import Follower
 from phalanx.rendezvous.tcp.link import Link, NoAnswer
-from phalanx.rounds import Endpoint
+from phalanx.rounds import Endpoint, Round
 from phalanx.wire import peers
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ _HELD = 2.0
 """Seconds that one who asks is kept waiting while we still follow another."""
 _WATCHED = 1.0
 """Seconds between looks whether somebody has come to the place where it began."""
+_LOOKED = 0.25
+"""Seconds between looks for those that have not come after another has taken over."""
 _LAST_WORDS = 3.0
 
 
@@ -30,9 +31,8 @@ class Reception:
         self._seat = seat
         self._asked: list[tuple[Link, peers.Meet]] = []
 
-    async def take(self, channel: SocketChannel) -> None:
+    async def take(self, link: Link) -> None:
         """Somebody has connected."""
-        link = Link(channel)
         async for frame in link.frames():
             if isinstance(frame, peers.Moved) and frame.app == self._seat.part.run_id:
                 await self._abdicate(frame.door)
@@ -76,13 +76,30 @@ class Reception:
             link.close()
         seat.do(Follower(seat).run(door))
 
+    async def look_for(self, round_: Round) -> None:
+        """Find out which members of the last round, that have not come to us, have ended."""
+        seat = self._seat
+        while (leader := seat.leader) is not None and leader.is_taking_over:
+            await asyncio.sleep(_LOOKED)
+            there = {link.agent for link in leader.links}
+            for agent in [m.agent for m in round_.members if m.agent not in there]:
+                door = seat.doors.get(agent)
+                if agent == seat.part.agent or door is None:
+                    continue
+                try:
+                    link = await seat.wires.connect(door)
+                    link.close()  # it is there, and will come
+                except NoAnswer as error:
+                    if error.closed:
+                        leader.count_out(agent)
+
     async def watch_the_beginning(self) -> None:
         """Have those that come to the place where it began sent to where it goes on."""
         seat = self._seat
         while seat.leader is not None and not seat.is_over:
             await asyncio.sleep(_WATCHED)
             with contextlib.suppress(NoAnswer):
-                link = await Link.to(seat.part.endpoint)
+                link = await seat.wires.connect(seat.part.endpoint)
                 if seat.meet is not None:
                     await link.send(peers.Moved(app=seat.part.run_id, door=seat.meet.door))
                 await link.flush(_LAST_WORDS)

@@ -12,19 +12,20 @@ import errno
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from phalanx import __version__, hosts, network, wire
 from phalanx.background import Background
 from phalanx.rendezvous import protocol as p
 from phalanx.rendezvous.errors import RendezvousConnectionError
-from phalanx.rendezvous.settings import Settings
 from phalanx.rendezvous.tcp.following import Follower
 from phalanx.rendezvous.tcp.leading import Leader
 from phalanx.rendezvous.tcp.link import Link
 from phalanx.rendezvous.tcp.listener import Listener
+from phalanx.rendezvous.tcp.part import Part
 from phalanx.rendezvous.tcp.reception import Reception
 from phalanx.rendezvous.tcp.verdicts import verdict_of
+from phalanx.rendezvous.tcp.wires import Wires
 from phalanx.rounds import Endpoint, Outcome, Round
 from phalanx.wire import peers
 
@@ -34,26 +35,17 @@ _LAST_WORDS = 3.0
 Act = Callable[[p.Action], None]
 
 
-@dataclass(frozen=True)
-class Part:
-    """What this host brings, and what it was told."""
-
-    agent: int
-    hostname: str
-    workers: int
-    run_id: str
-    endpoint: Endpoint
-    policy: p.Policy
-    settings: Settings
-    shares_port: bool = False
-    """The store is to be found at the endpoint's own port."""
-
-
 class TcpSeat:
     """Follows or leads."""
 
-    def __init__(self, part: Part, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        part: Part,
+        now: Callable[[], float] = time.monotonic,
+        wires: Wires | None = None,
+    ) -> None:
         """Nothing is opened before `start`."""
+        self.wires = wires or Wires()
         self.phase = p.Phase.GATHERING
         self.round: Round | None = None
         self.outcomes: dict[int, Outcome] = {}
@@ -127,7 +119,10 @@ class TcpSeat:
     async def start(self, act: Act, fail: Callable[[BaseException], None]) -> None:
         """Take a port, and begin to lead or to follow. Raises `RendezvousError`."""
         self._act, self._fail = act, fail
-        leads = await asyncio.to_thread(self._open)
+        is_host = self.part.settings.is_host
+        if is_host is None:
+            is_host = await asyncio.to_thread(hosts.is_this_machine, self.part.endpoint.address)
+        leads = self._open(is_host=is_host)
         assert self._listener is not None
         self._listener.serve(self._reception.take, self.do)
         if leads:
@@ -136,16 +131,13 @@ class TcpSeat:
             self.do(Follower(self).run(self.part.endpoint))
         self.do(self._watch())
 
-    def _open(self) -> bool:
+    def _open(self, *, is_host: bool) -> bool:
         """Take the endpoint's port if it is this host's to take; whether it was."""
         place, settings = self.part.endpoint, self.part.settings
-        is_host = settings.is_host
-        if is_host is None:
-            is_host = hosts.is_this_machine(place.address)
         anywhere = self.part.policy.most > 1
         if is_host:
             try:
-                self._listener = Listener(place.port, anywhere=anywhere)
+                self._listener = self.wires.listen(place.port, anywhere=anywhere)
                 return True
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
@@ -153,7 +145,7 @@ class TcpSeat:
                         f"cannot listen at {place.address}:{place.port}: {error.strerror}. "
                         "Give another port."
                     ) from None
-        self._listener = Listener(0, anywhere=anywhere)
+        self._listener = self.wires.listen(0, anywhere=anywhere)
         return False
 
     async def close(self) -> None:
@@ -329,6 +321,7 @@ class TcpSeat:
         )
         if past is not None:
             self.do(self._reception.watch_the_beginning())
+            self.do(self._reception.look_for(past.round))
         if self.meet is not None:
             number = 0 if self.round is None else self.round.number
             self.leader.join(replace(self.meet, last_round=number, clear=self._clear))
@@ -349,6 +342,9 @@ class TcpSeat:
         """Another decides."""
         self._link, self.leader_agent = link, leader
         self.leader_door = self.doors.get(leader, self.part.endpoint)
+        if self._clear and self.round is not None and self.meet is not None:
+            # It may not have been so yet when we said who we are.
+            self.do(link.send(wire.Stopped(round=self.round.number, port=self.meet.port)))
         self._reception.answer()
 
     def unfollow(self, link: Link) -> None:

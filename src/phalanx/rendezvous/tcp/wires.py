@@ -1,0 +1,19 @@
+"""How hosts that meet are connected: over TCP, or as a simulation has it."""
+
+from __future__ import annotations
+
+from phalanx.rendezvous.tcp.link import Link
+from phalanx.rendezvous.tcp.listener import Listener
+from phalanx.rounds import Endpoint
+
+
+class Wires:
+    """Connections over TCP."""
+
+    def listen(self, port: int, *, anywhere: bool) -> Listener:
+        """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
+        return Listener(port, anywhere=anywhere)
+
+    async def connect(self, place: Endpoint) -> Link:
+        """Connect to another host. Raises `NoAnswer`."""
+        return await Link.to(place)

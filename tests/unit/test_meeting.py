@@ -1,0 +1,147 @@
+"""What must hold where hosts meet by themselves, over thousands of simulated histories.
+
+The guarantees are those of docs/design.md: within a round everybody sees the same members, ranks
+and store; round numbers only grow; a member of an old round cannot act in a new one; with enough
+hosts left the group forms.
+"""
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from phalanx.rendezvous.protocol import Reason
+from tests.unit.simulation import simulate
+
+
+def check_agreement(hosts):
+    """Nobody saw another round under the same number, and numbers grew."""
+    known = {}
+    for host in hosts:
+        numbers = [round_.number for round_ in host.seen]
+        assert numbers == sorted(set(numbers)), (host.name, numbers)
+        for round_ in host.seen:
+            assert known.setdefault(round_.number, round_) == round_, (host.name, round_)
+            assert host.name in [member.hostname for member in round_.members]
+    for round_ in known.values():
+        ranks = [rank for member in round_.members for rank in member.ranks]
+        assert ranks == list(range(len(round_.members)))
+        assert round_.store.address == round_.members[0].hostname
+    counts = [known[number].restarts for number in sorted(known)]
+    assert counts == sorted(counts)
+
+
+def check_formed(hosts, least):
+    """Those that are left are in one round, all of them."""
+    alive = [host for host in hosts if host.is_in]
+    if len(alive) < least:
+        return
+    rounds = {host.current for host in alive}
+    assert len(rounds) == 1, [(h.name, h.current, h.error, h.verdict) for h in hosts]
+    (number,) = rounds
+    assert number is not None, [(h.name, h.seen[-1:], h.seat.phase) for h in alive]
+    members = {member.hostname for member in alive[0].seen[-1].members}
+    assert members == {host.name for host in alive}
+
+
+PAUSES = st.sampled_from([0.0, 0.02, 0.3, 2.0, 6.0])
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(1, 5),
+    crashes=st.lists(st.tuples(PAUSES, st.just("crash"), st.integers(0, 4)), max_size=4),
+    seed=st.integers(0, 1 << 30),
+)
+@example(count=3, crashes=[(3.0, "crash", 0), (0.0, "crash", 1)], seed=1)
+def test_crashes_are_survived_whoever_is_hit(count, crashes, seed):
+    """Also the one that decides, and its successor, at any moment; down to one host."""
+    first = [(8.0, "nothing", 0)]
+    hosts = simulate(first + crashes, count, 1, count, seed)
+    check_agreement(hosts)
+    check_formed(hosts, 1)
+    assert all(host.verdict is None and host.error is None for host in hosts if host.is_up)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(2, 4),
+    events=st.lists(
+        st.tuples(PAUSES, st.sampled_from(["crash", "return"]), st.integers(0, 3)), max_size=6
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+@example(count=3, events=[(2.0, "crash", 0), (6.0, "return", 0)], seed=1)
+def test_hosts_that_come_back_join_those_that_went_on(count, events, seed):
+    """Also where it began, and by then another decides; it sorts before all of them."""
+    hosts = simulate([(8.0, "nothing", 0), *events], count, 2, count, seed, settle=90.0)
+    check_agreement(hosts)
+    alive = [host for host in hosts if host.is_in]
+    if len(alive) == count:
+        check_formed(hosts, 2)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(2, 4),
+    events=st.lists(
+        st.tuples(PAUSES, st.sampled_from(["crash", "fail", "fail"]), st.integers(0, 3)),
+        max_size=6,
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+def test_failures_and_crashes_in_any_order(count, events, seed):
+    """The budget ends it, for everybody alike; otherwise it goes on."""
+    hosts = simulate([(8.0, "nothing", 0), *events], count, 1, count, seed)
+    check_agreement(hosts)
+    verdicts = {host.verdict.reason for host in hosts if host.is_up and host.verdict is not None}
+    assert verdicts <= {Reason.FAILED}
+    if not verdicts:
+        check_formed(hosts, 1)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(2, 5),
+    events=st.lists(
+        st.tuples(PAUSES, st.sampled_from(["cut", "cut", "mend", "crash"]), st.integers(0, 31)),
+        max_size=6,
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+def test_two_sides_of_a_cut_never_both_go_on(count, events, seed):
+    """At most one side forms rounds; a minority that hears nothing ends, and says so."""
+    hosts = simulate([(8.0, "nothing", 0), *events], count, 1, count, seed)
+    check_agreement(hosts)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize("side", range(1, 16))
+def test_only_a_majority_survives_silence(count, side):
+    """Whichever hosts are on which side; half is not enough."""
+    hosts = simulate([(8.0, "nothing", 0), (0.0, "cut", side)], count, 1, count, seed=side)
+    check_agreement(hosts)
+    one = [host for number, host in enumerate(hosts) if side >> number & 1]
+    other = [host for host in hosts if host not in one]
+    for here, there in ((one, other), (other, one)):
+        if not there or 2 * len(here) > count:
+            check_formed(here, 1)
+            assert all(host.is_in for host in here)
+        else:
+            for host in here:
+                assert not host.is_in, (host.name, host.current)
+
+
+def test_a_join_timeout_names_what_is_missing():
+    """Too few hosts come."""
+    hosts = simulate([], 1, 2, 2, seed=1, settle=70.0)
+    assert hosts[0].verdict.reason is Reason.START_TIMEOUT
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_that_comes_back_takes_part_again(number):
+    """Whichever it was: the others have gone on, and make room for it."""
+    history = [(8.0, "nothing", 0), (2.0, "crash", number), (6.0, "return", number)]
+    hosts = simulate(history, 3, 2, 3, seed=number, settle=30.0)
+    check_agreement(hosts)
+    assert all(host.is_in for host in hosts), [(h.name, h.error, h.verdict) for h in hosts]
+    check_formed(hosts, 3)
