@@ -112,17 +112,23 @@ class Outcome:
             case Ended.RAISED if self.fault is not None and self.fault.result:
                 return f"returned a {self.fault.type_name} that cannot be carried"
             case Ended.RAISED:
-                fault = self.fault
-                first = (fault.message.splitlines() or [""])[0] if fault else ""
-                return f"raised {fault.type_name if fault else 'an exception'}: {first}".rstrip(
-                    ": "
-                )
+                return f"raised {self._said() or 'an exception'}"
             case Ended.EXITED:
-                return f"exited with code {self.code}"
+                return f"exited with code {self.code}" + (
+                    f": {said}" if (said := self._said()) else ""
+                )
             case Ended.KILLED:
-                return f"was killed by {signal_name(self.signal or 0)}"
+                name = signal_name(self.signal or 0)
+                return f"was killed by {name}" + (f": {said}" if (said := self._said()) else "")
             case Ended.LOST:
                 return f"was lost: {self.detail}" if self.detail else "was lost"
+
+    def _said(self) -> str:
+        """The exception, or what the worker's error file says, in one line."""
+        if self.fault is None:
+            return ""
+        first = (self.fault.message.splitlines() or [""])[0]
+        return f"{self.fault.type_name}: {first}".rstrip(": ")
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,7 @@ from phalanx.errors import LaunchError
 from phalanx.launcher.app import App
 from phalanx.launcher.report import describe_failure
 from phalanx.rendezvous.protocol import Reason
+from phalanx.worker import errorfile
 
 
 def main(arguments: list[str]) -> int:
@@ -54,6 +55,11 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 0
     sys.stdout.flush()
     print(f"phalanx torchrun: {describe_failure(verdict)}", file=sys.stderr)
+    if verdict.cause is not None:
+        outcome = verdict.cause.outcome
+        fault = outcome.fault
+        said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
+        errorfile.write(said, outcome.stderr if fault is None else fault.traceback)
     return 1
 
 

@@ -58,7 +58,7 @@ class HandledSeat:
         self._attempts: list[Any] = []
         self._endpoint = Endpoint("", 0)
         self._torch: bool | None = None
-        self._cancelled = False
+        self._cancelled = self._changing = False
         self._happened: list[p.Happening] = []
         self._act: Callable[[p.Action], None] = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
@@ -182,7 +182,7 @@ class HandledSeat:
             reason = "its host has nothing left of it, and did not say how it ended"
             self._tally.lose(self._own, reason, Interval(now, now))
         wait = 0.0
-        if self._tally.failures:
+        if self._tally.failures and not self._changing:
             cause = self._tally.cause
             spent = self._budget.spend(cause, self.now() - self._tally.began)
             if spent is None:
@@ -236,6 +236,7 @@ class HandledSeat:
         if self.is_over:
             return
         self.round = round_
+        self._changing = False
         self._tally = Tally([round_.member(self._own)], self.now())
         self.phase = p.Phase.RUNNING
         names = [member.hostname for member in round_.members]
@@ -291,6 +292,7 @@ class HandledSeat:
                 return
             if await _in_thread(self._handler.num_nodes_waiting) > 0:
                 self._happen("join", round=number)
+                self._changing = True
                 self._halt(self._plan.settings.stop_grace)
                 return
 

@@ -71,7 +71,9 @@ def describe_failure(verdict: Verdict) -> str:
     if verdict.reason is Reason.CANCELLED:
         return "it was cancelled"
     if verdict.reason is Reason.START_TIMEOUT:
-        return f"not enough hosts came in time; missing: {', '.join(verdict.missing) or 'unknown'}"
+        missing = f"; missing: {', '.join(verdict.missing)}" if verdict.missing else ""
+        came = verdict.note or "not all workers were started in time"
+        return f"{came} (join_timeout){missing}"
     if verdict.reason is Reason.NO_QUORUM:
         return no_quorum(verdict)
     cause = verdict.cause

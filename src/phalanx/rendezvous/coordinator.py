@@ -67,6 +67,7 @@ class Coordinator:
         self._over: Reason | None = None
         """Set once no other round may follow."""
         self._missing: tuple[str, ...] = ()
+        self._note = ""
         if past is not None:
             self._resume(past, now)
 
@@ -302,6 +303,12 @@ class Coordinator:
     ) -> list[Action]:
         self._over = Reason.START_TIMEOUT
         self._missing = self._roster.names(agent for agent in awaited if agent not in there)
+        if self.phase is Phase.GATHERING:
+            came = ", ".join(self._roster.names(there))
+            seconds = f"{self.policy.start_timeout:g} s"
+            self._note = (
+                f"{len(there)} of at least {self.policy.least} hosts came within {seconds}: {came}"
+            )
         if self.phase is Phase.GATHERING and self._number:
             return self._finish(now)
         return self._halt(0.0, now) + self._conclude(now)
@@ -387,7 +394,7 @@ class Coordinator:
             unconfirmed=tally.unconfirmed if self._number else (),
             members=tuple(tally.members.values()),
             attempts=tuple(self._attempts),
-            note=self._budget.note,
+            note=self._note or self._budget.note,
         )
         self._happen("end", now, state=reason.value, restarts=self._budget.count)
         return [Finish(verdict)]

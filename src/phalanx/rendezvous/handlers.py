@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import ipaddress
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -170,11 +171,20 @@ def parse_endpoint(text: str, port: int) -> Endpoint:
     if not text:
         return Endpoint("localhost", 0)
     host, colon, number = text.rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):
+    if not colon or _is_address(text):
         host, number = text, str(port)
-    if not number.isdigit() or int(number) > 65535 or not host:
+    plain = ":" not in host or _is_address(host.strip("[]"))
+    if not number.isdigit() or int(number) > 65535 or not host or not plain:
         raise ConfigError(f"rendezvous endpoint {text!r}: write HOST:PORT, such as node0:{port}.")
     return Endpoint(host.strip("[]"), int(number))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_info(value: Any) -> RendezvousInfo:

@@ -50,6 +50,7 @@ def _run_file(path: str) -> None:
         sys.path.insert(0, path)
         vars(runpy)["_run_module_as_main"]("__main__", alter_argv=False)
         return
+    path = os.path.abspath(path)  # as python has it, unlike sys.argv
     with open(path, "rb") as file:
         source = file.read()
     code = compile(source, path, "exec", dont_inherit=True)

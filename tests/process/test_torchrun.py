@@ -1,0 +1,554 @@
+"""`phalanx torchrun`: a script that runs under torchrun runs unchanged, and worker for worker as
+under `python script.py`.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from phalanx.worker.processes import descendants
+from tests.conftest import is_alive, wait_until
+
+COMMAND = [sys.executable, "-m", "phalanx", "torchrun"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    """Write a script and run it on two workers, or as the flags say."""
+
+    def write(code, name="train.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    def command(*flags):
+        return [*COMMAND, *map(str, flags)]
+
+    def run(code, *flags, args=(), name="train.py", env=None, timeout=60, **options):
+        write(code, name)
+        flags = flags or ("--nproc-per-node", "2")
+        return subprocess.run(
+            command(*flags, name, *args),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            **options,
+        )
+
+    def start(code, *flags, args=(), name="train.py", env=None, **options):
+        write(code, name)
+        return subprocess.Popen(
+            command(*(flags or ("--nproc-per-node", "2")), name, *args),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            **options,
+        )
+
+    run.start, run.write, run.command = start, write, command
+    return run
+
+
+GROUP = """
+    import os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {int(total)}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_script_written_for_torchrun_runs_unchanged(torchrun):
+    """It forms its own group; output is shown as it is."""
+    done = torchrun(GROUP)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+
+
+def test_the_environment_is_torchruns(torchrun):
+    """Every name, with its meaning."""
+    code = """
+        import json, os
+        names = [n for n in os.environ if n.endswith("RANK") or n.endswith("WORLD_SIZE")]
+        names += [n for n in os.environ if n.startswith(("TORCH", "MASTER", "ROLE_NAME", "OMP"))]
+        print(json.dumps({n: os.environ[n] for n in names}), flush=True)
+    """
+    port = free_port()
+    done = torchrun(code, "--nproc-per-node", "2", "--master-port", port, "--role", "trainer")
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(map(json.loads, done.stdout.splitlines()), key=lambda e: e["RANK"])
+    assert (first["RANK"], second["RANK"], second["LOCAL_RANK"]) == ("0", "1", "1")
+    assert {first[n] for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {"2"}
+    assert (first["GROUP_RANK"], first["GROUP_WORLD_SIZE"]) == ("0", "1")
+    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("127.0.0.1", str(port))
+    assert first["ROLE_NAME"] == "trainer"
+    assert first["OMP_NUM_THREADS"] == "1"
+    assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
+    assert first["TORCHELASTIC_RUN_ID"] == "none"
+    assert "OMP_NUM_THREADS" in done.stderr
+
+
+FRESH = """
+    import atexit, dataclasses, multiprocessing, os, pickle, sys, threading, typing
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    def double(n):
+        return 2 * n
+
+    def late():
+        # From a thread that outlives the script: __main__ must still be there.
+        threading.main_thread().join(0.3)
+        print("pickled", pickle.loads(pickle.dumps(Point(3))), flush=True)
+
+    if __name__ == "__main__":
+        atexit.register(lambda: print("atexit ran", flush=True))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print("spawned", pool.map(double, [1, 2]))
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print("forked", pool.map(double, [3]))
+        print("hints", typing.get_type_hints(Point))
+        print("file", __file__, "argv", sys.argv, "path0", sys.path[0] == os.getcwd())
+        print("main", sys.modules["__main__"].Point is Point, __spec__, __package__)
+        threading.Thread(target=late).start()
+"""
+
+
+def test_a_worker_is_a_fresh_interpreter_to_the_script(torchrun, tmp_path):
+    """What it prints is what it prints under `python script.py`: spawn, fork, atexit, pickles."""
+    torchrun.write(FRESH)
+    plain = subprocess.run(
+        [sys.executable, "train.py", "a", "--b"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    done = torchrun(FRESH, "--nproc-per-node", "1", args=("a", "--b"))
+    assert done.returncode == plain.returncode == 0, done.stderr + plain.stderr
+    assert done.stdout == plain.stdout
+    assert "atexit ran" in done.stdout
+
+
+def test_data_loaders_have_workers(torchrun):
+    """Forked and spawned, from a class of the script's own."""
+    code = """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Squares(Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, i):
+                return i * i
+
+        if __name__ == "__main__":
+            for context in ("fork", "spawn"):
+                loader = DataLoader(
+                    Squares(), num_workers=2, multiprocessing_context=context, batch_size=4
+                )
+                print(context, [batch.tolist() for batch in loader], flush=True)
+    """
+    done = torchrun(code, "--nproc-per-node", "1")
+    expected = "[[0, 1, 4, 9], [16, 25, 36, 49]]"
+    assert done.stdout.splitlines() == [f"fork {expected}", f"spawn {expected}"], done.stderr
+
+
+def test_coverage_sees_the_script(torchrun, tmp_path):
+    """Started as its documentation says for subprocesses; one file for each worker."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import coverage; coverage.process_startup()"
+    )
+    (tmp_path / ".coveragerc").write_text("[run]\nparallel = true\nsource = .\n")
+    environ = {
+        "COVERAGE_PROCESS_START": str(tmp_path / ".coveragerc"),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path[1:]]),
+    }
+    code = """
+        import os
+
+        def used():
+            print("used", os.environ["RANK"], flush=True)
+
+        used()
+    """
+    done = torchrun(code, env=environ)
+    assert done.returncode == 0, done.stderr
+    coverage = [sys.executable, "-m", "coverage"]
+    subprocess.run([*coverage, "combine", "-q"], cwd=tmp_path, check=True, timeout=60)
+    shown = subprocess.run(
+        [*coverage, "report", "--include=train.py", "-m"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert re.search(r"train\.py\s+4\s+0\s+100%", shown.stdout), shown.stdout + shown.stderr
+
+
+def test_modules_packages_and_relative_imports(torchrun, tmp_path):
+    """`-m`, as python has it."""
+    torchrun.write("VALUE = 7", "app/values.py")
+    torchrun.write("", "app/__init__.py")
+    code = """
+        import sys
+        from .values import VALUE
+        print(VALUE, __name__, __package__, sys.argv[0].endswith("app/__main__.py"), sys.argv[1:])
+    """
+    torchrun.write(code, "app/__main__.py")
+    done = subprocess.run(
+        torchrun.command("--nproc-per-node", 1, "-m", "app", "--x"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.stdout == "7 __main__ app True ['--x']\n", done.stderr
+
+
+def test_other_programs(torchrun, tmp_path):
+    """--no-python: the exit code counts, and ${local_rank} is put in."""
+    command = ["--nproc-per-node", 2, "--no-python", "sh", "-c"]
+    run = lambda text: subprocess.run(
+        torchrun.command(*command, text), capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    done = run("echo ${local_rank} $$RANK")
+    assert sorted(done.stdout.split("\n")) == ["", "0 0", "1 1"], done.stderr
+    failed = run("test $$RANK = 0 || exit 3")
+    assert failed.returncode == 1
+    assert "exited with code 3" in failed.stderr
+
+
+def test_a_failure_is_reported_with_its_traceback(torchrun):
+    """Though the script has no decorator; once, at the end."""
+    code = """
+        import os, time
+
+        def step():
+            if os.environ["RANK"] == "1":
+                raise ValueError("the loss is nan")
+            time.sleep(60)
+
+        step()
+    """
+    done = torchrun(code)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("phalanx torchrun: rank 1") :]
+    assert "raised ValueError: the loss is nan" in report
+    assert 'train.py", line 6, in step' in report
+    assert "1 other worker was stopped" in report
+    assert "runpy" not in report
+    assert "worker/script.py" not in report
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(7)", "exited with code 7"),
+        ("os._exit(0)", "exited with code 0"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("1 +", "SyntaxError"),
+        ("import nowhere", "No module named 'nowhere'"),
+    ],
+)
+def test_every_end_is_told(torchrun, end, said):
+    """By code, signal or exception; torchrun's own exit code is 1."""
+    done = torchrun(f"import os, sys, signal\n{end}\n", "--nproc-per-node", "1")
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_restarts_come_back_every_time(torchrun):
+    """With gloo, and one count for all; the last round's success is the command's."""
+    code = f"""{GROUP}
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
+        sys.exit(dist.is_initialized() or int(os.environ["RANK"]))
+    """
+    done = torchrun(code, "--nproc-per-node", "2", "--max-restarts", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 2: 2") == 8
+    failed = torchrun(code, "--nproc-per-node", "2", "--max-restarts", "1")
+    assert failed.returncode == 1
+    assert "It was restarted once" in failed.stderr
+
+
+def test_error_files_are_written_and_read(torchrun, tmp_path):
+    """Torch's @record and ours; and what a program of another kind writes; and our own for whoever
+    started us.
+    """
+    outer = tmp_path / "outer.json"
+    code = """
+        import phalanx
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            raise KeyError("gone")
+
+        main()
+    """
+    done = torchrun(code, "--nproc-per-node", "1", env={"TORCHELASTIC_ERROR_FILE": str(outer)})
+    assert "raised KeyError: 'gone'" in done.stderr
+    said = json.loads(outer.read_text())["message"]
+    assert said["message"].startswith("KeyError")
+    assert "in main" in said["extraInfo"]["py_callstack"]
+    text = (
+        '{"message": {"message": "RuntimeError: no fuel", "extraInfo": {"py_callstack": "here"}}}'
+    )
+    command = f"echo '{text}' >$$TORCHELASTIC_ERROR_FILE; exit 4"
+    other = subprocess.run(
+        torchrun.command("--no-python", "sh", "-c", command),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert "exited with code 4" in other.stderr
+    assert "no fuel" in other.stderr
+
+
+def test_files_and_prefixes(torchrun, tmp_path):
+    """--tee and --redirects, with the layout that torchrun has."""
+    code = """
+        import os, sys
+        print("out", os.environ["RANK"], flush=True)
+        print("err", os.environ["RANK"], file=sys.stderr, flush=True)
+    """
+    flags = ("--nproc-per-node", "2", "--log-dir", "logs", "--tee", "0:3", "--redirects", "1:1")
+    done = torchrun(code, *flags, "--rdzv-id", "job", "--rdzv-backend", "c10d")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[default0]:out 0\n"
+    assert "[default0]:err 0" in done.stderr
+    assert "err 1" in done.stderr.splitlines()
+    (run,) = (tmp_path / "logs").iterdir()
+    assert run.name.startswith("job_")
+    files = {str(path.relative_to(run)): path.read_text() for path in run.rglob("*.log")}
+    assert files == {
+        "attempt_0/0/stdout.log": "out 0\n",
+        "attempt_0/0/stderr.log": "err 0\n",
+        "attempt_0/1/stdout.log": "out 1\n",
+    }
+
+
+def test_more_than_nine_ranks_and_a_filter_on_global_ones(torchrun):
+    """What torchrun cannot do."""
+    code = "import os; print('rank', os.environ['RANK'], flush=True)"
+    flags = ("--nproc-per-node", "12", "--tee", "11:1,3:1", "--ranks-filter", "3,10-11")
+    done = torchrun(code, *flags)
+    assert sorted(done.stdout.splitlines()) == [
+        "[default11]:rank 11",
+        "[default3]:rank 3",
+        "rank 10",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_everything_with_grace(torchrun, number):
+    """Workers get SIGTERM and may clean up; one that does not end is killed after the timeout."""
+    code = """
+        import os, signal, time
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), os._exit(0)))
+        else:
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    process = torchrun.start(code, "--nproc-per-node", "2", "--shutdown-timeout", "1")
+    assert {process.stdout.readline(), process.stdout.readline()} == {"ready\n"}
+    below = descendants(process.pid)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert out == "saved\n"
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert not any(map(is_alive, below))
+
+
+def test_nothing_is_left_when_it_is_killed(torchrun):
+    """SIGKILL: the workers, and what they have started, go with it."""
+    code = """
+        import subprocess, time
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    process = torchrun.start(code, "--nproc-per-node", "1")
+    process.stdout.readline()
+    below = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(map(is_alive, below)))
+
+
+def test_user_signals_reach_the_workers_that_catch_them(torchrun):
+    """Nobody else dies of them; SIGUSR1 also says that the host will be taken away."""
+    code = """
+        import os, phalanx, signal, time
+        context = phalanx.context()
+        got = []
+        if context.rank == 0:
+            signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+        print("ready", flush=True)
+        while not context.should_stop():
+            time.sleep(0.01)
+        print("stops", context.rank, len(got), flush=True)
+    """
+    process = torchrun.start(code)
+    process.stdout.readline(), process.stdout.readline()
+    process.send_signal(signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["stops 0 1", "stops 1 0"]
+
+
+def test_what_cannot_be_honoured_is_an_error(torchrun):
+    """One sentence, exit code 2, nothing started."""
+    for flags, said in {
+        ("--numa-binding", "node"): "numactl",
+        ("--logs-specs", "mine"): "--log-dir",
+        ("--event-log-handler", "mine"): "null and console",
+        ("--rdzv-backend", "etdc"): "There are",
+        ("--rdzv-conf", "join_timout=3", "--rdzv-backend", "c10d"): "join_timeout",
+        ("--nnodes", "0:1"): "at least 1",
+    }.items():
+        done = torchrun("print(1)", *flags)
+        assert (done.returncode, done.stdout) == (2, ""), (flags, done.stderr)
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# ── several hosts, as several commands ────────────────────────────────────────
+
+
+def start_hosts(torchrun, count, code, *flags, each=lambda number: ()):
+    return [
+        torchrun.start(code, *flags, *each(number), env={"LOGLEVEL": "INFO"})
+        for number in range(count)
+    ]
+
+
+def test_static_hosts_meet_at_the_port_that_was_given(torchrun):
+    """Rank by node rank; workers find the store at that very port, in every round."""
+    port = free_port()
+    code = f"""{GROUP}
+    print("port", os.environ["MASTER_PORT"], os.environ["GROUP_RANK"], flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        sys.exit(1)
+    """
+    flags = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
+    flags += ("--max-restarts", 1)
+    hosts = start_hosts(torchrun, 2, code, *flags, each=lambda number: ("--node-rank", number))
+    for number, host in enumerate(hosts):
+        out, err = host.communicate(timeout=60)
+        assert host.returncode == 0, err
+        assert out.count(f"rank {number} of 2: 2") == 2
+        assert out.count(f"port {port} {number}") == 2
+
+
+def test_hosts_meet_over_tcp_and_survive_the_one_that_decides(torchrun):
+    """By the name that torch has for it; those that are left go on, and succeed."""
+    port = free_port()
+    code = """
+        import os, sys, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        world = dist.get_world_size()
+        print("world", world, flush=True)
+        total = torch.zeros(1)
+        while world == 3:
+            dist.all_reduce(total)
+            time.sleep(0.02)
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    flags = ("--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    hosts = start_hosts(torchrun, 3, code, *flags, "--rdzv-id", "one")
+    for host in hosts:
+        assert host.stdout.readline() == "world 3\n"
+    leader = next(host for host in hosts if _listens(host.pid, port))
+    leader.kill()
+    leader.communicate()
+    for host in hosts:
+        if host is not leader:
+            out, err = host.communicate(timeout=60)
+            assert (host.returncode, out) == (0, "world 2\n"), err
+
+
+def _listens(pid, port):
+    inodes = set()
+    for line in (
+        open(f"/proc/{pid}/net/tcp6").readlines() + open(f"/proc/{pid}/net/tcp").readlines()
+    ):
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{fields[9]}]")
+    own = f"/proc/{pid}/fd"
+    return any(os.readlink(f"{own}/{fd}") in inodes for fd in os.listdir(own))
+
+
+def test_a_spare_waits_and_exits_with_0(torchrun):
+    """Beyond the most hosts it has nothing to do but to be there."""
+    port = free_port()
+    code = "import time; print('runs', flush=True); time.sleep(1)"
+    flags = ("--nnodes", "1:1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    first = torchrun.start(code, *flags)
+    first.stdout.readline()
+    spare = torchrun.start(code, *flags)
+    outs = [host.communicate(timeout=60) for host in (first, spare)]
+    assert [host.returncode for host in (first, spare)] == [0, 0], outs
+    assert outs[1][0] == ""
+
+
+def test_hosts_that_do_not_belong_together_are_told(torchrun):
+    """Another run, or another number of hosts."""
+    port = free_port()
+    code = "import time; print('runs', flush=True); time.sleep(2)"
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    first = torchrun.start(code, "--nnodes", "1:2", *where, "--rdzv-id", "a")
+    wait_until(lambda: _listens(first.pid, port))
+    other = torchrun(code, "--nnodes", "1:2", *where, "--rdzv-id", "b")
+    assert other.returncode == 1
+    assert "belongs to run 'b'" in other.stderr
+    another = torchrun(code, "--nnodes", "3", *where, "--rdzv-id", "a")
+    assert another.returncode == 1
+    assert "was started for 3 hosts, and those that meet here for 1:2" in another.stderr
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+
+
+def test_a_rendezvous_that_times_out_says_what_was_awaited(torchrun):
+    """The setting that expired, and where."""
+    port = free_port()
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    conf = ("--rdzv-conf", "join_timeout=1")
+    done = torchrun("print(1)", "--nnodes", "2", *where, *conf)
+    assert done.returncode == 1
+    assert "join_timeout" in done.stderr
+    nobody = ("--rdzv-conf", "join_timeout=1,is_host=0")
+    done = torchrun("print(1)", "--nnodes", "2", *where, *nobody)
+    assert done.returncode == 1
+    assert f"localhost:{port}" in done.stderr
