@@ -15,12 +15,12 @@ _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
-_AGENT = ("-m", "torch.distributed.run")
+_AGENT = ("-m", "phalanx", "torchrun")
 # Where the first replica is, and under which address the others see this one, is known only where
 # it runs: a shell puts it in. `$$` is a `$`. The first carries the store: no need to find out.
 _ON_SEVERAL = (
     f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
-    'exec "$$(command -v python || command -v python3)" -m torch.distributed.run '
+    'exec "$$(command -v python || command -v python3)" -m phalanx torchrun '
     '$${PHALANX_ADDRESS:+--local_addr "$$PHALANX_ADDRESS"} --rdzv_conf "$$conf" '
     f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:$$0" "$$@"'
 )

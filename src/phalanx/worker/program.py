@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phalanx.hosts import program_path
+from phalanx.hosts import is_installed, program_path
 from phalanx.network import address_towards
 from phalanx.ranks import RANK_VARIABLES
 
@@ -36,6 +36,11 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
         environ |= {ERROR_FILE: os.path.join(place, "error.json"), **env}
         environ.setdefault("PYTHONUNBUFFERED", "1")
         environ["PATH"] = program_path(environ.get("PATH", os.defpath))
+        # What has come to this host with us, for programs that use it; the user's own comes first.
+        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        if not is_installed(os.path.join(ours, "")):
+            places = (environ.get("PYTHONPATH"), ours)
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         try:
             code = _run(_resolve(argv, environ), environ)
         except OSError as error:

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -191,6 +192,8 @@ class _Visit:
             max_hosts=handler.max_hosts,
             open=True,
             last_call=handler.settings.last_call_timeout,
+            max_restarts=sys.maxsize,  # whoever asks for another round counts them
+            backoff=0.0,
             quorum=True,
         )
         self._seat = handler.seat(self._agent, socket.gethostname(), 1, policy)
