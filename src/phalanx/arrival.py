@@ -91,7 +91,7 @@ def sweep(incoming: "IO[bytes]") -> None:
                 os.kill(wanted["pid"], 9)
     except OSError:
         pass  # it is gone
-    sweep_up(wanted["app"])
+    sweep_up(wanted["spool"])
     if os.path.basename(wanted["spool"]).startswith("phalanx-"):
         shutil.rmtree(wanted["spool"], ignore_errors=True)
     if wanted["tree"]:
@@ -138,9 +138,12 @@ def tidy(tree: str) -> "tuple[int, int]":
     return count, size
 
 
-def sweep_up(app: str) -> None:
-    """End what carries an app's id in its environment: it was a worker's, and is nobody's now."""
-    mark = f"TORCHELASTIC_RUN_ID={app}\0".encode()
+def sweep_up(spool: str) -> None:
+    """End what was a worker's of the agent with this spool, and is nobody's now.
+
+    It is known by a variable of its environment, which names a place below the spool.
+    """
+    mark = b"PHALANX_STOP_FILE=" + os.fsencode(os.path.join(spool, ""))
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:

@@ -268,7 +268,6 @@ def test_a_failure_is_reported_with_its_traceback(torchrun):
     ("end", "said"),
     [
         ("sys.exit(7)", "exited with code 7"),
-        ("os._exit(0)", "exited with code 0"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("1 +", "SyntaxError"),
         ("import nowhere", "No module named 'nowhere'"),
@@ -367,13 +366,14 @@ def test_more_than_nine_ranks_and_a_filter_on_global_ones(torchrun):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything_with_grace(torchrun, number):
-    """Workers get SIGTERM and may clean up; one that does not end is killed after the timeout."""
+    """Workers get it, and may clean up; one that does not end is killed after the timeout."""
     code = """
         import os, signal, time
-        if os.environ["RANK"] == "0":
-            signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), os._exit(0)))
-        else:
-            signal.signal(signal.SIGTERM, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if os.environ["RANK"] == "0":
+                signal.signal(number, lambda *_: (print("saved", flush=True), os._exit(0)))
+            else:
+                signal.signal(number, lambda *_: None)
         print("ready", flush=True)
         time.sleep(600)
     """
@@ -552,3 +552,100 @@ def test_a_rendezvous_that_times_out_says_what_was_awaited(torchrun):
     done = torchrun("print(1)", "--nnodes", "2", *where, *nobody)
     assert done.returncode == 1
     assert f"localhost:{port}" in done.stderr
+
+
+# ── as python does it ─────────────────────────────────────────────────────────
+
+
+def same_as_python(torchrun, tmp_path, code):
+    """Run a script both ways; gives what both printed."""
+    torchrun.write(code)
+    plain = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    done = torchrun(code, "--nproc-per-node", "1")
+    assert (done.stdout, done.returncode) == (plain.stdout, plain.returncode and 1), done.stderr
+    return done
+
+
+def test_open_files_are_flushed_and_finalizers_run(torchrun, tmp_path):
+    """What the script left for the interpreter's end."""
+    code = """
+        class Last:
+            def __del__(self):
+                print("finalized")
+
+        file = open("left-open.txt", "w")
+        file.write("data")
+        last = Last()
+    """
+    assert same_as_python(torchrun, tmp_path, code).stdout == "finalized\n"
+    assert (tmp_path / "left-open.txt").read_text() == "data"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os._exit(0)",
+        "os.execvp('true', ['true'])",
+        "threading.Thread(target=lambda: (time.sleep(0.3), os._exit(3))).start()",
+        "atexit.register(lambda: os.kill(os.getpid(), 9))",
+        "__builtins__.print('a module')",
+        "os.chdir('/'); print(__file__)",
+    ],
+)
+def test_the_exit_status_is_the_outcome(torchrun, tmp_path, end):
+    """Whoever brings it about, and when."""
+    same_as_python(torchrun, tmp_path, f"import atexit, os, threading, time\n{end}\n")
+
+
+def test_random_numbers_differ_between_ranks_and_restarts(torchrun):
+    """Torch's, unless the script seeds them."""
+    code = """
+        import os, sys, torch
+        print(torch.rand(1).item(), flush=True)
+        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+    """
+    done = torchrun(code, "--nproc-per-node", "2", "--max-restarts", "1")
+    assert len(set(done.stdout.split())) == len(done.stdout.split()) >= 3, done.stderr
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_in_the_script(torchrun):
+    """The signal that it gets is the one that we got."""
+    code = """
+        import time
+        try:
+            print("ready", flush=True)
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("saved", flush=True)
+    """
+    process = torchrun.start(code, "--nproc-per-node", "1")
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("saved\n", 130), err
+
+
+def test_archives_and_compiled_files_run(torchrun, tmp_path):
+    """As python runs them."""
+    import py_compile
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "import own; print('zip', own.X, flush=True)")
+        archive.writestr("own.py", "X = 1")
+    torchrun.write("print('compiled', flush=True)", "c.py")
+    py_compile.compile(str(tmp_path / "c.py"), cfile=str(tmp_path / "c.pyc"))
+    for name, said in (("app.zip", "zip 1\n"), ("c.pyc", "compiled\n")):
+        done = subprocess.run(
+            torchrun.command(name), capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
+        assert done.stdout == said, done.stderr
+
+
+def test_a_syntax_error_shows_the_script_alone(torchrun):
+    """And no frame of ours."""
+    done = torchrun("def f(:\n", "--nproc-per-node", "1")
+    assert "SyntaxError" in done.stderr
+    assert "phalanx/worker" not in done.stderr

@@ -397,7 +397,7 @@ def test_every_host_has_its_own_restarts_and_one_without_ends_the_app():
     d.fail(0, 0, 1)
     d.clear(1, 0)
     d.feed(Running(1, 2))
-    assert d.fail(1, 1, 2) == [HaltRound(3, 3)]
+    assert d.fail(1, 1, 2) == [HaltRound(2, 3, (1,)), HaltRound(3, 3, (0,))]
     d.clear(2, 1)
     (finish,) = d.clear(3, 0)
     assert finish.verdict.cause.agent == 1
@@ -410,7 +410,7 @@ def test_a_spare_takes_over_the_ranks_of_a_lost_host():
     assert begin.agents == (2,)
     assert [(m.hostname, m.first_rank) for m in begin.round.members] == [("h2", 0), ("h1", 1)]
     d.feed(Running(2, 2))
-    assert d.lose(2) == [HaltRound(2, 3)]
+    assert d.lose(2) == [HaltRound(1, 3, (1,)), HaltRound(2, 3, (2,))]
     (finish,) = d.clear(1, 1)
     assert finish.verdict.cause.outcome.kind is Ended.LOST
 
@@ -449,3 +449,101 @@ def test_a_failure_is_the_same_on_another_rank_and_not_with_another_message():
     assert budget.spend(failure(1, "b"), 1) is not None
     assert budget.spend(failure(2, "b"), 1) is None
     assert budget.note
+
+
+# ── what was found by trying ──────────────────────────────────────────────────
+
+
+def test_a_host_that_is_lost_while_a_restart_waits_does_not_end_it():
+    """The wait for hosts has a time of its own, from when it is over."""
+    d = begun(2, max_restarts=5, backoff=2.0, min_hosts=2)
+    for number in (1, 2):
+        d.fail(0, 0, number)
+        actions = d.clear(number, 0, 1)
+        if actions:
+            d.run(actions[0])
+    assert d.c.phase is Phase.GATHERING
+    d.lose(1, after=0.5)
+    assert d.c.deadline > d.now + 90
+    d.now += 5
+    (begin,) = d.join(1)
+    assert names(begin) == ["h0", "h1"]
+    assert d.c.deadline == d.now + 100
+
+
+def test_what_returns_when_it_is_stopped_for_another_to_come_in_has_not_ended():
+    """It saved its state at SIGTERM, and returned."""
+    d = Driver(0, open=True, min_hosts=1, max_hosts=2)
+    (begin,) = d.join(1)
+    d.run(begin)
+    assert d.join(2) == [HaltRound(1, 3)]
+    d.fail(1, 0, 1, Ended.RETURNED)
+    (begin,) = d.clear(1, 1)
+    assert names(begin) == ["h1", "h2"]
+
+
+def test_one_that_was_told_to_leave_is_not_waited_for():
+    """Where those that stay are too few, it is the end at once."""
+    d = begun(2, max_restarts=3)
+    d.now += 1
+    d.feed(Gone(1, "told to end", Interval(1, 1), left=True))
+    (finish,) = d.clear(1, 0)
+    assert finish.verdict.reason is Reason.FAILED
+
+
+def test_an_app_that_is_ending_is_not_disturbed_for_a_newcomer():
+    """Some have returned: the others will."""
+    d = Driver(0, open=True, min_hosts=2, max_hosts=3, last_call=0)
+    (begin,) = d.join(1, 2)
+    d.run(begin)
+    d.fail(1, 0, 1, Ended.RETURNED)
+    assert d.join(3) == []
+
+
+def test_names_of_any_shape_can_be_ordered():
+    """With and without numbers, and ranks that were given."""
+    from phalanx.rendezvous.tcp.leading import order_of
+    from phalanx.wire import peers
+
+    def meet(name, rank=None):
+        return peers.Meet(
+            version="", run_id="", agent=1, hostname=name, workers=1, node_rank=rank,
+            door=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
+        )  # fmt: skip
+
+    listed = [meet("node10"), meet("node"), meet("node2"), meet("2"), meet("x", 0), meet("")]
+    ordered = sorted(listed, key=order_of)
+    assert [m.hostname for m in ordered] == ["x", "", "2", "node", "node2", "node10"]
+
+
+def test_one_hosts_start_does_not_wipe_anothers_wait():
+    """Where hosts restart alone, each has its own times."""
+    d = hostwise(2, max_restarts=5, backoff=4.0)
+    for number in (1, 2):
+        d.fail(1, 1, d.c.round_of(1))
+        d.clear(d.c.round_of(1), 1)
+        if d.c.round_of(1) > number:
+            d.feed(Running(1, d.c.round_of(1)))
+    waiting = d.c.deadline
+    assert waiting is not None
+    d.fail(0, 0, 1)
+    (begin,) = d.clear(1, 0)
+    d.feed(Running(0, begin.round.number))
+    assert d.c.deadline == waiting
+    (begin,) = d.wait()
+    assert begin.agents == (1,)
+    assert d.c.deadline == d.now + 100
+
+
+def test_hosts_that_restart_alone_are_all_stopped_in_their_own_rounds():
+    """When it is cancelled; one that waits for its restart is clear already."""
+    d = hostwise(3, max_restarts=5, backoff=4.0)
+    d.fail(1, 1, 1)
+    d.clear(1, 1)
+    d.feed(Running(1, 2))
+    d.fail(1, 1, 2)
+    d.clear(2, 1)
+    halts = d.feed(Cancel())
+    assert halts == [HaltRound(1, 3, (0, 2)), HaltRound(2, 3, (1,))]
+    (finish,) = d.clear(1, 0, 2)
+    assert finish.verdict.reason in (Reason.CANCELLED, Reason.FAILED)

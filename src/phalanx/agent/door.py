@@ -52,4 +52,5 @@ async def reach(frame: wire.Reach, tell: Callable[[wire.Frame], Awaitable[None]]
         problem = f"no answer within {_PATIENCE:g} s"
     except OSError as error:
         problem = os.strerror(error.errno) if error.errno else str(error)
-    await tell(wire.Reached(app=frame.app, problem=problem))
+    reached = wire.Reached(app=frame.app, problem=problem, address=frame.address, port=frame.port)
+    await tell(reached)

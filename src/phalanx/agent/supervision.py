@@ -262,9 +262,7 @@ class Agent:
             await self._clear(turn)  # nothing was forked, and nothing will be
             return
         self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
-        self._nursery.send(
-            wire.Stop(app=frame.app, round=frame.round, grace=frame.grace, spared=turn.reported)
-        )
+        self._nursery.send(dataclasses.replace(frame, spared=turn.reported))
 
     async def _clear(self, turn: Turn) -> None:
         """Nothing of the round is left; the next one gets another port."""

@@ -61,6 +61,8 @@ class Turn:
         self._spawn = spawn
         self._pids: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._held: dict[int, Outcome] = {}
+        """Programs that have come to their end, and are only leaving."""
         self._window = LOG_WINDOW
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
@@ -130,6 +132,8 @@ class Turn:
         """A process is gone; unless it said how its function ended, this is how."""
         self._hear_workers()
         self._read_report(rank)
+        if (held := self._held.pop(rank, None)) is not None and status == 0:
+            self._end(held)
         if rank in self._ended:
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (9, signal.SIGTERM):
                 name = signal_name(os.WTERMSIG(status))
@@ -200,7 +204,10 @@ class Turn:
             return  # whatever has the socket: its end will be seen
         for frame in frames:
             if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
-                self._end(frame.outcome)
+                if self.begin.exits and frame.outcome.succeeded:
+                    self._held[frame.outcome.rank] = frame.outcome  # it may still fail
+                else:
+                    self._end(frame.outcome)
             elif isinstance(frame, wire.Entered):
                 self._spawn(self._send(frame))
 

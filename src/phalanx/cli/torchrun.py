@@ -84,7 +84,7 @@ class _Signals:
     def attach(self, app: App[Any]) -> None:
         self._app = app
         if self.received is not None:
-            app.cancel()
+            app.cancel(number=self.received)
 
     def restore(self) -> None:
         for number, handler in self._previous.items():
@@ -97,4 +97,4 @@ class _Signals:
     def _handle(self, number: int, _: FrameType | None) -> None:
         again, self.received = self.received is not None, self.received or number
         if self._app is not None:
-            self._app.cancel(0.0 if again else None)
+            self._app.cancel(0.0 if again else None, number)

@@ -8,6 +8,7 @@ too; that alone costs them no restart.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 import time
@@ -58,7 +59,10 @@ class HandledSeat:
         self._attempts: list[Any] = []
         self._endpoint = Endpoint("", 0)
         self._torch: bool | None = None
-        self._cancelled = self._changing = False
+        self._cancelled = self._changing = self._meets = False
+        self._wait = 0.0
+        self._present = asyncio.Event()
+        """This host's agent is there."""
         self._happened: list[p.Happening] = []
         self._act: Callable[[p.Action], None] = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
@@ -139,7 +143,8 @@ class HandledSeat:
         match event:
             case p.Joined():
                 self._endpoint, self._torch = event.endpoint, event.torch
-                self._do(self._meet(0.0))
+                self._present.set()
+                self._go_and_meet(self._wait)
             case p.Running():
                 self._tally.running.add(self._own)
                 self._tally.began = self.now()
@@ -152,9 +157,13 @@ class HandledSeat:
                     self._endpoint = event.endpoint
                 self._conclude()
             case p.Gone(agent, reason, when):
-                self._tally.lose(agent, reason, when)
-                self._tally.cleared.add(agent)
-                self._conclude(rejoins=True)
+                self._present.clear()
+                if self._cancelled:
+                    self._finish(p.Reason.CANCELLED)
+                elif self.phase is not p.Phase.GATHERING:
+                    self._tally.lose(agent, reason, when)
+                    self._tally.cleared.add(agent)
+                    self._conclude()
             case p.Cancel(grace):
                 self._cancelled = True
                 self._halt(self._plan.settings.stop_grace if grace is None else grace)
@@ -169,7 +178,13 @@ class HandledSeat:
             self._tally.halted_at = self._tally.halted_at or self.now()
             self._act(p.HaltRound(self.round.number, grace))
 
-    def _conclude(self, *, rejoins: bool = False) -> None:
+    def _go_and_meet(self, wait: float) -> None:
+        """Ask the handler for another round, unless that is being done."""
+        if not self._meets:
+            self._meets = True
+            self._do(self._meet(wait))
+
+    def _conclude(self) -> None:
         """Nothing is left of the round here: what comes after it."""
         if self._cancelled:
             self._finish(p.Reason.CANCELLED)
@@ -192,29 +207,23 @@ class HandledSeat:
             self._attempts.append(cause)
             self._happen("restart", restarts=self._budget.count, wait=wait)
         self.phase = p.Phase.GATHERING
-        if not rejoins:  # else this host's agent comes anew first
-            self._do(self._meet(wait))
+        self._wait = wait
+        if self._present.is_set():  # else this host's agent comes anew first
+            self._go_and_meet(wait)
 
     def _finish(self, reason: p.Reason) -> None:
         if self.phase is p.Phase.DONE:
             return
         self.phase = p.Phase.DONE
-        tally = self._tally
-        cause = tally.cause if reason is p.Reason.FAILED else None
         members = self.round.members if self.round is not None else ()
-        self._happen("end", state=reason.value, restarts=self._budget.count)
-        self._act(
-            p.Finish(
-                p.Verdict(
-                    reason,
-                    cause,
-                    tuple(f for f in tally.failures if f is not cause),
-                    members=members,
-                    attempts=tuple(self._attempts),
-                    note=self._budget.note,
-                )
-            )
+        verdict = dataclasses.replace(
+            self._tally.verdict(reason),
+            members=members,
+            attempts=tuple(self._attempts),
+            note=self._budget.note,
         )
+        self._happen("end", state=reason.value, restarts=self._budget.count)
+        self._act(p.Finish(verdict))
 
     # ── the handler ───────────────────────────────────────────────────────────
 
@@ -231,12 +240,14 @@ class HandledSeat:
             raise
         if self.is_over:
             return
+        await self._present.wait()
         info = self._info = read_info(value)
         round_ = await _in_thread(lambda: self._agree(info))
         if self.is_over:
             return
         self.round = round_
-        self._changing = False
+        self._changing = self._meets = False
+        self._wait = 0.0
         self._tally = Tally([round_.member(self._own)], self.now())
         self.phase = p.Phase.RUNNING
         names = [member.hostname for member in round_.members]
@@ -300,13 +311,13 @@ class HandledSeat:
         """All is done here: the others may still need this host, for a while."""
         info = self._info
         if info is not None and info.world_size > 1 and info.store is not None:
-            info.store.set(f"{_DONE}/{info.rank}", "1")
+            await _in_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
             keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
             limit = self.now() + self._barrier
             while not await _in_thread(lambda: info.store.check(keys)) and self.now() < limit:
                 if await _in_thread(self._handler.num_nodes_waiting) > 0:
                     self.phase = p.Phase.GATHERING
-                    self._do(self._meet(0.0))
+                    self._go_and_meet(0.0)
                     return
                 await asyncio.sleep(_BARRIER_STEP)
         self._finish(p.Reason.SUCCEEDED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import select
 import string
@@ -56,6 +57,7 @@ class Streams(LogSpec):
         table: Handlers = {}
         for local in range(member.workers):
             outlet = _Outlet(self, local, directory, terminal)
+            outlet.touch(0)
             table[f"{member.hostname}[{local}]"] = [outlet]
         return table
 
@@ -96,6 +98,8 @@ class _Outlet(RankFile):
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
         """Show some bytes, or write them down."""
+        if stream not in _NUMBERS:
+            return None
         with self._guard():
             bit = _NUMBERS[stream]
             if self._redirects & bit:
@@ -105,6 +109,13 @@ class _Outlet(RankFile):
             elif not self._redirects & bit and self._is_shown(source):
                 self._terminal.put(bit, data)
         return None
+
+    def touch(self, attempt: int) -> None:
+        """Make the files that an attempt has, though nothing may come."""
+        for stream, bit in _NUMBERS.items():
+            if self._redirects & bit:
+                source = Source(self._local, "", "", attempt=attempt)
+                self._write(source, f"{self._local}/{stream}.log", b"")
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads."""
@@ -128,12 +139,13 @@ class _Outlet(RankFile):
     def _take_lines(self, source: Source, stream: str, data: bytes) -> None:
         key = (source.attempt, stream)
         self._sources[key] = source
-        whole, end, begun = (self._begun.get(key, b"") + data).rpartition(b"\n")
+        # A progress bar ends its lines with a carriage return.
+        *whole, begun = re.split(rb"(?<=[\r\n])(?<!\r(?=\n))", self._begun.get(key, b"") + data)
         self._begun[key] = begun
-        if not end or not self._is_shown(source):
+        if not whole or not self._is_shown(source):
             return
         prefix = self._prefix(source)
-        lines = [prefix + line + b"\n" for line in whole.split(b"\n")]
+        lines = [prefix + line for line in whole]
         self._terminal.put(_NUMBERS[stream], b"".join(lines))
         texts = self._streams.duplicates[_NUMBERS[stream] - 1]
         for line in lines:

@@ -84,7 +84,7 @@ def _errands(options: TorchrunOptions) -> host.Errands:
             prefix=options.log_line_prefix_template or PREFIX,
             duplicates=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
         ),
-        exits=kind == "binary",
+        exits=True,
         extra_env={**extra, "TORCHELASTIC_SIGNALS_TO_HANDLE": handled},
         surroundings={
             "python_path": (*path, *_own_path()),
@@ -107,7 +107,7 @@ def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:
         finally:
             sys.path.remove(cwd)
         needs = nothing if found is None else imports.of_file(found, "", program)
-        return needs, (cwd,)
+        return needs, () if sys.flags.safe_path else (cwd,)
     if kind == "script":
         directory = os.path.dirname(os.path.realpath(program))
         sys.path.insert(0, directory)
@@ -115,7 +115,7 @@ def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:
             needs = imports.of_file(Path(program), "") if os.path.isfile(program) else nothing
         finally:
             sys.path.remove(directory)
-        return needs, (directory,)
+        return needs, () if sys.flags.safe_path else (directory,)
     if kind == "path" and os.path.isfile(program):
         return imports.of_file(Path(program), ""), ()
     return nothing, ()

@@ -57,6 +57,13 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await self.channel.send(dataclasses.replace(frame, app=self._app))
 
+    def pass_time(self, seconds: float) -> float:
+        """So much time was waited for; gives how long it has been silent, once it has spoken."""
+        silent = self.hello is not None and self.channel.heard == self.heard
+        self.silent = self.silent + seconds if silent else 0.0
+        self.heard = self.channel.heard
+        return self.silent
+
     def translate(self, outcome: Outcome, workspace: Workspace | None) -> Outcome:
         """What is said of files of the project, in terms of the launcher's own."""
         fault = outcome.fault

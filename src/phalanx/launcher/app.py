@@ -7,6 +7,7 @@ import contextlib
 import functools
 import math
 import os
+import signal
 import threading
 import time
 import weakref
@@ -22,6 +23,7 @@ from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import Placement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.printed import read_lines
+from phalanx.launcher.report import message_of, state_of
 from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
@@ -29,7 +31,7 @@ from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
-from phalanx.rendezvous.protocol import Phase, Reason, Verdict
+from phalanx.rendezvous.protocol import Phase, Verdict
 from phalanx.rounds import Outcome
 from phalanx.specs import AppState, AppStatus
 
@@ -77,7 +79,9 @@ class App(Generic[R]):
         self._done = threading.Event()
         self._decide = decide
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._cancelled: list[float | None] = []
+        self._pending: list[Callable[[Drive], object]] = []
+        """What is to be done as soon as the app's loop runs."""
+        self._adding = threading.Lock()
         self._drive: Drive | None = None
         self._restarts = 0
         self._shows_status = False
@@ -106,7 +110,8 @@ class App(Generic[R]):
         self._entry = Entry(None)
         if recorded:
             self._entry = Entry.create(self.id, title, plan.members, self._paths, grace)
-        self._thread = threading.Thread(target=self._run, name=f"phalanx-{self.id}", daemon=True)
+        run = functools.partial(self._run, plan)
+        self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
 
@@ -174,8 +179,9 @@ class App(Generic[R]):
         """Say on the terminal, if there is one, how things stand, until the app has ended."""
         self._shows_status = True
 
-    def cancel(self, grace: float | None = None) -> None:
-        """Have the workers stopped (SIGTERM, after the grace SIGKILL); `wait` says when they are.
+    def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
+        """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
+        says when they are.
 
         Returns at once; idempotent.
         """
@@ -184,8 +190,7 @@ class App(Generic[R]):
         with self._lock:
             if self._done.is_set():
                 return
-            self._cancelled.append(grace)
-            self._call(lambda drive: drive.cancel(grace))
+            self._call(lambda drive: drive.cancel(grace, number))
         from phalanx.launcher.agents import LAST_LOGS
 
         if self._writer is not None:
@@ -199,15 +204,20 @@ class App(Generic[R]):
         """
         from phalanx.launcher.joining import with_host
 
-        with self._lock:
+        with self._adding:  # not the app's own lock: the host may have to be asked
             if self._done.is_set():
                 raise ConfigError(f"{self.id} has ended: no host can be added.")
-            plan = self._plan = with_host(self._plan, hostname, workers)
-        new = routes(self._plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
-        self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
-        if self._writer is not None:
-            self._writer.add(new)
-        self._call(lambda drive: drive.add(plan))
+            plan = with_host(self._plan, hostname, workers)
+            new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
+            self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
+            self._plan = plan
+
+            def add(drive: Drive) -> None:
+                if self._writer is not None:
+                    self._writer.add(new)
+                drive.add(plan)
+
+            self._call(add)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the workers that catch it. Returns at once."""
@@ -241,12 +251,12 @@ class App(Generic[R]):
 
     # ── the thread ────────────────────────────────────────────────────────────
 
-    def _run(self) -> None:
+    def _run(self, plan: Plan) -> None:
         import asyncio
 
         try:
             self._writer = LogWriter(self._routes, self._status_text, self._entry.mark)
-            self._verdict = asyncio.run(self._drive_app(self._writer))
+            self._verdict = asyncio.run(self._drive_app(plan, self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
             self._placement.kill()
@@ -256,7 +266,7 @@ class App(Generic[R]):
                 self._writer.close()
             with self._lock:
                 self._ended_at = time.monotonic()
-                self._state = self._final_state()
+                self._state = state_of(self._verdict)
                 self._loop = None
                 watchers, self._watchers = self._watchers, []
             try:
@@ -268,21 +278,22 @@ class App(Generic[R]):
             for watcher in watchers:
                 watcher()
 
-    async def _drive_app(self, writer: LogWriter) -> Verdict:
+    async def _drive_app(self, plan: Plan, writer: LogWriter) -> Verdict:
         import asyncio
 
         from phalanx.launcher.drive import Drive
 
         drive = Drive(
-            *(self._plan, self._placement, self._function, writer, self._observe, self._decide),
+            *(plan, self._placement, self._function, writer, self._observe, self._decide),
             began=self._began,
         )
         self._drive = drive
         self._inboxes = drive.inboxes
         with self._lock:
             self._loop = asyncio.get_running_loop()
-            for grace in self._cancelled:
-                self._call(functools.partial(Drive.cancel, grace=grace))
+            pending, self._pending = self._pending, []
+        for call in pending:
+            self._call(call)
         verdict = await drive.run()
         self._running = drive.decider.running
         for note in drive.notes:
@@ -291,10 +302,13 @@ class App(Generic[R]):
 
     def _call(self, what: Callable[[Drive], object]) -> None:
         """Have something done on the app's own loop; nothing once that has ended."""
-        loop, drive = self._loop, self._drive
-        if loop is not None and drive is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
-                loop.call_soon_threadsafe(what, drive)
+        with self._lock:
+            loop, drive = self._loop, self._drive
+            if loop is None or drive is None:
+                self._pending.append(what)
+                return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
+            loop.call_soon_threadsafe(what, drive)
 
     def _observe(self, drive: Drive) -> None:
         """Something has happened, or a moment has passed."""
@@ -327,23 +341,9 @@ class App(Generic[R]):
 
     # ── the end ───────────────────────────────────────────────────────────────
 
-    def _final_state(self) -> AppState:
-        if self._verdict is None:
-            return AppState.FAILED
-        match self._verdict.reason:
-            case Reason.SUCCEEDED:
-                return AppState.SUCCEEDED
-            case Reason.CANCELLED:
-                return AppState.CANCELLED
-            case _:
-                return AppState.FAILED
-
     def _message(self) -> str:
-        if self._verdict is not None and self._verdict.cause is not None:
-            cause = self._verdict.cause
-            return f"rank {cause.outcome.rank} on {cause.hostname} {cause.outcome.describe()}"
-        if self._verdict is not None and self._verdict.reason is not Reason.SUCCEEDED:
-            return str(self._verdict.reason.value)
+        if self._verdict is not None:
+            return message_of(self._verdict)
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
 
     @property

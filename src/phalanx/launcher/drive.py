@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import platform
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from phalanx.errors import WireError
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.deciding import Decide, host_of
 from phalanx.launcher.meeting import Meeting
+from phalanx.launcher.opening import Opening
 from phalanx.launcher.outlets import Outlets
 from phalanx.launcher.payload import Function, Inboxes
 from phalanx.launcher.placement import NotPlaced, PlacedAgent, Placement
@@ -72,6 +74,7 @@ class Drive:
         self._do = self._background.do
         self._gave_up = asyncio.Event()
         self._asleep = 0.0
+        self._stop_with: int = signal.SIGTERM
         self._provision = Provision(plan, function)
         self.decider = decide(plan, self._now)
 
@@ -115,29 +118,37 @@ class Drive:
         placed.on_errors(functools.partial(self._outlets.write_errors, index))
         agent.listening = self._do(self._listen(index, agent))
 
-    async def _recall(self, position: int) -> None:
+    async def _recall(self, position: int, pause: float = _RECALLED) -> None:
         """Try to have an agent on a host again, for as long as it is of use."""
-        pause = _RECALLED
         while not self.decider.is_over:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
-            placed = await self._placement.again(position)
+            pause = min(2 * pause, _LONGEST) or _RECALLED
+            if self.decider.is_over:
+                return
+            placed = await self._try_again(position)
             if isinstance(placed, PlacedAgent):
                 self._welcome(placed)
                 return
+            note = f"{self.plan.members[position].hostname}: {placed.reason}"
+            self.notes += [note] if note not in self.notes else []
+
+    async def _try_again(self, position: int) -> PlacedAgent | NotPlaced:
+        """Whatever goes wrong with one host must not end the app."""
+        try:
+            return await self._placement.again(position)
+        except Exception as error:  # noqa: BLE001
+            return NotPlaced(position, f"{type(error).__name__}: {error}")
 
     def add(self, plan: Plan) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
         self.plan = plan
         self._placement.extend(plan)
-        self._do(self._start_again(len(plan.members) - 1))
+        self._do(self._recall(len(plan.members) - 1, 0.0))
 
-    async def _start_again(self, position: int) -> None:
-        self._welcome(await self._placement.again(position))
-
-    def cancel(self, grace: float | None) -> None:
-        """Ask for the end."""
+    def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
+        """Ask for the end; workers are told by this signal."""
         self._gave_up.set()
+        self._stop_with = number
         self._feed(p.Cancel(grace))
 
     def signal(self, number: int) -> None:
@@ -169,7 +180,8 @@ class Drive:
                 self.progress.halted(time.monotonic())
                 for index, agent in self._agents.items():
                     if agents is None or index in agents:
-                        self._do(agent.send(wire.Stop(round=number, grace=grace)))
+                        stop = wire.Stop(round=number, grace=grace, number=self._stop_with)
+                        self._do(agent.send(stop))
             case p.Expel(index, reason) if index in self._agents:
                 self._lose(index, self._agents[index], reason)
             case p.Finish(verdict) if not self._verdict.done():
@@ -211,8 +223,9 @@ class Drive:
                 self._do(self._provision.send(index, agent, frame.digests))
             case wire.Arrived():
                 self._provision.arrived(index, frame)
-            case wire.Reached() if not agent.reached.done():
-                agent.reached.set_result(frame.problem)
+            case wire.Reached() if agent.tried == (frame.address, frame.port):
+                if not agent.reached.done():
+                    agent.reached.set_result(frame.problem)
             case wire.Note():
                 self.notes.append(frame.message)
             case wire.Ready() if not agent.ready.done():
@@ -253,9 +266,8 @@ class Drive:
                 self._feed(p.WorkerEnded(index, frame.round, outcome, when))
 
     def _note(self, ready: wire.Ready) -> None:
-        notes = list(ready.notes)
-        if self.plan.settings.preload != "auto":
-            notes += [f"could not preload {failed}" for failed in ready.failed]
+        named = ready.failed if self.plan.settings.preload != "auto" else ()
+        notes = [*ready.notes, *(f"could not preload {failed}" for failed in named)]
         self.notes += [note for note in notes if note not in self.notes]
 
     def _greet(self, index: int, agent: Agent, hello: wire.Hello) -> None:
@@ -290,7 +302,8 @@ class Drive:
         agent.gone = True
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
         self.progress.lost(agent.last_heard)
-        self._feed(p.Gone(index, reason, when))
+        left = agent.left and not self.plan.meets_others
+        self._feed(p.Gone(index, reason, when, left=left))
         if self.plan.is_elastic and not self.decider.is_over:
             self._do(self._replace(index, agent))
 
@@ -299,7 +312,7 @@ class Drive:
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
         position = next(i for i, m in enumerate(self.plan.members) if m.agent == index)
-        if not self.decider.is_over and not agent.left:
+        if not self.decider.is_over and (self.plan.meets_others or not agent.left):
             await self._recall(position)
 
     def _log(self, index: int, agent: Agent, frame: wire.Log) -> None:
@@ -320,40 +333,32 @@ class Drive:
             self._verdict.set_exception(error)
 
     async def _begin(self, round_: Round, only: tuple[int, ...] | None) -> None:
-        settings = self.plan.settings
+        """Send a round to its members, or to these; unless it was given up meanwhile."""
         if not self.plan.is_elastic:
             self.plan.tokens.remove()  # everybody has looked
-        function = await self._provision.function()
-        members = [m for m in round_.members if m.agent in self._agents]
-        uses_torch = bool(round_.torch)
+        agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
+        opening = Opening(self.plan, self._provision, self._outlets, agents)
         if not self.plan.meets_others:
-            meeting = Meeting(self.plan, round_, self._agents)
+            meeting = Meeting(self.plan, round_, agents)
             self._do(meeting.try_to_reach())
-            round_ = dataclasses.replace(round_, store=Endpoint(meeting.address, round_.store.port))
-            waited = [await self._agents[member.agent].wait_until_ready() for member in members]
-            # One decision for all hosts, or they would wait for each other in a group.
-            ready = [found for found in waited if found is not None]
-            uses_torch = await self._provision.uses_torch(self.plan, ready)
-            if uses_torch:
-                await meeting.check()
-        for member in members:
-            if self.decider.phase is not p.Phase.RUNNING or (only and member.agent not in only):
-                continue
-            frame = wire.Begin(
-                round=round_.number,
-                membership=round_,
-                agent=member.agent,
-                function=function.digest,
-                backend=None if settings.restart == "host" else settings.backend,
-                uses_torch=uses_torch,
-                process_group_timeout=settings.process_group_timeout,
-                records=self._outlets.wanted_records(self.plan, member),
-                run_id=self.plan.run_id,
-                role=self.plan.role,
-                max_restarts=settings.max_restarts,
-                exits=self.plan.exits,
-            )
-            self._do(self._agents[member.agent].send(frame))
+            store = Endpoint(meeting.address, round_.store.port)
+            round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
+            if round_.torch and (unreached := await meeting.problems()):
+                self._part_with(meeting, unreached)
+        for index, agent in agents.items():
+            if only is None or index in only:
+                frame = await opening.frame(index, round_)
+                if self.decider.round_of(index) == round_.number:
+                    self._do(agent.send(frame))
+
+    def _part_with(self, meeting: Meeting, unreached: dict[int, str]) -> None:
+        """Do without hosts that do not reach the first; that may be the end."""
+        if not self.plan.is_elastic:
+            raise meeting.failure(unreached)
+        for index, problem in unreached.items():
+            agent = self._agents[index]
+            agent.left = True
+            self._lose(index, agent, f"it cannot reach {meeting.address}: {problem}")
 
     async def _dismiss(self, verdict: p.Verdict) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
@@ -383,10 +388,7 @@ class Drive:
                 self._asleep += overslept
             self._feed(p.Tick())
             for index, agent in list(self._agents.items()):
-                silent = agent.hello is not None and agent.channel.heard == agent.heard
-                agent.silent = agent.silent + wait if silent else 0.0
-                agent.heard = agent.channel.heard
-                if agent.silent >= limit:
+                if agent.pass_time(wait) >= limit:
                     self._lose(index, agent, f"no heartbeat for {limit:g} s")
 
     async def _ping(self) -> None:

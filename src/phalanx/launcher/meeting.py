@@ -51,18 +51,21 @@ class Meeting:
             else:
                 await agent.send(frame)
 
-    async def check(self) -> None:
-        """Wait for what came of it. Raises `StartFailed` if one of them does not reach it."""
-        problems: dict[str, str] = {}
-        for member in self._members:
-            agent = self._agents.get(member.agent)
-            if agent is not None and (problem := await agent.wait_until_reached()):
-                problems[member.hostname] = problem
-        if not problems:
-            return
+    async def problems(self) -> dict[int, str]:
+        """Wait for what came of it: the agents that do not reach it, and why."""
+        waited = {m.agent: self._agents.get(m.agent) for m in self._members}
+        return {
+            index: problem
+            for index, agent in waited.items()
+            if agent is not None and (problem := await agent.wait_until_reached())
+        }
+
+    def failure(self, found: Mapping[int, str]) -> StartFailed:
+        """The error for those that do not reach it."""
+        problems = {m.hostname: found[m.agent] for m in self._members if m.agent in found}
         place = f"{self._first.hostname} at {self.address}"
         lines = [f"{host} cannot reach {place}: {problem}" for host, problem in problems.items()]
-        raise StartFailed(
+        return StartFailed(
             "\n".join(lines) + "\nWorkers meet there. Is there a firewall, or another network? "
             "Give another address of that host with address=..., or an interface with "
             "interface=....",

@@ -76,7 +76,7 @@ class Placement:
             shelter = self._shelters[0] if self._shelters else None
             start = _Start(frame, around, shelter, self._plan.places[index].target)
             self._starts.append(start)
-            start.dial = self._plan.dials.by_index.get(index)
+            start.dial = self._plan.dials.by_index.pop(index, None)
             if start.dial is None and not self._find(index, start):
                 new.append(index)
         dialled = [index for index in new if self._starts[index].target is not None]
@@ -305,7 +305,7 @@ class PlacedAgent:
         host that does not answer is not waited for.
         """
         if self._target is None:
-            sweep_up(app)
+            sweep_up(hello.spool)
             shutil.rmtree(hello.spool, ignore_errors=True)
             return
         from phalanx.launcher.dialing import sweep

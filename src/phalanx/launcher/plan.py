@@ -66,7 +66,7 @@ class Plan:
     """What workers know the app by; its own id if empty."""
     role: str = "default"
     exits: bool = False
-    """The workers become other programs."""
+    """The workers are programs: how each exits is how it ended."""
 
     def member(self, agent: int) -> Member:
         """An agent's host, at the ranks that it would have with all of them."""

@@ -19,6 +19,7 @@ from phalanx.launcher.places import not_started
 from phalanx.rendezvous.causes import Failure
 from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Ended, Member, signal_name
+from phalanx.specs import AppState
 
 _OTHERS_SHOWN = 8
 
@@ -64,6 +65,21 @@ def make_exception(
         for note in filter(None, notes):
             _add_note(error, note)
     return error
+
+
+def state_of(verdict: Verdict | None) -> AppState:
+    """How an app has ended; without a verdict it has failed from within."""
+    if verdict is None:
+        return AppState.FAILED
+    states = {Reason.SUCCEEDED: AppState.SUCCEEDED, Reason.CANCELLED: AppState.CANCELLED}
+    return states.get(verdict.reason, AppState.FAILED)
+
+
+def message_of(verdict: Verdict) -> str:
+    """What went wrong, in one line; empty if nothing did."""
+    if (cause := verdict.cause) is not None:
+        return f"rank {cause.outcome.rank} on {cause.hostname} {cause.outcome.describe()}"
+    return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
 
 
 def describe_failure(verdict: Verdict) -> str:

@@ -7,7 +7,15 @@ import dataclasses
 from phalanx.rendezvous.causes import first_cause
 from phalanx.rendezvous.coordinator import Coordinator
 from phalanx.rendezvous.membership import Host
-from phalanx.rendezvous.protocol import Action, BeginRound, Gone, HaltRound, Phase, Policy
+from phalanx.rendezvous.protocol import (
+    Action,
+    BeginRound,
+    Gone,
+    HaltRound,
+    Phase,
+    Policy,
+    Reason,
+)
 from phalanx.rendezvous.restarts import Budget
 from phalanx.rounds import Endpoint, Round
 
@@ -25,6 +33,9 @@ class HostwiseCoordinator(Coordinator):
         self._halted: dict[int, float] = {}
         """The hosts whose workers are being stopped, and the wait before they start anew."""
         self._due_at: dict[int, float] = {}
+        self._start_by: dict[int, float] = {}
+        """The hosts whose workers are being started anew, and until when they must run."""
+        self._began_at: dict[int, float] = {}
 
     def _fail(self, agent: int, now: float) -> list[Action]:
         if self.phase is not Phase.RUNNING or agent in self._halted:
@@ -36,26 +47,48 @@ class HostwiseCoordinator(Coordinator):
         cause = first_cause(f for f in self._tally.failures if f.agent == agent)
         wait = None
         if agent in self._roster.joined:
-            wait = budget.spend(cause, now - self._tally.began)
+            lived = now - self._began_at.get(agent, self._tally.began)
+            wait = budget.spend(cause, lived)
         if wait is None:
-            # Nothing is left to try on this host; the cause is its own.
-            self._budget = Budget(0)
-            self._budget.note = budget.note
+            # Nothing is left to try on this host: its failure is the app's.
+            self._over = Reason.FAILED
+            self._note = budget.note
             return super()._fail(agent, now)
         self._attempts.append(cause)
         self._halted[agent] = wait
         return [HaltRound(self._round_of[agent], policy.stop_grace, (agent,))]
 
+    def _halts(self, grace: float) -> list[Action]:
+        """Every host is stopped in the round that it is in."""
+        numbers = sorted(set(self._round_of.values())) or [self._number]
+        return [
+            HaltRound(number, grace, tuple(a for a, n in self._round_of.items() if n == number))
+            for number in numbers
+        ]
+
+    def _run(self, agent: int, now: float) -> list[Action]:
+        self._began_at[agent] = now
+        self._start_by.pop(agent, None)
+        first = not self._tally.all_run
+        actions = super()._run(agent, now) if first else []
+        if self.phase is Phase.RUNNING and self._tally.all_run:
+            self._set_deadline()
+        return actions
+
     def _clear(self, agent: int, endpoint: Endpoint | None, now: float) -> list[Action]:
         if self.phase is not Phase.RUNNING or agent not in self._halted:
             return super()._clear(agent, endpoint, now)
+        self._tally.cleared.add(agent)
         self._due_at[agent] = now + self._halted[agent]
         return self._restart_hosts(now)
 
     def _due(self, now: float) -> list[Action]:
-        if self.phase is Phase.RUNNING and self._due_at:
-            return self._restart_hosts(now)
-        return super()._due(now)
+        if self.phase is not Phase.RUNNING:
+            return super()._due(now)
+        late = [agent for agent, limit in self._start_by.items() if limit <= now]
+        if late or not self._tally.all_run:
+            return self._time_out(late or self._tally.members, self._tally.running - set(late), now)
+        return self._restart_hosts(now)
 
     def _restart_hosts(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -63,13 +96,20 @@ class HostwiseCoordinator(Coordinator):
             del self._due_at[agent], self._halted[agent]
             self._tally.begin_again(agent)
             actions.append(self._begin_host(agent, now))
-        self.deadline = min(self._due_at.values(), default=None)
+        self._set_deadline()
         return actions
+
+    def _set_deadline(self) -> None:
+        due = [*self._due_at.values(), *self._start_by.values()]
+        if not self._tally.all_run:
+            due.append(self._give_up_at)
+        self.deadline = min(due, default=None)
 
     def _begin_host(self, agent: int, now: float) -> Action:
         assert self.round is not None
         self._number += 1
         self._round_of[agent] = self._number
+        self._start_by[agent] = now + self.policy.start_timeout
         count = self._budgets[agent].count if agent in self._budgets else 0
         members = tuple(self._tally.members.values())
         round_ = Round(self._number, members, self.round.store, count, self.round.torch)
@@ -81,18 +121,25 @@ class HostwiseCoordinator(Coordinator):
         member = self._tally.members.get(event.agent)
         if member is None or self.phase is not Phase.RUNNING or not self._number:
             return super()._lose(event, now)
+        if all(rank in self._tally.outcomes for rank in member.ranks):
+            return super()._lose(event, now)
         spare = self._roster.spare(self._tally.members, member.workers)
-        if spare is None or all(rank in self._tally.outcomes for rank in member.ranks):
+        self._halted.pop(event.agent, None)
+        self._due_at.pop(event.agent, None)
+        self._start_by.pop(event.agent, None)
+        if spare is None:
+            self._over = Reason.FAILED
             return super()._lose(event, now)
         self._roster.lose(event.agent, certain=event.closed)
         self._happen("loss", now, hostname=member.hostname, reason=event.reason)
-        return [self._replace(event.agent, spare, now)]
+        action = self._replace(event.agent, spare, now)
+        self._set_deadline()
+        return [action]
 
     def _replace(self, lost: int, spare: Host, now: float) -> Action:
         """Give a lost host's ranks to another."""
-        self._halted.pop(lost, None)
-        self._due_at.pop(lost, None)
         self._tally.begin_again(lost)
+        self._round_of.pop(lost, None)
         # In place: the members stay in rank order.
         self._tally.members = {
             (spare.agent if agent == lost else agent): (
@@ -102,4 +149,6 @@ class HostwiseCoordinator(Coordinator):
             )
             for agent, member in self._tally.members.items()
         }
+        self._tally.running.discard(lost)
+        self._tally.running.add(spare.agent)  # it has a deadline of its own
         return self._begin_host(spare.agent, now)

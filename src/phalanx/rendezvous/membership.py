@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from phalanx.rounds import Member
 
-Order = tuple[int | str, ...]
+Name = tuple[int | str, ...]
+Order = tuple[int | Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Host:
     order: Order = ()
 
 
-def natural(name: str) -> Order:
+def natural(name: str) -> Name:
     """A key that sorts names as people do: `node2` before `node10`."""
     parts = re.split(r"(\d+)", name)
     # Text and numbers alternate, text first: the same places are always compared.

@@ -116,6 +116,8 @@ class Gone:
     when: Interval
     closed: bool = True
     """It has certainly ended, or left; otherwise it is only that nothing is heard of it."""
+    left: bool = False
+    """It was told to end, and will not come back by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class Roster:
         self.torch: dict[int, bool | None] = {}
         self.gone: dict[int, bool] = {}
         """Those that are not there any more, or never came; whether that is certain."""
+        self.left: set[int] = set()
+        """Those that will not come back by themselves."""
         self.leaving: set[int] = set()
         """Those whose hosts will be taken away."""
 
@@ -34,6 +36,7 @@ class Roster:
         self.torch[agent] = event.torch
         self.gone.pop(agent, None)
         self.leaving.discard(agent)
+        self.left.discard(agent)
         return True
 
     def wants_store(self, agents: Iterable[int]) -> bool | None:
@@ -87,6 +90,12 @@ class Roster:
         coming = {host.agent for host in self._policy.hosts if host.agent not in self.gone}
         return self._policy.open or len(self.joined.keys() | coming) >= self._policy.least
 
+    @property
+    def may_recover(self) -> bool:
+        """Enough are there, or may come back."""
+        back = self.hosts.keys() - self.left
+        return self._policy.open or len(self.joined.keys() | back) >= self._policy.least
+
     def choose(self, stay: Collection[int]) -> list[Host]:
         """Those for the next round, in rank order."""
         return choose((self.hosts[a] for a in self.joined), self._policy.most, stay)
@@ -101,6 +110,12 @@ class Roster:
         """Nobody else can form a round for the app meanwhile."""
         closed = [agent for agent, certain in self.gone.items() if certain]
         return not self._policy.quorum or may_decide(last, alive, closed)
+
+    def describe(self) -> str:
+        """Who has come, of how many, for an error."""
+        came = ", ".join(self.names(self.joined)) or "nobody"
+        least, seconds = self._policy.least, self._policy.start_timeout
+        return f"{len(self.joined)} of at least {least} hosts came within {seconds:g} s: {came}"
 
     def names(self, agents: Iterable[int]) -> tuple[str, ...]:
         """The hosts' names."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from phalanx.clock import Interval
 from phalanx.rendezvous.causes import Failure, first_cause
+from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Ended, Member, Outcome
 
 _SEEN_LATE = 0.1
@@ -51,7 +52,8 @@ class Tally:
 
     def end(self, agent: int, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
-        if outcome.rank in self.outcomes or outcome.rank not in self.members[agent].ranks:
+        member = self.members.get(agent)
+        if member is None or outcome.rank in self.outcomes or outcome.rank not in member.ranks:
             return False
         self.outcomes[outcome.rank] = outcome
         if not outcome.succeeded:
@@ -67,6 +69,12 @@ class Tally:
             self.outcomes[rank] = outcome
             self._add_failure(agent, outcome, when)
         return bool(unfinished)
+
+    def verdict(self, reason: Reason) -> Verdict:
+        """How the app ended with this round; what is known beyond it is to be filled in."""
+        cause = self.cause if reason is Reason.FAILED else None
+        others = tuple(f for f in self.failures if f is not cause)
+        return Verdict(reason, cause, others, members=tuple(self.members.values()))
 
     def begin_again(self, agent: int) -> None:
         """Forget what a host's workers did: it starts them anew."""

@@ -114,17 +114,18 @@ class Begin(Frame):
     role: str = "default"
     max_restarts: int = 0
     exits: bool = False
-    """The workers become other programs: one that exits with code 0 has succeeded."""
+    """The workers are programs: how each exits is how it ended."""
 
 
 @frame
 class Stop(Frame):
-    """End the round's workers: SIGTERM, then after `grace` seconds SIGKILL.
+    """End the round's workers: a signal, SIGTERM as a rule, then after `grace` seconds SIGKILL.
 
     `spared` ranks (the agent fills them in for the zygote) have ended already and are only leaving.
     """
 
     grace: float
+    number: int = 15
     spared: tuple[int, ...] = ()
 
 
@@ -218,6 +219,8 @@ class Reached(Frame):
     """What came of trying: empty, or why it could not be reached."""
 
     problem: str
+    address: str
+    port: int
 
 
 @frame

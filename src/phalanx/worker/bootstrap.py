@@ -7,6 +7,7 @@ loads the function, runs it and reports. Everything it needs comes in two frames
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -80,7 +81,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     """Become the rank to the user, run the function, report how it ended, and leave."""
     began = time.monotonic()
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
-    preload.reseed_numpy()
+    preload.reseed()
     _open_streams()
     if assignment.prepare.away is not None:
         importlib.invalidate_caches()  # the project has come since packages were loaded
@@ -232,7 +233,7 @@ def _open_streams() -> None:
 def _make_main(prepare: wire.Prepare) -> None:
     """Give the user a `__main__` of its own; whatever ran as ours keeps running under its name."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = builtins
     if prepare.main_file is not None:
         main.__file__ = prepare.main_file
     sys.modules["__main__"] = main

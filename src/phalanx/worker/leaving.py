@@ -55,8 +55,9 @@ def _drop_modules(preloaded: Container[str]) -> None:
         return  # a daemon thread may still use them
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        own = name == "__main__" or (file is not None and not is_installed(file))
-        if own and name not in preloaded and name.partition(".")[0] != "phalanx":
+        own = file is not None and not is_installed(file)
+        own = own and name not in preloaded and name.partition(".")[0] != "phalanx"
+        if own or name == "__main__":  # what was loaded under that name before was not the user's
             names = vars(module)
             for key in [n for n in names if not n.startswith("__")]:
                 names[key] = None

@@ -105,7 +105,7 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
         or step.tb_frame.f_globals.get("__name__") == "runpy"
     ):
         step = step.tb_next
-    return step if step is not None else trace
+    return step
 
 
 def _message(error: BaseException) -> str:

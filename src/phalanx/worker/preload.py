@@ -250,8 +250,13 @@ def _pool_threads() -> int:
     return len(pools) * len(os.sched_getaffinity(0))
 
 
-def reseed_numpy() -> None:
-    """Give numpy's global generator a state of its own: all forks share one otherwise."""
+def reseed() -> None:
+    """Give numpy's and torch's global generators states of their own: all forks share one
+    otherwise. Python's own does that itself.
+    """
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()
+    generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()

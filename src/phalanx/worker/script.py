@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib.machinery
 import io
 import os
+import pkgutil
 import runpy
+import shutil
 import string
 import sys
+import zipfile
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
@@ -46,14 +49,16 @@ def run(
 def _run_file(path: str) -> None:
     main = sys.modules["__main__"]
     names = vars(main)
-    if not os.path.isfile(path):  # a directory or an archive with a __main__
+    path = os.path.abspath(path)  # as python has it, unlike sys.argv
+    if os.path.isdir(path) or zipfile.is_zipfile(path):  # with a __main__ in it
         sys.path.insert(0, path)
         vars(runpy)["_run_module_as_main"]("__main__", alter_argv=False)
         return
-    path = os.path.abspath(path)  # as python has it, unlike sys.argv
     with open(path, "rb") as file:
-        source = file.read()
-    code = compile(source, path, "exec", dont_inherit=True)
+        code = pkgutil.read_code(file)  # of a .pyc
+    if code is None:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     names.update(__file__=path, __loader__=loader, __cached__=None, __package__=None)
     names.setdefault("__annotations__", {})
@@ -63,6 +68,8 @@ def _run_file(path: str) -> None:
 def _become(program: str, words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    if shutil.which(program) is None:
+        sys.exit(f"there is no program {program}")
     os.execvpe(program, [program, *words], os.environ)
 
 

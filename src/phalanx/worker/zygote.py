@@ -299,9 +299,9 @@ class Zygote:
             return
         for rank, pid in brood.pids.items():
             if rank not in stop.spared:
-                processes.send(pid, signal.SIGTERM)
+                processes.send(pid, stop.number)
                 processes.send(pid, signal.SIGCONT)
-                brood.signalled[rank] = signal.SIGTERM
+                brood.signalled[rank] = stop.number
         due = time.monotonic() + stop.grace
         brood.kill_at = due if brood.kill_at is None else min(brood.kill_at, due)
 

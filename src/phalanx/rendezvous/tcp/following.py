@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.rendezvous.errors import (
-    RendezvousClosedError,
     RendezvousError,
     RendezvousTimeoutError,
 )
@@ -54,8 +53,9 @@ class Follower:
             end = await self._attempt(place)
             if seat.is_over:
                 return
-            if end.moved is not None:
+            if end.moved is not None and seat.now() <= limit:
                 place, sent_on = end.moved, True
+                await asyncio.sleep(_SHORTEST)
                 continue
             if end.followed:
                 limit = seat.now() + seat.part.settings.join_timeout
@@ -96,9 +96,9 @@ class Follower:
                 return seat.doors.get(agent, seat.part.endpoint)
             case Lead(closed, silent):
                 if not seat.is_member(seat.round):
-                    raise RendezvousClosedError(
-                        "every host of the last round is lost, and this one was only waiting."
-                    )
+                    # Only waiting, it may not decide: it asks again, also where all began.
+                    self._begin_succession(closed=False)
+                    return seat.part.endpoint
                 seat.lead(Past(seat.round, closed, silent))
                 return None
 
@@ -113,7 +113,7 @@ class Follower:
         await link.send(meet)
         frames = link.frames()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(min(limit, seat.part.settings.join_timeout)):
                 first = await anext(frames)
         except TimeoutError:
             link.abort()

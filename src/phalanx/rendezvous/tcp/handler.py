@@ -7,7 +7,9 @@ with one worker's worth of a round, on a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import secrets
 import socket
 import sys
@@ -137,6 +139,7 @@ class _Visit:
         self._agent = secrets.randbits(48)
         self._rounds: list[Future[Round]] = [Future()]
         self._halted: int | None = None
+        self._number = 0
         self._bound = network.bind(anywhere=handler.max_hosts > 1)
         self._loop = asyncio.new_event_loop()
         self._failure: BaseException | None = None
@@ -156,7 +159,9 @@ class _Visit:
         if future.done() and future.exception() is None:
             future = Future()
             self._rounds.append(future)
-            self._loop.call_soon_threadsafe(self._leave_round)
+            if self._failure is not None:
+                raise self._failure
+            self._call(functools.partial(self._leave_round, self._number))
         patience = self._handler.settings.join_timeout + 30.0
         try:
             round_ = future.result(patience)
@@ -169,8 +174,12 @@ class _Visit:
         return RendezvousInfo(None, rank, len(round_.members), place)
 
     def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._cancel)
+        self._call(self._cancel)
         self._ended.wait(5.0)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
         try:
@@ -206,6 +215,7 @@ class _Visit:
         await self._seat.close()
 
     def _fail(self, error: BaseException) -> None:
+        self._failure = error
         future = self._rounds[-1]
         if not future.done():
             future.set_exception(error)
@@ -217,6 +227,7 @@ class _Visit:
         match action:
             case BeginRound(round_):
                 self._halted = None
+                self._number = round_.number
                 if self._rounds[-1].done():
                     self._rounds.append(Future())
                 self._seat.tell(Running(self._agent, round_.number))
@@ -224,22 +235,20 @@ class _Visit:
             case HaltRound(number, _):
                 self._halted = number
                 if not self._rounds[-1].done():
-                    self._leave_round()
+                    self._leave_round(number)
             case Finish(verdict):
                 reason = verdict.reason
                 if reason is Reason.START_TIMEOUT:
-                    came = ", ".join(verdict.missing)
-                    self._fail(RendezvousTimeoutError(f"these hosts did not come: {came}."))
+                    self._fail(RendezvousTimeoutError(f"{verdict.note} (join_timeout)."))
                 else:
                     self._fail(RendezvousError(f"the rendezvous ended: {reason.value}."))
                 self._over.set()
 
-    def _leave_round(self) -> None:
+    def _leave_round(self, number: int) -> None:
         """The caller wants the next round: we are clear of the last, or leave it."""
         seat = self._seat
-        if seat is None or seat.round is None:
+        if seat is None or seat.round is None or seat.round.number != number:
             return
-        number = seat.round.number
         place = Endpoint("", self._bound.getsockname()[1])
         if self._halted is not None:
             self._halted = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from phalanx import __version__, wire
@@ -59,6 +60,8 @@ class Leader:
         self._act = act
         self._do = do
         self._links: dict[int, Link] = {}
+        self._held: dict[int, peers.Meet] = {}
+        """Those that have come and still have workers of an old round."""
 
     @property
     def links(self) -> list[Link]:
@@ -82,8 +85,15 @@ class Leader:
             self._carry_out(action)
 
     def join(self, meet: peers.Meet) -> None:
-        """One takes part: another host, or this."""
+        """One takes part: another host, or this; once it is clear of its last round.
+
+        But for one whose round is being stopped: that it is clear of it is awaited then.
+        """
         self.doors[meet.agent] = meet.door
+        self._held.pop(meet.agent, None)
+        if not meet.clear and not self.coordinator.awaits(meet.agent):
+            self._held[meet.agent] = meet
+            return
         self.coordinator.catch_up(meet.last_round, meet.restarts)
         endpoint = Endpoint(meet.door.address, meet.port)
         host = Host(meet.agent, meet.hostname, meet.workers, order_of(meet))
@@ -134,6 +144,9 @@ class Leader:
             case wire.Stopped():
                 place = Endpoint(self.doors[agent].address, frame.port) if frame.port else None
                 number = frame.round
+                if (meet := self._held.get(agent)) is not None:
+                    self.join(replace(meet, clear=True, port=frame.port or meet.port))
+                    return
                 if number == link.last_round:  # as above
                     number = self.coordinator.round_of(agent) or number
                 self.feed(Cleared(agent, number, place))
@@ -166,7 +179,7 @@ class Leader:
                 assemble = peers.Assemble(
                     round=round_.number, membership=round_, leader=self._own, doors=doors
                 )
-                self._tell(round_, assemble)
+                self._tell(None, assemble)  # those that wait must know whom to turn to as well
                 self._act(action)
             case HaltRound(number, grace):
                 stop = wire.Stop(round=number, grace=grace)
@@ -183,10 +196,12 @@ class Leader:
                 self._act(action)
 
     def _tell(self, round_: Round | None, frame: wire.Frame) -> None:
-        members = {m.agent for m in round_.members} if round_ is not None else set()
+        """Tell the members of a round, or everybody."""
+        members = self._links.keys() if round_ is None else {m.agent for m in round_.members}
         for agent, link in self._links.items():
             if agent in members:
-                link.last_round = 0
+                if agent not in self._held:
+                    link.last_round = 0
                 self._do(link.send(frame))
 
 
@@ -194,7 +209,7 @@ def order_of(meet: peers.Meet) -> Order:
     """Where a host stands in line: by the rank that it was given, or by its name."""
     if meet.node_rank is not None:
         return (0, meet.node_rank)
-    return (1, *natural(meet.hostname), meet.door.address)
+    return (1, natural(meet.hostname), natural(meet.door.address))
 
 
 def _bounds(bounds: tuple[int, ...]) -> str:

@@ -1,9 +1,11 @@
-"""What a host brings to a rendezvous over TCP, and what it was told. Data alone."""
+"""What a host brings to a rendezvous over TCP, and what it was told."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
+from phalanx import network
 from phalanx.rendezvous.protocol import Policy
 from phalanx.rendezvous.settings import Settings
 from phalanx.rounds import Endpoint
@@ -22,3 +24,15 @@ class Part:
     settings: Settings
     shares_port: bool = False
     """The store is to be found at the endpoint's own port."""
+
+    def own_address(self) -> str:
+        """The address that others reach this host at."""
+        if self.settings.local_addr:
+            return self.settings.local_addr
+        if self.policy.most == 1:
+            return "127.0.0.1"
+        return network.address_seen_from(self.endpoint.address) or self.hostname
+
+    def carries_store_anyway(self) -> bool:
+        """The port is ours, so no worker can have it for a store of its own."""
+        return self.shares_port and importlib.util.find_spec("torch") is not None

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from phalanx import __version__, hosts, network, wire
+from phalanx import __version__, hosts, wire
 from phalanx.background import Background
 from phalanx.rendezvous import protocol as p
+from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx.rendezvous.errors import RendezvousConnectionError
 from phalanx.rendezvous.tcp.following import Follower
 from phalanx.rendezvous.tcp.leading import Leader
@@ -185,6 +185,8 @@ class TcpSeat:
                 self._cleared(event)
             case p.Gone(reason=reason):
                 self._clear = True
+                if self._over:
+                    self._finish(p.Verdict(p.Reason.CANCELLED))
                 self._forward(event, wire.Broken(message=reason))
             case p.Leaving():
                 self._forward(event, wire.Leaving())
@@ -203,9 +205,9 @@ class TcpSeat:
             hostname=part.hostname,
             workers=part.workers,
             node_rank=part.settings.node_rank,
-            door=Endpoint(self._own_address(), self._listener.port),
+            door=Endpoint(self.part.own_address(), self._listener.port),
             port=event.endpoint.port,
-            torch=event.torch or self._carries_anyway(),
+            torch=event.torch or self.part.carries_store_anyway(),
             bounds=(part.policy.least, part.policy.most),
         )
         self._has_joined.set()
@@ -213,19 +215,6 @@ class TcpSeat:
             self.leader.join(self.meet)
         elif self._link is not None:
             self.do(self._link.send(self.meet))
-
-    def _carries_anyway(self) -> bool:
-        """The port is ours, so no worker can have it for a store of its own."""
-        return self.part.shares_port and importlib.util.find_spec("torch") is not None
-
-    def _own_address(self) -> str:
-        """The address that others reach this host at."""
-        part = self.part
-        if part.settings.local_addr:
-            return part.settings.local_addr
-        if part.policy.most == 1:
-            return "127.0.0.1"
-        return network.address_seen_from(part.endpoint.address) or part.hostname
 
     def _forward(self, event: p.Event, frame: wire.Frame) -> None:
         if self.leader is not None:
@@ -242,7 +231,7 @@ class TcpSeat:
             self._finish(p.Verdict(p.Reason.CANCELLED))
             return
         if self.leader is not None:
-            own = self._own_address()
+            own = self.part.own_address()
             store = None if event.endpoint is None else Endpoint(own, event.endpoint.port)
             self.leader.feed(replace(event, endpoint=store))
         elif self._link is not None:
@@ -265,6 +254,12 @@ class TcpSeat:
             self._finish(p.Verdict(p.Reason.CANCELLED))
         else:
             self.halt(grace)
+            self.do(self._finish_late(grace + CONFIRM_TIMEOUT))
+
+    async def _finish_late(self, seconds: float) -> None:
+        """Do not wait longer than this for the agent to confirm."""
+        await asyncio.sleep(seconds)
+        self._finish(p.Verdict(p.Reason.CANCELLED, unconfirmed=(self.part.agent,)))
 
     def halt(self, grace: float) -> None:
         """Have the workers here stopped."""
@@ -350,7 +345,7 @@ class TcpSeat:
     def unfollow(self, link: Link) -> None:
         """The one that decided is lost."""
         if self._link is link:
-            self._link = None
+            self._link = self.leader_door = None
 
     def obey(self, frame: wire.Frame) -> None:
         """Do what another has decided."""
