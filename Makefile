@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests are skipped, with the reason.
 SYSTEM ?=
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps reference lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic reference lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -37,6 +37,9 @@ bench-hosts: $(VENV)/ready
 
 bench-apps: $(VENV)/ready
 	$(BIN)/python bench/apps.py
+
+bench-elastic: $(VENV)/ready
+	$(BIN)/python bench/elastic.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv

@@ -100,9 +100,13 @@ class PipeChannel:
 
     async def send(self, frame: Frame) -> None:
         """Send one frame; waits while the peer does not read. `ConnectionError` when closed."""
+        await self.send_encoded(encode(frame))
+
+    async def send_encoded(self, data: bytes) -> None:
+        """Send a frame that was written down before, as for several peers; otherwise as `send`."""
         if self._writer is None or self._writer.is_closing():
             raise ConnectionResetError("the channel is closed")
-        self._writer.write(encode(frame))
+        self._writer.write(data)
         await self._writable.wait()
 
     def send_raw(self, data: bytes) -> None:

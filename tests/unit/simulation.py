@@ -10,6 +10,7 @@ import collections
 import random
 import selectors
 
+from phalanx import wire
 from phalanx.clock import ClockOffset, Interval
 from phalanx.rendezvous import protocol as p
 from phalanx.rendezvous.settings import Settings
@@ -68,6 +69,10 @@ class Link:
 
     async def send(self, frame):
         self.net.deliver(self, ("frame", frame))
+
+    async def send_encoded(self, data):
+        (frame,) = wire.Decoder().feed(data)
+        await self.send(frame)
 
     def receive(self, item):
         kind, _ = item

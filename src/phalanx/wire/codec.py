@@ -139,6 +139,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return _typed(hint, value, where)
     if origin is tuple and isinstance(value, tuple):
         item_hint = typing.get_args(hint)[0]
+        if item_hint in (int, str) and all(type(item) is item_hint for item in value):
+            return value
         return tuple(_typed(item_hint, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
         key_hint, item_hint = typing.get_args(hint)

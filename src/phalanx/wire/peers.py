@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 from phalanx.rounds import Endpoint, Member, Outcome, Round
 from phalanx.wire import codec
 from phalanx.wire.frames import Frame, frame
@@ -56,12 +59,49 @@ class Refused(Frame):
 
 @frame
 class Assemble(Frame):
-    """A round begins."""
+    """A round begins. Its members are in columns: there may be thousands, for thousands to read."""
 
-    membership: Round
     leader: int
-    doors: dict[int, Endpoint]
-    """Where its members can be reached, by agent."""
+    agents: tuple[int, ...]
+    hostnames: tuple[str, ...]
+    workers: tuple[int, ...]
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...]
+    """With the addresses: where its members can be reached."""
+    store: Endpoint
+    restarts: int
+    torch: bool | None
+
+    @classmethod
+    def make(cls, round_: Round, leader: int, doors: Mapping[int, Endpoint]) -> Assemble:
+        """Tell of a round."""
+        members = round_.members
+        return cls(
+            round=round_.number,
+            leader=leader,
+            agents=tuple(m.agent for m in members),
+            hostnames=tuple(m.hostname for m in members),
+            workers=tuple(m.workers for m in members),
+            addresses=tuple(doors[m.agent].address for m in members),
+            ports=tuple(doors[m.agent].port for m in members),
+            store=round_.store,
+            restarts=round_.restarts,
+            torch=round_.torch,
+        )
+
+    @property
+    def membership(self) -> Round:
+        """The round."""
+        firsts = (0, *itertools.accumulate(self.workers))
+        columns = zip(self.agents, self.hostnames, firsts, self.workers, strict=False)
+        members = tuple(Member(*row) for row in columns)
+        return Round(self.round, members, self.store, self.restarts, self.torch)
+
+    @property
+    def doors(self) -> dict[int, Endpoint]:
+        """Where its members can be reached, by agent."""
+        places = map(Endpoint, self.addresses, self.ports)
+        return dict(zip(self.agents, places, strict=False))
 
 
 @frame

@@ -175,10 +175,7 @@ class Leader:
     def _carry_out(self, action: Action) -> None:
         match action:
             case BeginRound(round_):
-                doors = {m.agent: self.doors[m.agent] for m in round_.members}
-                assemble = peers.Assemble(
-                    round=round_.number, membership=round_, leader=self._own, doors=doors
-                )
+                assemble = peers.Assemble.make(round_, self._own, self.doors)
                 self._tell(None, assemble)  # those that wait must know whom to turn to as well
                 self._act(action)
             case HaltRound(number, grace):
@@ -198,11 +195,12 @@ class Leader:
     def _tell(self, round_: Round | None, frame: wire.Frame) -> None:
         """Tell the members of a round, or everybody."""
         members = self._links.keys() if round_ is None else {m.agent for m in round_.members}
+        data = wire.encode(frame)  # once: a round of many hosts is long
         for agent, link in self._links.items():
             if agent in members:
                 if agent not in self._held:
                     link.last_round = 0
-                self._do(link.send(frame))
+                self._do(link.send_encoded(data))
 
 
 def order_of(meet: peers.Meet) -> Order:

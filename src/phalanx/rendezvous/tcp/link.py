@@ -74,6 +74,11 @@ class Link:
         with contextlib.suppress(ConnectionError):
             await self._channel.send(frame)
 
+    async def send_encoded(self, data: bytes) -> None:
+        """Say something that is said to many."""
+        with contextlib.suppress(ConnectionError):
+            await self._channel.send_encoded(data)
+
     async def frames(self) -> AsyncIterator[wire.Frame]:
         """What the other says, until it closes; pings are answered here."""
         try:

@@ -352,7 +352,7 @@ class TcpSeat:
         match frame:
             case peers.Assemble():
                 self.doors = frame.doors
-                self.leader_door = frame.doors.get(frame.leader, self.leader_door)
+                self.leader_door = self.doors.get(frame.leader, self.leader_door)
                 round_ = frame.membership
                 names = [member.hostname for member in round_.members]
                 facts = {"round": round_.number, "hosts": names, "restarts": round_.restarts}
