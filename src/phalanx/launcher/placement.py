@@ -66,6 +66,7 @@ class Placement:
         self._plan = plan
         self._shelters = shelters
         self._starts: list[_Start] = []
+        self._together = 0
 
     def start(self) -> None:
         """Start, dial or find the agents; does not wait. Raises `StartFailed`."""
@@ -79,6 +80,7 @@ class Placement:
             start.dial = self._plan.dials.by_index.pop(index, None)
             if start.dial is None and not self._find(index, start):
                 new.append(index)
+        self._together = len(self._starts)
         dialled = [index for index in new if self._starts[index].target is not None]
         self._dial(dialled)
         for index in new:
@@ -133,7 +135,8 @@ class Placement:
 
     async def place(self) -> AsyncIterator[PlacedAgent | NotPlaced]:
         """The agents, as each can be spoken to, in any order. One that has gone is replaced."""
-        opening = [asyncio.create_task(self._open(i)) for i in range(len(self._starts))]
+        # Those that were started together; others are added one by one.
+        opening = [asyncio.create_task(self._open(i)) for i in range(self._together)]
         try:
             for opened in asyncio.as_completed(opening):
                 yield await opened
