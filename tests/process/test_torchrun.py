@@ -2,6 +2,7 @@
 under `python script.py`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -411,7 +413,7 @@ def test_user_signals_reach_the_workers_that_catch_them(torchrun):
         context = phalanx.context()
         got = []
         if context.rank == 0:
-            signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+            signal.signal(signal.SIGUSR2, lambda *_: (got.append(1), print("got", flush=True)))
         print("ready", flush=True)
         while not context.should_stop():
             time.sleep(0.01)
@@ -420,6 +422,7 @@ def test_user_signals_reach_the_workers_that_catch_them(torchrun):
     process = torchrun.start(code)
     process.stdout.readline(), process.stdout.readline()
     process.send_signal(signal.SIGUSR2)
+    assert process.stdout.readline() == "got\n"
     process.send_signal(signal.SIGUSR1)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
@@ -506,8 +509,12 @@ def _listens(pid, port):
         fields = line.split()
         if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
             inodes.add(f"socket:[{fields[9]}]")
-    own = f"/proc/{pid}/fd"
-    return any(os.readlink(f"{own}/{fd}") in inodes for fd in os.listdir(own))
+    own = Path(f"/proc/{pid}/fd")
+    held = set()
+    for place in own.iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            held.add(os.readlink(place))
+    return bool(held & inodes)
 
 
 def test_a_spare_waits_and_exits_with_0(torchrun):

@@ -205,7 +205,8 @@ class HandledSeat:
                 return
             wait = spent
             self._attempts.append(cause)
-            self._happen("restart", restarts=self._budget.count, wait=wait)
+            said = cause.describe()
+            self._happen("restart", restarts=self._budget.count, wait=wait, cause=said)
         self.phase = p.Phase.GATHERING
         self._wait = wait
         if self._present.is_set():  # else this host's agent comes anew first

@@ -44,6 +44,8 @@ R = TypeVar("R")
 
 _ASKED_EVERY = 0.5
 """Seconds between looks for someone who wants the end."""
+_STEP = 0.25
+"""Seconds between looks whether a signal has come."""
 _QUIET = 0.4
 """Seconds before a status line is shown: what ends sooner needs none."""
 
@@ -126,14 +128,17 @@ class App(Generic[R]):
 
     def wait(self, timeout: float | None = None) -> AppStatus:
         """Wait for the end, at most `timeout` seconds; the app's failure is not raised."""
-        if self._done.wait(timeout):
-            self._thread.join()
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        # In steps: a signal that another thread was given wakes nobody who waits for a lock.
+        while not self._done.wait(max(0.0, min(_STEP, limit - time.monotonic()))):
+            if time.monotonic() >= limit:
+                return self.status()
+        self._thread.join()
         return self.status()
 
     def result(self, timeout: float | None = None) -> LaunchResult[R]:
-        """Wait for the end and give every rank's value, or raise what ended the app.
-
-        Raises `TimeoutError` if it has not ended in `timeout` seconds; the app goes on.
+        """Wait for the end and give every rank's value, or raise what ended the app; `TimeoutError`
+        if it has not ended in `timeout` seconds.
         """
         if not self.wait(timeout).state.is_final:
             raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
@@ -146,7 +151,7 @@ class App(Generic[R]):
         return self._result
 
     def __await__(self) -> Generator[Any, None, LaunchResult[R]]:
-        """Wait in an asyncio program; as `result`. Cancelling the task cancels the app."""
+        """As `result`, in an asyncio program. Cancelling the task cancels the app."""
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> LaunchResult[R]:
@@ -181,9 +186,7 @@ class App(Generic[R]):
 
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
-        says when they are.
-
-        Returns at once; idempotent.
+        says when they are. Returns at once; idempotent.
         """
         if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
             raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
@@ -197,10 +200,8 @@ class App(Generic[R]):
             self._writer.give_up(after=LAST_LOGS)
 
     def add_host(self, hostname: str, workers: int | None = None) -> None:
-        """Have one more host take part, from the next round on; there is one as soon as it has
-        come, unless `max_hosts` are there already: then it waits as a spare.
-
-        Returns before it has come. Raises `ConfigError` for a host that cannot be added.
+        """Have one more host take part, from the next round on, or wait as a spare if `max_hosts`
+        are there already. Returns before it has come. Raises `ConfigError` if it cannot be added.
         """
         from phalanx.launcher.joining import with_host
 

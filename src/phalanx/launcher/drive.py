@@ -28,8 +28,9 @@ from phalanx.launcher.outlets import Outlets
 from phalanx.launcher.payload import Function, Inboxes
 from phalanx.launcher.placement import NotPlaced, PlacedAgent, Placement
 from phalanx.launcher.plan import Plan
-from phalanx.launcher.progress import Progress
+from phalanx.launcher.progress import Progress, in_words
 from phalanx.launcher.provision import Provision
+from phalanx.logs import logger
 from phalanx.logs.writer import LogWriter
 from phalanx.rendezvous import protocol as p
 from phalanx.rounds import Endpoint, Round
@@ -125,19 +126,15 @@ class Drive:
             pause = min(2 * pause, _LONGEST) or _RECALLED
             if self.decider.is_over:
                 return
-            placed = await self._try_again(position)
+            try:
+                placed = await self._placement.again(position)
+            except Exception as error:  # noqa: BLE001 one host's misfortune must not end the app
+                placed = NotPlaced(position, f"{type(error).__name__}: {error}")
             if isinstance(placed, PlacedAgent):
                 self._welcome(placed)
                 return
             note = f"{self.plan.members[position].hostname}: {placed.reason}"
             self.notes += [note] if note not in self.notes else []
-
-    async def _try_again(self, position: int) -> PlacedAgent | NotPlaced:
-        """Whatever goes wrong with one host must not end the app."""
-        try:
-            return await self._placement.again(position)
-        except Exception as error:  # noqa: BLE001
-            return NotPlaced(position, f"{type(error).__name__}: {error}")
 
     def add(self, plan: Plan) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
@@ -166,6 +163,8 @@ class Drive:
         self.decider.tell(event)
         for happening in self.decider.take_happened():
             self.progress.happen(happening, time.monotonic() - self._now())
+            if self.plan.is_elastic and (said := in_words(happening, self.plan)):
+                logger.warning("phalanx: %s", said)
         self._on_event(self)
 
     def _act(self, action: p.Action) -> None:
@@ -301,7 +300,7 @@ class Drive:
             return
         agent.gone = True
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
-        self.progress.lost(agent.last_heard)
+        self.progress.lost(time.monotonic() - agent.silent)
         left = agent.left and not self.plan.meets_others
         self._feed(p.Gone(index, reason, when, left=left))
         if self.plan.is_elastic and not self.decider.is_over:

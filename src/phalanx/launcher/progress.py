@@ -215,6 +215,22 @@ class _Attempt:
         return {name: max(0.0, seconds) for name, seconds in steps.items()}
 
 
+def in_words(happening: Happening, plan: Plan) -> str:
+    """What the user should see of an app that goes on; empty for what is as usual."""
+    facts = happening.facts
+    match happening.name:
+        case "restart":
+            wait = f", after {facts['wait']:g} s" if facts.get("wait") else ""
+            count = f"{facts['restarts']} of {plan.settings.max_restarts}"
+            return f"{facts.get('cause') or 'a worker failed'}: restart {count}{wait}"
+        case "loss":
+            return f"{facts['hostname']} is lost: {facts['reason']}"
+        case "round" if facts["round"] > 1:
+            hosts = some(facts["hosts"])
+            return f"round {facts['round']}: {facts['world_size']} workers on {hosts}"
+    return ""
+
+
 def some(names: Iterable[str]) -> str:
     """The first few of them."""
     known = list(dict.fromkeys(names))

@@ -78,7 +78,7 @@ def state_of(verdict: Verdict | None) -> AppState:
 def message_of(verdict: Verdict) -> str:
     """What went wrong, in one line; empty if nothing did."""
     if (cause := verdict.cause) is not None:
-        return f"rank {cause.outcome.rank} on {cause.hostname} {cause.outcome.describe()}"
+        return cause.describe()
     return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
 
 
@@ -120,10 +120,7 @@ def attempts(verdict: Verdict) -> str:
     if verdict.attempts:
         times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
         lines.append(f"\nIt was restarted {times}, after:")
-        lines += [
-            f"  rank {f.outcome.rank} on {f.hostname} {f.outcome.describe()}"
-            for f in verdict.attempts[-_OTHERS_SHOWN:]
-        ]
+        lines += [f"  {f.describe()}" for f in verdict.attempts[-_OTHERS_SHOWN:]]
     if verdict.note:
         lines.append(f"\n{verdict.note}")
     return "\n".join(lines)
@@ -257,10 +254,7 @@ def _others(cause: Failure, others: tuple[Failure, ...], returned: tuple[int, ..
     """
     own = [f for f in others if not f.consequence]
     stopped = len(others) - len(own)
-    lines = [
-        f"  rank {f.outcome.rank} on {f.hostname} {f.outcome.describe()}"
-        for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]
-    ]
+    lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:

@@ -27,6 +27,10 @@ class Failure:
     consequence: bool = False
     """It happened after everybody was told to stop."""
 
+    def describe(self) -> str:
+        """Say it in one line."""
+        return f"rank {self.outcome.rank} on {self.hostname} {self.outcome.describe()}"
+
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
     """The failure that the others follow from.

@@ -345,7 +345,8 @@ class Coordinator:
                 return self._finish(now)
             self._attempts.append(self._tally.cause)
             self._not_before = now + wait
-            self._happen("restart", now, restarts=self._budget.count, wait=wait)
+            cause = self._tally.cause.describe()
+            self._happen("restart", now, restarts=self._budget.count, wait=wait, cause=cause)
         for agent in unconfirmed:
             self._roster.lose(agent, certain=False)
         expelled = [p.Expel(agent, "it did not stop its workers in time") for agent in unconfirmed]

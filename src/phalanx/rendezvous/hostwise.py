@@ -114,7 +114,9 @@ class HostwiseCoordinator(Coordinator):
         members = tuple(self._tally.members.values())
         round_ = Round(self._number, members, self.round.store, count, self.round.torch)
         name = self._tally.members[agent].hostname
-        self._happen("restart", now, hosts=[name], restarts=count, round=self._number)
+        cause = self._attempts[-1].describe() if self._attempts else "a host was lost"
+        facts = {"hosts": [name], "restarts": count, "round": self._number, "cause": cause}
+        self._happen("restart", now, **facts)
         return BeginRound(round_, (agent,))
 
     def _lose(self, event: Gone, now: float) -> list[Action]:

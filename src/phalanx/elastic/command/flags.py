@@ -79,8 +79,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "where hosts meet": (
         Flag("standalone", False, "", "one host, on a free port; other --rdzv- flags do not count"),
-        Flag("rdzv-backend", "static", "NAME", "static, c10d, etcd-v2, etcd, … (static)"),
-        Flag("rdzv-endpoint", "", "HOST:PORT", "where; port 29400 for c10d, 2379 for etcd"),
+        Flag("rdzv-backend", "static", "NAME", "static, c10d (tcp), or a plugin's (static)"),
+        Flag("rdzv-endpoint", "", "HOST:PORT", "where; port 29400 for c10d"),
         Flag("rdzv-id", "none", "ID", "the same on all hosts of a job, and no other's (none)"),
         Flag("rdzv-conf", "", "K=V,…", "the backend's own settings"),
         Flag("node-rank", 0, "N", "static: which host this is (0)", _whole),

@@ -356,6 +356,7 @@ class TcpSeat:
                 round_ = frame.membership
                 names = [member.hostname for member in round_.members]
                 facts = {"round": round_.number, "hosts": names, "restarts": round_.restarts}
+                facts["world_size"] = round_.world_size
                 self._happened.append(p.Happening("round", self.now(), facts))
                 self._carry_out(p.BeginRound(round_))
             case wire.Stop():
