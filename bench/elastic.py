@@ -213,6 +213,48 @@ def _wait(condition: Any, seconds: float) -> bool:
     return True
 
 
+# ── the parts of a restart ────────────────────────────────────────────────────
+
+
+def crash_once() -> None:
+    """Form a group; the first time, one of it is killed."""
+    import torch
+    import torch.distributed as dist
+
+    import phalanx
+
+    context = phalanx.context()
+    dist.all_reduce(torch.ones(1))
+    if context.restart_count == 0:
+        time.sleep(0.3 if context.rank == 1 else 60)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def phases(workers: int) -> dict[str, float]:
+    """How long each part of a launch's restart takes, from the kill to the last first line."""
+    import phalanx
+    from phalanx import events
+
+    found: dict[str, list[float]] = {}
+
+    class Keep(events.EventHandler):
+        def record(self, event: events.Event) -> None:
+            if event.name == "restarted":
+                for name, value in event.metadata.items():
+                    if name.endswith("_seconds"):
+                        found.setdefault(name.removesuffix("_seconds"), []).append(value)
+
+    events.configure(Keep())
+    with phalanx.Launcher(
+        workers_per_host=workers, max_restarts=1, log_spec=phalanx.DefaultLogSpec.nothing()
+    ) as launcher:
+        for _ in range(ROUNDS):
+            launcher.run(crash_once)
+    events.flush()
+    events.configure()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
 # ── a rendezvous of many ──────────────────────────────────────────────────────
 
 
@@ -293,6 +335,7 @@ def main() -> None:
         restarted = restart(directory)
         lost = loss(directory, leader=False)
         led = loss(directory, leader=True)
+    parts = {workers: phases(workers) for workers in (2, 8)}
     met = rendezvous()
     once = statistics.median(started["import torch"])
     print(f"start-up, × one import of torch ({once:.2f} s)")
@@ -307,13 +350,16 @@ def main() -> None:
         print(title)
         for name, row in rows.items():
             print(f"  {name:<24} {_show(row)}")
+    print("the parts of a launch's restart, from the kill to the user's first line")
+    for workers, row in parts.items():
+        print(f"  {workers} workers: " + ", ".join(f"{n} {v:.3f} s" for n, v in row.items()))
     print("a rendezvous of N agents, all on one processor")
     for count, seconds in met.items():
         print(f"  {count:<24} {statistics.median(seconds):.3f} s")
     RESULTS.mkdir(exist_ok=True)
     facts = {"python": platform.python_version(), "processors": os.cpu_count()}
     everything = {"start-up": started, "restart": restarted, "loss": lost, "leader": led}
-    everything |= {"rendezvous": met, "facts": facts}
+    everything |= {"phases": parts, "rendezvous": met, "facts": facts}
     (RESULTS / "elastic.json").write_text(json.dumps(everything, indent=1))
 
 
