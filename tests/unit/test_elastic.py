@@ -364,7 +364,8 @@ def test_one_that_takes_over_goes_on_counting():
     assert d.clear(2, 1) == []
     (begin,) = d.clear(2, 2)
     assert names(begin) == ["h1", "h2"]
-    assert (begin.round.number, begin.round.restarts) == (3, 1)
+    # A number is left out: the one that is lost may have begun a round that nobody has heard of.
+    assert (begin.round.number, begin.round.restarts) == (4, 1)
 
 
 # ── hosts that do not communicate ─────────────────────────────────────────────

@@ -226,8 +226,9 @@ def in_words(happening: Happening, plan: Plan) -> str:
         case "loss":
             return f"{facts['hostname']} is lost: {facts['reason']}"
         case "round" if facts["round"] > 1:
-            hosts = some(facts["hosts"])
-            return f"round {facts['round']}: {facts['world_size']} workers on {hosts}"
+            count = facts["world_size"]
+            workers = "1 worker" if count == 1 else f"{count} workers"
+            return f"round {facts['round']}: {workers} on {some(facts['hosts'])}"
     return ""
 
 

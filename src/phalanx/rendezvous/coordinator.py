@@ -55,6 +55,7 @@ class Coordinator:
         """Take over: the last round is to be stopped by all that are left of it."""
         self.round = past.round
         self._number = past.round.number
+        self._floor = past.round.number + 1  # the one that is lost may have begun another
         self._budget.count = past.round.restarts
         self._roster.expect(past.round.members)
         self._tally = Tally(past.round.members, now)

@@ -127,6 +127,10 @@ class Leader:
         self._links[meet.agent] = link
         await link.send(peers.Met(leader=self._own))
         await link.ping()
+        round_ = self.coordinator.round
+        if round_ is not None and all(m.agent != meet.agent for m in round_.members):
+            # It may have to wait, and then must know whom to turn to when we are lost.
+            await link.send(peers.Assemble.make(round_, self._own, self.doors))
         self.join(meet)
         async for frame in link.frames():
             if not link.is_over:

@@ -315,6 +315,7 @@ class TcpSeat:
             *(part.agent, part.policy, part.run_id, self.now, self._carry_out, self.do), past
         )
         if past is not None:
+            self.leader.doors.update(self.doors)
             self.do(self._reception.watch_the_beginning())
             self.do(self._reception.look_for(past.round))
         if self.meet is not None:
