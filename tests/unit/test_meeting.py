@@ -43,10 +43,11 @@ def check_formed(hosts, least):
     assert members == {host.name for host in alive}
 
 
+EVERY = list(HealthCheck)
 PAUSES = st.sampled_from([0.0, 0.02, 0.3, 2.0, 6.0])
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(1, 5),
     crashes=st.lists(st.tuples(PAUSES, st.just("crash"), st.integers(0, 4)), max_size=4),
@@ -62,7 +63,7 @@ def test_crashes_are_survived_whoever_is_hit(count, crashes, seed):
     assert all(host.verdict is None and host.error is None for host in hosts if host.is_up)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(2, 4),
     lost=st.lists(st.tuples(PAUSES, st.integers(0, 3)), max_size=3),
@@ -80,7 +81,7 @@ def test_hosts_that_come_back_join_those_that_went_on(count, lost, seed):
     check_formed(hosts, 2)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(2, 4),
     events=st.lists(
@@ -99,7 +100,7 @@ def test_failures_and_crashes_in_any_order(count, events, seed):
         check_formed(hosts, 1)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(2, 5),
     events=st.lists(
