@@ -34,17 +34,13 @@ class Driver:
     def __init__(self, count, *, kind=Coordinator, past=None, workers=1, **policy):
         self.now = 0.0
         self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
-        open_ = policy.get("open", False)
-        self.c = (
-            kind(Policy(() if open_ else self.hosts, 100, 3, **policy), 0.0)
-            if past is None
-            else (kind(Policy(() if open_ else self.hosts, 100, 3, **policy), 0.0, past))
-        )
+        expected = () if policy.get("open") else self.hosts
+        more = {} if past is None else {"past": past}
+        self.c = kind(Policy(expected, 100, 3, **policy), 0.0, **more)
         self.ports = 1000
 
     def feed(self, event):
-        actions = self.c.handle(event, self.now)
-        return actions
+        return self.c.handle(event, self.now)
 
     def join(self, *agents):
         actions = []
@@ -420,15 +416,10 @@ def test_a_spare_takes_over_the_ranks_of_a_lost_host():
 
 
 def test_names_sort_as_people_sort_them():
-    """`node2` before `node10`; a number within, leading zeros, nothing at all."""
-    listed = ["node10", "node2", "a", "", "node2-3", "node02", "10.0.0.9", "10.0.0.10"]
-    ordered = ["", "10.0.0.9", "10.0.0.10", "a", "node2", "node02", "node2-3", "node10"]
-    assert (
-        sorted(sorted(listed), key=natural)
-        == sorted(sorted(listed), key=lambda n: ordered.index(n))
-        or sorted(listed, key=natural)[-1] == "node10"
-    )
-    assert natural("node2") < natural("node10")
+    """`node2` before `node10`; a number within, nothing at all."""
+    listed = ["node10", "node2", "a", "", "node2-3", "10.0.0.10", "10.0.0.9"]
+    ordered = ["", "10.0.0.9", "10.0.0.10", "a", "node2", "node2-3", "node10"]
+    assert sorted(listed, key=natural) == ordered
 
 
 def test_those_of_the_last_round_are_preferred_and_order_is_kept():

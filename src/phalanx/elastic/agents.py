@@ -154,19 +154,19 @@ class LocalElasticAgent:
         `KeyboardInterrupt` once nothing is left running.
         """
         spec = self.spec
-        errands = self._errands(role or spec.role)
+        work = self._work(role or spec.role)
         handler = spec.rdzv_handler or get_handler("tcp")
         alone = isinstance(handler, TcpHandler) and handler.max_hosts == 1
-        plan = host.make_host_plan(errands, alone=alone)
+        plan = host.make_host_plan(work, alone=alone)
         with interruptible() as interrupts:
-            app = host.start(errands, plan, self._decide(handler))
+            app = host.start(work, plan, self._decide(handler))
             interrupts.attach(app.cancel)
             app.wait()
         if app.error is not None:
             raise app.error
         return self._result(app.verdict, app.harvest(), plan.members[0].agent)
 
-    def _errands(self, role: str) -> host.Errands:
+    def _work(self, role: str) -> host.HostWork:
         spec = self.spec
         entry = spec.entrypoint
         needs = Needs((), torch=False)
@@ -182,7 +182,7 @@ class LocalElasticAgent:
             title = getattr(entry, "__name__", type(entry).__name__)
         run_id = "" if spec.rdzv_handler is None else str(spec.rdzv_handler.get_run_id())
         nothing = (0,) * spec.local_world_size
-        return host.Errands(
+        return host.HostWork(
             function=function,
             needs=needs,
             title=title,

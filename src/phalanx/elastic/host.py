@@ -25,7 +25,7 @@ from phalanx.rounds import Member
 
 
 @dataclass(frozen=True)
-class Errands:
+class HostWork:
     """What workers of this host do, and how they are started."""
 
     function: Function
@@ -46,40 +46,38 @@ class Errands:
     """Fields of the first frame that are otherwise than this process's own."""
 
 
-def make_host_plan(errands: Errands, *, alone: bool) -> Plan:
+def make_host_plan(work: HostWork, *, alone: bool) -> Plan:
     """The plan for this host, which is one of several unless it is `alone`."""
     launcher = Launcher(
         hostnames=["localhost"],
-        workers_per_host=errands.workers,
+        workers_per_host=work.workers,
         backend=None,
-        extra_env_vars=dict(errands.extra_env),
-        start_method=errands.start_method,  # type: ignore[arg-type]
-        start_timeout=errands.start_timeout,
-        stop_grace=errands.stop_grace,
-        max_restarts=errands.max_restarts,
-        log_spec=errands.log_spec,
+        extra_env_vars=dict(work.extra_env),
+        start_method=work.start_method,  # type: ignore[arg-type]
+        start_timeout=work.start_timeout,
+        stop_grace=work.stop_grace,
+        max_restarts=work.max_restarts,
+        log_spec=work.log_spec,
     )
-    plan = make_plan(launcher, errands.needs, errands.title)
-    hostname = errands.hostname or socket.gethostname()
-    member = Member(secrets.randbits(48), hostname, 0, errands.workers)
-    prepare = dataclasses.replace(
-        plan.prepare[0], networked=not alone, **dict(errands.surroundings)
-    )
+    plan = make_plan(launcher, work.needs, work.title)
+    hostname = work.hostname or socket.gethostname()
+    member = Member(secrets.randbits(48), hostname, 0, work.workers)
+    prepare = dataclasses.replace(plan.prepare[0], networked=not alone, **dict(work.surroundings))
     return dataclasses.replace(
         plan,
         members=(member,),
         prepare=(prepare,),
         meets_others=True,
-        run_id=errands.run_id,
-        role=errands.role,
-        exits=errands.exits,
+        run_id=work.run_id,
+        role=work.role,
+        exits=work.exits,
     )
 
 
-def start(errands: Errands, plan: Plan, decide: Decide) -> App[Any]:
+def start(work: HostWork, plan: Plan, decide: Decide) -> App[Any]:
     """Start this host's agent; whoever `decide` makes says what it does."""
     call: Future[Function] = Future()
-    call.set_result(errands.function)
+    call.set_result(work.function)
     return App(plan, call, decide=decide)
 
 

@@ -27,10 +27,10 @@ _OWN = ("tcp", "c10d", "static")
 def start(options: TorchrunOptions) -> App[Any]:
     """Start it. Raises `ConfigError` for what cannot be done."""
     _refuse(options)
-    errands = _errands(options)
+    work = _work(options)
     alone = options.max_hosts == 1
-    plan = host.make_host_plan(errands, alone=alone and options.backend in _OWN)
-    return host.start(errands, plan, _decide(options))
+    plan = host.make_host_plan(work, alone=alone and options.backend in _OWN)
+    return host.start(work, plan, _decide(options))
 
 
 def _refuse(options: TorchrunOptions) -> None:
@@ -53,7 +53,7 @@ def _refuse(options: TorchrunOptions) -> None:
         raise ConfigError(f"there is no file {options.program}.")
 
 
-def _errands(options: TorchrunOptions) -> host.Errands:
+def _work(options: TorchrunOptions) -> host.HostWork:
     kind, program, words = options.kind, options.program, options.arguments
     if options.python != sys.executable and kind in ("script", "module"):
         flag = ("-m",) if kind == "module" else ()
@@ -64,7 +64,7 @@ def _errands(options: TorchrunOptions) -> host.Errands:
     if options.omp_num_threads is not None:
         extra["OMP_NUM_THREADS"] = options.omp_num_threads
     handled = ",".join(number.name for number in options.signals_to_handle)
-    return host.Errands(
+    return host.HostWork(
         function=payload.pack(script.run, args, {}, needs),
         needs=needs,
         title=os.path.basename(options.program),
