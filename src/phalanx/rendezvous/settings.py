@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
+from phalanx.logs import logger
 
 PORT = 29400
 """Where hosts meet, unless another port is given."""
 
-_IGNORED = {"store_type", "read_timeout", "close_timeout", "heartbeat_timeout", "rank"}
+_OF_TORCH = {"read_timeout", "close_timeout", "heartbeat_timeout"}
+"""Settings of how torch's rendezvous works within: there is nothing here that they could change."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ def make(given: Mapping[str, Any]) -> Settings:
         values.setdefault("join_timeout", timeout)
     chosen: dict[str, Any] = {}
     for name, value in values.items():
-        if name in _IGNORED:
+        if name in ("store_type", "rank"):
+            continue
+        if name in _OF_TORCH:
+            logger.warning("phalanx: %s is for torch's own rendezvous, and changes nothing", name)
             continue
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -1,0 +1,42 @@
+"""The settings of a rendezvous: torch's names, mistakes, and what has no meaning here."""
+
+import pytest
+
+from phalanx.errors import ConfigError
+from phalanx.rendezvous.settings import Settings, make
+
+
+def test_texts_and_torchs_names():
+    """As --rdzv-conf gives them."""
+    assert make({}) == Settings()
+    made = make({"join_timeout": "7", "is_host": "true", "node_rank": "3", "local_addr": "h"})
+    assert (made.join_timeout, made.is_host, made.node_rank, made.local_addr) == (7, True, 3, "h")
+    assert make({"keep_alive_interval": 2, "keep_alive_max_attempt": "4"}).host_timeout == 8
+    assert make({"keep_alive_interval": 2}).host_timeout == 6
+    assert make({"timeout": 5, "rank": 1, "store_type": "tcp"}).join_timeout == 5
+    assert make({"host_timeout": 8}).heartbeat == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"join_timout": 1}, "Did you mean 'join_timeout'"),
+        ({"join_timeout": "soon"}, "not a number"),
+        ({"join_timeout": 0}, "number of seconds"),
+        ({"host_timeout": -1}, "number of seconds"),
+        ({"last_call_timeout": "nan"}, "not a number"),
+        ({"is_host": "perhaps"}, "1 or 0"),
+        ({"store_type": "file"}, "over TCP"),
+    ],
+)
+def test_mistakes(given, said):
+    """Each with what to write."""
+    with pytest.raises(ConfigError, match=said):
+        make(given)
+
+
+def test_what_has_no_meaning_here_is_said(caplog):
+    """It is passed over, but not in silence."""
+    assert make({"read_timeout": 60, "heartbeat_timeout": 5}) == Settings()
+    assert "read_timeout" in caplog.text
+    assert "heartbeat_timeout" in caplog.text
