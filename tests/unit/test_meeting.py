@@ -47,7 +47,7 @@ EVERY = list(HealthCheck)
 PAUSES = st.sampled_from([0.0, 0.02, 0.3, 2.0, 6.0])
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=EVERY)
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(1, 5),
     crashes=st.lists(st.tuples(PAUSES, st.just("crash"), st.integers(0, 4)), max_size=4),
@@ -100,7 +100,7 @@ def test_failures_and_crashes_in_any_order(count, events, seed):
         check_formed(hosts, 1)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=EVERY)
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=EVERY)
 @given(
     count=st.integers(2, 5),
     events=st.lists(
