@@ -223,22 +223,27 @@ def test_torchs_own_handler_is_as_good(script):
     assert values == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
 
 
-def test_failures_are_by_global_rank_with_what_is_known():
+@pytest.mark.parametrize("end", ["raise", "kill"])
+def test_failures_are_by_global_rank_with_what_is_known(end):
     """Type, traceback, exit code; a killed one its signal."""
 
     def work():
-        if phalanx.context().rank == 1:
+        if phalanx.context().rank == 0:
+            time.sleep(60)
+        if end == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no")
 
     result = LocalElasticAgent(WorkerSpec(fn=work, local_world_size=2, max_restarts=0)).run()
     assert result.is_failed()
-    failures = result.failures
-    assert failures.keys() <= {0, 1}
-    if 0 in failures and failures[0].exitcode == 1:
-        assert "ValueError: no" in str(failures[0])
-    if 1 in failures and failures[1].signal_name() == "SIGKILL":
-        assert failures[1].exitcode == -9
+    failure = result.failures[1]
+    assert (failure.rank, failure.local_rank) == (1, 1)
+    if end == "kill":
+        assert (failure.exitcode, failure.signal_name()) == (-9, "SIGKILL")
+    else:
+        assert failure.exitcode == 1
+        assert "ValueError: no" in str(failure)
+        assert "in work" in failure.traceback
 
 
 class MyMetricHandler(metrics.MetricHandler):
@@ -333,6 +338,7 @@ def test_mistakes_are_told_before_anything_starts():
         ({"fn": trainer, "rdzv_handler": MyRendezvousHandler}, "is a class"),
         ({"fn": trainer, "rdzv_handler": object()}, "has no next_rendezvous"),
         ({"fn": trainer, "master_port": 1}, "get_handler"),
+        ({"fn": trainer, "virtual_local_rank": True}, "for programs"),
     ):
         with pytest.raises(ConfigError, match=said):
             WorkerSpec(**fields)

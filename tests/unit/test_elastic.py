@@ -538,4 +538,4 @@ def test_hosts_that_restart_alone_are_all_stopped_in_their_own_rounds():
     halts = d.feed(Cancel())
     assert halts == [HaltRound(1, 3, (0, 2)), HaltRound(2, 3, (1,))]
     (finish,) = d.clear(1, 0, 2)
-    assert finish.verdict.reason in (Reason.CANCELLED, Reason.FAILED)
+    assert finish.verdict.reason is Reason.FAILED  # what it waited to restart after

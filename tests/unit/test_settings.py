@@ -27,6 +27,7 @@ def test_texts_and_torchs_names():
         ({"last_call_timeout": "nan"}, "not a number"),
         ({"is_host": "perhaps"}, "1 or 0"),
         ({"store_type": "file"}, "over TCP"),
+        ({"stop_grace": 3}, "no setting 'stop_grace'"),
     ],
 )
 def test_mistakes(given, said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -76,6 +76,8 @@ class WorkerSpec:
             )
         if self.rdzv_handler is not None and (problem := problem_of(self.rdzv_handler)):
             raise ConfigError(f"rdzv_handler: {problem}.")
+        if self.virtual_local_rank and not isinstance(self.entrypoint, str):
+            raise ConfigError("virtual_local_rank is for programs, not for functions.")
         if self.master_addr is not None or self.master_port is not None:
             raise ConfigError(
                 "master_addr and master_port belong to the rendezvous here: "
@@ -200,8 +202,12 @@ class LocalElasticAgent:
         if not isinstance(handler, TcpHandler):
             from phalanx.elastic.handled import HandledSeat
 
-            interval, barrier = self.spec.monitor_interval, self._barrier
-            return lambda plan, now: HandledSeat(plan, handler, interval, now, barrier)
+            spec, barrier = self.spec, self._barrier
+            return lambda plan, now: HandledSeat(
+                plan, handler, spec.monitor_interval, now, barrier, spec.local_addr
+            )
+        if self.spec.local_addr is not None:
+            handler.settings = replace(handler.settings, local_addr=self.spec.local_addr)
         return host.decide_over_tcp(handler)
 
     def _result(self, verdict: Verdict, harvest: Harvest, own: int) -> RunResult:

@@ -41,6 +41,7 @@ class HandledSeat:
         monitor_interval: float,
         now: Callable[[], float] = time.monotonic,
         exit_barrier_timeout: float = 300.0,
+        local_addr: str | None = None,
     ) -> None:
         """Nothing is asked of the handler before this host's agent is there."""
         self.phase = p.Phase.GATHERING
@@ -49,6 +50,7 @@ class HandledSeat:
         self._handler = handler
         self._interval = max(0.01, monitor_interval)
         self._barrier = exit_barrier_timeout
+        self._local_addr = local_addr
         self.now = now
         settings = plan.settings
         self._budget = Budget(
@@ -267,7 +269,8 @@ class HandledSeat:
         """Tell the others of this host, through the rendezvous's store, and hear of them."""
         own = self._plan.members[0]
         alone = info.world_size == 1
-        address = "127.0.0.1" if alone else (network.own_address() or own.hostname)
+        reached = self._local_addr or network.own_address() or own.hostname
+        address = "127.0.0.1" if alone else reached
         number = 1 if self.round is None else self.round.number + 1
         facts: list[Any] = [
             own.hostname,

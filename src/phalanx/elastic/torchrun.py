@@ -143,7 +143,9 @@ def _decide(options: TorchrunOptions) -> Decide:
     )
     from phalanx.elastic.handled import HandledSeat
 
-    return lambda plan, now: HandledSeat(plan, handler, options.monitor_interval, now)
+    return lambda plan, now: HandledSeat(
+        plan, handler, options.monitor_interval, now, local_addr=options.local_addr
+    )
 
 
 def _own_handler(options: TorchrunOptions) -> TcpHandler:

@@ -34,8 +34,6 @@ class Settings:
     """Seconds that a first round is held for more hosts, once there are enough."""
     host_timeout: float = 15.0
     """Seconds without a word after which a host is given up."""
-    stop_grace: float = 30.0
-    """Seconds between SIGTERM and SIGKILL when workers are stopped."""
     is_host: bool | None = None
     """Whether this host decides first; by default the one that has the endpoint's address."""
     node_rank: int | None = None

@@ -50,6 +50,8 @@ from phalanx.rendezvous.tcp.seat import TcpSeat
 from phalanx.rounds import Endpoint, Round
 
 _TICK = 0.05
+_STOPPED = 30.0
+"""Seconds for agents of others to stop their workers before they ask for another round."""
 
 
 class TcpHandler(RendezvousHandler):
@@ -196,7 +198,7 @@ class _Visit:
         policy = Policy(
             hosts=(),
             start_timeout=handler.settings.join_timeout,
-            stop_grace=handler.settings.stop_grace,
+            stop_grace=_STOPPED,
             min_hosts=handler.min_hosts,
             max_hosts=handler.max_hosts,
             open=True,
