@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, Protocol
 
 from phalanx.errors import WireError
+from phalanx.trust import Session
 from phalanx.wire import Decoder, Frame, encode
 
 _FLUSHED_EVERY = 0.005
@@ -159,10 +160,13 @@ class PipeChannel:
             self._writer.abort()
         self.close()
 
+    def _decode(self, data: bytes) -> list[Frame]:
+        return self._decoder.feed(data)
+
     def _received(self, data: bytes) -> None:
         self.heard += len(data)
         try:
-            self._frames.extend(self._decoder.feed(data))
+            self._frames.extend(self._decode(data))
         except WireError as error:
             self._error = error
             if self._reader is not None:
@@ -177,12 +181,15 @@ class PipeChannel:
 
 
 class SocketChannel(PipeChannel):
-    """A channel over a connection."""
+    """A channel over a connection to one that has proved itself."""
+
+    session: Session
 
     @classmethod
-    async def over(cls, connection: socket.socket) -> SocketChannel:
+    async def over(cls, connection: socket.socket, session: Session) -> SocketChannel:
         """Take a connected socket over; it is closed with the channel."""
         channel = cls()
+        channel.session = session
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -192,6 +199,13 @@ class SocketChannel(PipeChannel):
         transport.set_write_buffer_limits(high=1 << 20)
         channel._reader, channel._writer = transport, transport
         return channel
+
+    async def send_encoded(self, data: bytes) -> None:
+        """Send a frame that was written down before, as for several peers; otherwise as `send`."""
+        await super().send_encoded(self.session.seal(data))
+
+    def _decode(self, data: bytes) -> list[Frame]:
+        return [frame for record in self.session.open(data) for frame in self._decoder.feed(record)]
 
 
 async def wait_for_silence(

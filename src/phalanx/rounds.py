@@ -9,6 +9,20 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phalanx.limits import (
+    AgentNumber,
+    AnyCount,
+    ExitCode,
+    Moment,
+    Name,
+    Pid,
+    Port,
+    RoundNumber,
+    Seconds,
+    SignalNumber,
+    WorkerCount,
+)
+
 
 class Ended(StrEnum):
     """How one worker ended."""
@@ -24,18 +38,18 @@ class Ended(StrEnum):
 class Endpoint:
     """Where the round's store listens: MASTER_ADDR and MASTER_PORT."""
 
-    address: str
-    port: int
+    address: Name
+    port: Port
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One host's part in a round: `workers` ranks from `first_rank` on."""
 
-    agent: int
-    hostname: str
-    first_rank: int
-    workers: int
+    agent: AgentNumber
+    hostname: Name
+    first_rank: AnyCount
+    workers: WorkerCount
 
     @property
     def ranks(self) -> range:
@@ -47,10 +61,10 @@ class Member:
 class Round:
     """One agreed membership; members are in rank order."""
 
-    number: int
+    number: RoundNumber
     members: tuple[Member, ...]
     store: Endpoint
-    restarts: int = 0
+    restarts: AnyCount = 0
     """How many restarts it took; the same for everybody."""
     torch: bool | None = None
     """Whether the store is carried for the workers; None: whoever begins the round decides."""
@@ -84,17 +98,17 @@ class Fault:
 class Outcome:
     """How the worker of `rank` ended, at `clock` by its host's monotonic clock."""
 
-    rank: int
+    rank: AnyCount
     kind: Ended
-    clock: float
-    pid: int | None = None
-    code: int | None = None
-    signal: int | None = None
+    clock: Moment
+    pid: Pid | None = None
+    code: ExitCode | None = None
+    signal: SignalNumber | None = None
     fault: Fault | None = None
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     stderr: str = ""
     detail: str = ""
-    joined: float | None = None
+    joined: Moment | None = None
     """When the process group that we make had formed, by the same clock; None without one."""
     stopped: bool = False
     """It died of the very signal that it was stopped with."""

@@ -128,6 +128,9 @@ class Listener:
     def serve(self, take, do):
         self.take, self.do = take, do
 
+    def know(self, link):
+        pass
+
     def close(self):
         self.net.listeners.pop((self.host, self.port), None)
 

@@ -499,7 +499,7 @@ def test_names_of_any_shape_can_be_ordered():
 
     def meet(name, rank=None):
         return peers.Meet(
-            version="", run_id="", agent=1, hostname=name, workers=1, node_rank=rank,
+            version="", run_id="", agent=1, key="", hostname=name, workers=1, node_rank=rank,
             door=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
         )  # fmt: skip
 

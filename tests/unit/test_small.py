@@ -124,10 +124,10 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 
 LAYERS = [
-    {"errors", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"},
+    {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"},
     {"plugins"},
     {"specs"},
-    {"arrival", "background", "channel", "examination", "hosts", "network"},
+    {"arrival", "background", "channel", "examination", "hosts", "network", "trust"},
     {"logs"},
     {"delivery"},
     {"events", "metrics"},

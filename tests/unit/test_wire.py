@@ -20,7 +20,8 @@ rounds = st.builds(
     Round, st.integers(0, 9), members, st.builds(Endpoint, text, st.integers(0, 65535))
 )
 faults = st.builds(Fault, text, text, text, st.booleans(), st.booleans(), st.booleans())
-clocks = st.floats(allow_nan=False)
+clocks = st.floats(-1e15, 1e15)
+seconds = st.floats(0.0, allow_nan=False)
 outcomes = st.builds(
     Outcome,
     rank=st.integers(0, 9),
@@ -49,7 +50,7 @@ frames = st.one_of(
         function=text,
         backend=st.none() | text,
         uses_torch=st.booleans(),
-        process_group_timeout=clocks,
+        process_group_timeout=seconds,
         **common,
     ),
     st.builds(wire.Report, outcome=outcomes, **common),

@@ -40,6 +40,8 @@ class Settings:
     """This host's place in the order of ranks; by default hosts are ordered by their names."""
     local_addr: str | None = None
     """The address that others reach this host at; by default the one that leads to the endpoint."""
+    token_file: str | None = None
+    """A file with the secret that hosts of this run prove to each other that they have."""
 
     @property
     def heartbeat(self) -> float:
@@ -88,7 +90,7 @@ def _typed(name: str, value: Any) -> Any:
         return _truth(name, value)
     if name == "node_rank":
         return int(_number(name, value))
-    if name == "local_addr":
+    if name in ("local_addr", "token_file"):
         return str(value)
     number = _number(name, value)
     if number < 0 or (number == 0 and name in ("join_timeout", "host_timeout")):

@@ -1,8 +1,8 @@
 """How a frame is written down, and read.
 
 A fixed header (magic, version, two lengths), a msgpack head, and at most one piece of raw bytes
-(the field `data`). Decoding checks every field's type and raises only `WireError`: nothing here
-runs what a peer sent. No I/O, no clock.
+(the field `data`). Decoding checks every field's type and range (`limits`) and raises only
+`WireError`: nothing here runs what a peer sent. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import enum
 import struct
 import types
 import typing
+from collections.abc import Sized
 from typing import Any
 
 import msgpack
 
 from phalanx.errors import WireError
+from phalanx.limits import ANY_ITEMS, ANY_TEXT, AtMost, Between
 from phalanx.wire.frames import MESSAGES, Frame
 
 VERSION = 1
@@ -47,9 +49,10 @@ def encode(frame: Frame) -> bytes:
 class Decoder:
     """Bytes in, frames out. After it has raised `WireError` it must not be fed again."""
 
-    def __init__(self) -> None:
-        """Start at a frame's beginning."""
+    def __init__(self, head_limit: int = _HEAD_LIMIT) -> None:
+        """Start at a frame's beginning; a head has `head_limit` bytes at most."""
         self._buffer = bytearray()
+        self._head_limit = head_limit
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Take some bytes; give the frames that they complete."""
@@ -66,7 +69,7 @@ class Decoder:
                     f"the peer speaks version {version} of the frames, this side {VERSION}. "
                     "Install the same version of phalanx on both."
                 )
-            if head > _HEAD_LIMIT or extra > PIECE:
+            if head > self._head_limit or extra > PIECE:
                 raise WireError(f"a frame of {head} + {extra} bytes is over the limit")
             end = at + _HEADER.size + head + extra
             if len(self._buffer) < end:
@@ -95,7 +98,10 @@ def _decode(head: memoryview, data: bytes) -> Frame:
         fields["data"] = data
     elif data:
         raise WireError(f"{name} carries {len(data)} bytes that do not belong to it")
-    return typing.cast(Frame, _typed(kind, fields, name))
+    frame = typing.cast(Frame, _typed(kind, fields, name))
+    if contradiction := frame.contradiction():
+        raise WireError(f"{name}: {contradiction}")
+    return frame
 
 
 def _plain(value: Any) -> Any:
@@ -115,12 +121,15 @@ _HINTS: dict[type, dict[str, Any]] = {}
 
 def _hints(kind: type) -> dict[str, Any]:
     if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
+        _HINTS[kind] = typing.get_type_hints(kind, include_extras=True)
     return _HINTS[kind]
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """Give `value` as an instance of `hint`, or raise `WireError` naming the field."""
+    limit = None
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, limit, *_ = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = _hints(hint)
@@ -138,23 +147,50 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         (hint,) = (option for option in options if option is not type(None))
         return _typed(hint, value, where)
     if origin is tuple and isinstance(value, tuple):
+        _check_size(value, limit or ANY_ITEMS, where)
         item_hint = typing.get_args(hint)[0]
-        if item_hint in (int, str) and all(type(item) is item_hint for item in value):
+        if _are_plain(item_hint, value):
             return value
         return tuple(_typed(item_hint, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
+        _check_size(value, limit or ANY_ITEMS, where)
         key_hint, item_hint = typing.get_args(hint)
         return {
-            _typed(key_hint, key, where): _typed(item_hint, item, f"{where}[{key!r}]")
+            _typed(key_hint, key, where): _typed(item_hint, item, f"{where}[{key!r:.40}]")
             for key, item in value.items()
         }
     if hint is float and type(value) is int:
-        return float(value)
+        value = float(value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         try:
             return hint(value)
         except ValueError:
-            raise WireError(f"{where}: {value!r} is not a {hint.__name__}") from None
+            raise WireError(f"{where}: {value!r:.80} is not a {hint.__name__}") from None
     if origin is None and type(value) is hint:
+        if hint is str:
+            _check_size(value, limit or ANY_TEXT, where)
+        elif hint is float and value != value:  # noqa: PLR0124 not a number equals nothing
+            raise WireError(f"{where}: not a number")
+        elif isinstance(limit, Between) and not limit.low <= value <= limit.high:
+            raise WireError(f"{where}: {value} is not between {limit.low} and {limit.high}")
         return value
     raise WireError(f"{where}: {value!r:.80} is not a {hint}")
+
+
+def _check_size(value: Sized, limit: Any, where: str) -> None:
+    if isinstance(limit, AtMost) and len(value) > limit.size:
+        raise WireError(f"{where}: its length is {len(value)}, at most {limit.size} is allowed")
+
+
+def _are_plain(hint: Any, values: tuple[Any, ...]) -> bool:
+    """Numbers or texts that are all in their range: checked at once, there may be thousands."""
+    limit: Any = ANY_TEXT
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, limit, *_ = typing.get_args(hint)
+    if hint not in (int, str) or not all(type(value) is hint for value in values):
+        return False
+    if not values:
+        return True
+    if isinstance(limit, Between):
+        return bool(limit.low <= min(values) and max(values) <= limit.high)
+    return hint is int or max(map(len, values)) <= limit.size

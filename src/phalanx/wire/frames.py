@@ -5,6 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 
+from phalanx.limits import (
+    AgentNumber,
+    AnyCount,
+    Digest,
+    ExitCode,
+    Message,
+    Moment,
+    Name,
+    Path,
+    Pid,
+    Port,
+    RoundNumber,
+    RunId,
+    Seconds,
+    SignalNumber,
+    Size,
+    WorkerCount,
+)
 from phalanx.rounds import Outcome, Round
 
 T = TypeVar("T")
@@ -24,9 +42,13 @@ def frame(kind: type[T]) -> type[T]:
 class Frame:
     """What every frame carries."""
 
-    app: str = ""
-    round: int = 0
-    rank: int | None = None
+    app: RunId = ""
+    round: RoundNumber = 0
+    rank: AnyCount | None = None
+
+    def contradiction(self) -> str:
+        """What is wrong between its fields, each of which is in its range; empty: nothing."""
+        return ""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -49,9 +71,9 @@ class Import:
 class Root:
     """A directory of the launcher's with the user's code, and its name within the project."""
 
-    path: str
-    name: str
-    token: str
+    path: Path
+    name: Path
+    token: Name
     """The name of a file in it. Where that is found, the directory is shared."""
 
 
@@ -82,18 +104,18 @@ class Prepare(Frame):
     main_file: str | None
     title: str
     spawn: bool
-    workers: int
-    heartbeat: float
-    orphan_timeout: float
-    stop_grace: float
-    preempt: int = 0
+    workers: WorkerCount
+    heartbeat: Seconds
+    orphan_timeout: Seconds
+    stop_grace: Seconds
+    preempt: SignalNumber = 0
     """The signal to the agent by which workers learn that the host will be taken away."""
     away: Away | None = None
     """For another host than the launcher's: `python_path` has the user's own places alone, and
     paths below the project's are as they are at the launcher's."""
     networked: bool = False
     """Other hosts take part: the store must be reached from there."""
-    interface: str = ""
+    interface: Name = ""
     """The network interface to use."""
 
 
@@ -102,17 +124,17 @@ class Begin(Frame):
     """Run this round: your part is the member with your number."""
 
     membership: Round
-    agent: int
-    function: str
+    agent: AgentNumber
+    function: Digest
     backend: str | None
     uses_torch: bool
-    process_group_timeout: float
-    records: tuple[int, ...] = ()
+    process_group_timeout: Seconds
+    records: tuple[AnyCount, ...] = ()
     """The local ranks whose `logging` records are wanted as records."""
     run_id: str = ""
     """What the workers know the app by; the app's own id if empty."""
     role: str = "default"
-    max_restarts: int = 0
+    max_restarts: Size = 0
     exits: bool = False
     """The workers are programs: how each exits is how it ended."""
 
@@ -124,31 +146,31 @@ class Stop(Frame):
     `spared` ranks (the agent fills them in for the zygote) have ended already and are only leaving.
     """
 
-    grace: float
-    number: int = 15
-    spared: tuple[int, ...] = ()
+    grace: Seconds
+    number: SignalNumber = 15
+    spared: tuple[AnyCount, ...] = ()
 
 
 @frame
 class Taken(Frame):
     """So many bytes of log have been written away; as many may be sent again."""
 
-    size: int
+    size: Size
 
 
 @frame
 class Ship(Frame):
     """The project's files, by the digest of their list; what is not there is to be asked for."""
 
-    manifest: str
+    manifest: Digest
 
 
 @frame
 class Reach(Frame):
     """Try to connect to this address, and say `Reached`."""
 
-    address: str
-    port: int
+    address: Name
+    port: Port
 
 
 @frame
@@ -164,16 +186,16 @@ class Rest(Frame):
     into the directory `place` under the name `key`.
     """
 
-    keep: float = 0.0
-    place: str = ""
-    key: str = ""
+    keep: Seconds = 0.0
+    place: Path = ""
+    key: Name = ""
 
 
 @frame
 class Ping(Frame):
     """A heartbeat from the launcher, with its clock."""
 
-    sent: float
+    sent: Moment
 
 
 # ── agent to launcher ─────────────────────────────────────────────────────────
@@ -183,19 +205,19 @@ class Ping(Frame):
 class Hello(Frame):
     """The agent is there; `port` is bound on its host for the round's store."""
 
-    version: str
-    python: str
-    hostname: str
-    pid: int
-    port: int
-    spool: str
-    space: str = ""
+    version: Name
+    python: Name
+    hostname: Name
+    pid: Pid
+    port: Port
+    spool: Path
+    space: Name = ""
     """Names the network that loopback addresses are of."""
-    address: str = ""
+    address: Name = ""
     """An address of the host that others can reach, as far as it knows."""
-    door: int = 0
+    door: Port = 0
     """A port that takes connections, for others to try."""
-    tree: str = ""
+    tree: Path = ""
     """Where the project is put; empty when it is not to be sent."""
 
 
@@ -203,14 +225,14 @@ class Hello(Frame):
 class Want(Frame):
     """The agent does not have these yet: the function, or files of the project."""
 
-    digests: tuple[str, ...]
+    digests: tuple[Digest, ...]
 
 
 @frame
 class Arrived(Frame):
     """So many more bytes of the project's files are here; `complete` when it is all in place."""
 
-    size: int
+    size: Size
     complete: bool = False
 
 
@@ -218,16 +240,16 @@ class Arrived(Frame):
 class Reached(Frame):
     """What came of trying: empty, or why it could not be reached."""
 
-    problem: str
-    address: str
-    port: int
+    problem: Message
+    address: Name
+    port: Port
 
 
 @frame
 class Note(Frame):
     """Something that the user should know when the app has ended."""
 
-    message: str
+    message: Message
 
 
 @frame
@@ -247,14 +269,14 @@ class Ready(Frame):
 class Started(Frame):
     """The round's workers run; their process ids by global rank."""
 
-    pids: dict[int, int]
+    pids: dict[AnyCount, Pid]
 
 
 @frame
 class Entered(Frame):
     """A worker has come to the user's code, at a moment by its host's clock."""
 
-    clock: float
+    clock: Moment
 
 
 @frame
@@ -271,7 +293,7 @@ class Log(Frame):
     The stream `records` carries `logging` records, a line of JSON each.
     """
 
-    stream: str
+    stream: Name
     data: bytes
 
 
@@ -279,7 +301,7 @@ class Log(Frame):
 class Stopped(Frame):
     """No process of the round is left on the host; `port` is bound for the next one's store."""
 
-    port: int = 0
+    port: Port = 0
 
 
 @frame
@@ -296,7 +318,7 @@ class Rested(Frame):
 class Broken(Frame):
     """The agent cannot go on, and why."""
 
-    message: str
+    message: Message
     left: bool = False
     """It was told to end, by its host's own people."""
 
@@ -305,8 +327,8 @@ class Broken(Frame):
 class Pong(Frame):
     """The answer to a ping, with the agent's clock."""
 
-    sent: float
-    clock: float
+    sent: Moment
+    clock: Moment
 
 
 # ── both ways ─────────────────────────────────────────────────────────────────
@@ -316,9 +338,9 @@ class Pong(Frame):
 class Piece(Frame):
     """A part of something large: a function or a file by its digest, or the payload of a rank."""
 
-    key: str
-    offset: int
-    total: int
+    key: Digest
+    offset: Size
+    total: Size
     data: bytes
 
 
@@ -329,29 +351,29 @@ class Piece(Frame):
 class Fork(Frame):
     """Start one process per set of rank variables; see `worker.zygote` for the descriptors."""
 
-    function: str
-    directory: str
+    function: Path
+    directory: Path
     workers: tuple[dict[str, str], ...]
     backend: str | None
     uses_torch: bool
-    process_group_timeout: float
-    records: tuple[int, ...] = ()
+    process_group_timeout: Seconds
+    records: tuple[AnyCount, ...] = ()
 
 
 @frame
 class Signal(Frame):
     """Send a signal to the workers that catch it (to an agent as well, from whoever placed it)."""
 
-    number: int
+    number: SignalNumber
 
 
 @frame
 class Exit(Frame):
     """A worker's process was reaped, with this wait status; `signalled` is what we last sent it."""
 
-    status: int
-    clock: float
-    signalled: int | None
+    status: ExitCode
+    clock: Moment
+    signalled: SignalNumber | None
 
 
 MESSAGES: tuple[type[Frame], ...] = (

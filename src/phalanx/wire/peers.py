@@ -5,6 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from phalanx.limits import (
+    AgentNumber,
+    AnyCount,
+    Message,
+    Name,
+    Port,
+    RoundNumber,
+    RunId,
+    WorkerCount,
+)
 from phalanx.rounds import Endpoint, Member, Outcome, Round
 from phalanx.wire import codec
 from phalanx.wire.frames import Frame, frame
@@ -14,33 +24,40 @@ from phalanx.wire.frames import Frame, frame
 class Meet(Frame):
     """A host's first word to the one that decides: who it is, and what it brings."""
 
-    version: str
-    run_id: str
-    agent: int
-    hostname: str
-    workers: int
-    node_rank: int | None
+    version: Name
+    run_id: RunId
+    agent: AgentNumber
+    key: Name
+    """Known to this agent and those that decided before: nobody else comes in its name."""
+    hostname: Name
+    workers: WorkerCount
+    node_rank: AnyCount | None
     """Its place in the order of ranks, where the user gave one."""
     door: Endpoint
     """Where it can be reached by others, should it come to decide."""
-    port: int
+    port: Port
     """Bound there for the round's store."""
     torch: bool | None
-    bounds: tuple[int, ...]
+    bounds: tuple[WorkerCount, ...]
     """The fewest and the most hosts, as it was told."""
-    last_round: int = 0
+    last_round: RoundNumber = 0
     """The round that it was last in."""
-    restarts: int = 0
+    restarts: AnyCount = 0
     """How many restarts that had taken."""
     clear: bool = True
     """Nothing of that round is left there."""
+
+    def contradiction(self) -> str:
+        """Fewest and most."""
+        fits = len(self.bounds) == 2 and self.bounds[0] <= self.bounds[1]
+        return "" if fits else f"bounds {self.bounds[:4]} are not the fewest and the most hosts"
 
 
 @frame
 class Met(Frame):
     """You take part; `leader` decides."""
 
-    leader: int
+    leader: AgentNumber
 
 
 @frame
@@ -54,23 +71,30 @@ class Moved(Frame):
 class Refused(Frame):
     """You cannot take part, and why."""
 
-    reason: str
+    reason: Message
 
 
 @frame
 class Assemble(Frame):
     """A round begins. Its members are in columns: there may be thousands, for thousands to read."""
 
-    leader: int
-    agents: tuple[int, ...]
-    hostnames: tuple[str, ...]
-    workers: tuple[int, ...]
-    addresses: tuple[str, ...]
-    ports: tuple[int, ...]
+    leader: AgentNumber
+    agents: tuple[AgentNumber, ...]
+    hostnames: tuple[Name, ...]
+    workers: tuple[WorkerCount, ...]
+    addresses: tuple[Name, ...]
+    ports: tuple[Port, ...]
     """With the addresses: where its members can be reached."""
     store: Endpoint
-    restarts: int
+    restarts: AnyCount
     torch: bool | None
+
+    def contradiction(self) -> str:
+        """All columns have a row for each member, and no member is in it twice."""
+        columns = (self.agents, self.hostnames, self.workers, self.addresses, self.ports)
+        if len({len(column) for column in columns}) != 1:
+            return "its columns differ in length"
+        return "" if len(set(self.agents)) == len(self.agents) else "a member is in it twice"
 
     @classmethod
     def make(cls, round_: Round, leader: int, doors: Mapping[int, Endpoint]) -> Assemble:
@@ -108,11 +132,11 @@ class Assemble(Frame):
 class Blame(Frame):
     """A failure, as the one that decides has it."""
 
-    agent: int
-    hostname: str
+    agent: AgentNumber
+    hostname: Name
     outcome: Outcome
     consequence: bool
-    role: str
+    role: Name
     """What it is in the verdict: the cause, another, or that of an earlier attempt."""
 
 
@@ -120,9 +144,9 @@ class Blame(Frame):
 class Over(Frame):
     """The app has ended; the failures came before."""
 
-    reason: str
-    missing: tuple[str, ...]
-    note: str
+    reason: Name
+    missing: tuple[Name, ...]
+    note: Message
     members: tuple[Member, ...]
 
 

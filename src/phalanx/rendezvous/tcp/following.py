@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from phalanx.logs import logger
 from phalanx.rendezvous.errors import (
     RendezvousError,
     RendezvousTimeoutError,
@@ -43,6 +44,8 @@ class Follower:
         self._succession: Succession | None = None
         self._asked: int | None = None
         self._pause = _SHORTEST
+        self._strange: set[Endpoint] = set()
+        """Where somebody listens who is not of this run; told once."""
 
     async def run(self, place: Endpoint) -> None:
         """Begin with whoever is there. Raises `RendezvousError`."""
@@ -108,6 +111,12 @@ class Follower:
         try:
             link = await seat.wires.connect(place)
         except NoAnswer as error:
+            if error.stranger and place not in self._strange:
+                self._strange.add(place)
+                logger.warning(
+                    "phalanx: cannot join at %s:%d yet: %s. Do all hosts have the same token?",
+                    *(place.address, place.port, error),
+                )
             return _End(str(error), error.closed)
         limit = seat.part.settings.host_timeout
         await link.send(meet)
@@ -130,6 +139,9 @@ class Follower:
             case peers.Refused():
                 link.close()
                 raise RendezvousError(f"this host cannot take part: {first.reason}.")
+            case _:
+                link.close()
+                return _End(f"it answered with {type(first).__name__}", closed=False)
         async for frame in frames:
             if isinstance(frame, peers.Moved):
                 link.close()

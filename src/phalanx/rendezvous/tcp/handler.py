@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import secrets
 import socket
 import sys
@@ -18,8 +19,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from phalanx import network
+from phalanx import network, trust
 from phalanx.clock import Interval
+from phalanx.logs import logger
 from phalanx.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -45,7 +47,8 @@ from phalanx.rendezvous.protocol import (
     Tick,
 )
 from phalanx.rendezvous.settings import Settings
-from phalanx.rendezvous.tcp.part import Part
+from phalanx.rendezvous.tcp import keys
+from phalanx.rendezvous.tcp.part import Part, is_local
 from phalanx.rendezvous.tcp.seat import TcpSeat
 from phalanx.rounds import Endpoint, Round
 
@@ -94,7 +97,20 @@ class TcpHandler(RendezvousHandler):
             *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
             shares_port=static and self.endpoint.port != 0,
         )
+        if not part.is_alone:
+            part = dataclasses.replace(part, key=self._key())
         return TcpSeat(part, now)
+
+    def _key(self) -> bytes:
+        """What hosts of this run prove to each other that they have. Raises `ConfigError`."""
+        local = is_local(self.endpoint, self.settings, self.max_hosts)
+        token = keys.find_token(os.environ, self.settings.token_file, local=local)
+        if token is None:
+            logger.warning(
+                "phalanx: no %s and no token_file: whoever reaches %s:%d can join this rendezvous",
+                *(keys.VARIABLE, self.endpoint.address, self.endpoint.port),
+            )
+        return trust.key_of(token or "", "rendezvous")
 
     def get_backend(self) -> str:
         """`tcp`, `c10d` or `static`."""

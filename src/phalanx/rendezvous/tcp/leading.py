@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -47,9 +48,10 @@ class Leader:
         now: Callable[[], float],
         act: Callable[[Action], None],
         do: Do,
+        know: Callable[[Link], None],
         past: Past | None = None,
     ) -> None:
-        """`act` is told what concerns this host; `do` runs what sends."""
+        """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in."""
         self.coordinator = Coordinator(policy, now(), past)
         self.doors: dict[int, Endpoint] = {}
         self._takes_over = past is not None
@@ -59,6 +61,10 @@ class Leader:
         self._now = now
         self._act = act
         self._do = do
+        self._know = know
+        self._keys: dict[int, str] = {}
+        """What agents are known by: an id is told to all, and could be taken by another."""
+        self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[int, Link] = {}
         self._held: dict[int, peers.Meet] = {}
         """Those that have come and still have workers of an old round."""
@@ -108,7 +114,11 @@ class Leader:
         if meet.version != __version__:
             return f"it runs phalanx {meet.version}, this host {__version__}"
         if meet.run_id != self._run_id:
-            return f"it belongs to run {meet.run_id!r}, and here meets {self._run_id!r}"
+            return f"it belongs to run {meet.run_id[:80]!r}, and those that meet here to another"
+        if self._keys.get(meet.agent, meet.key) != meet.key:
+            return "it comes in the name of another host"
+        if meet.agent not in self._links and len(self._links) >= self._most_links:
+            return f"{self._most_links} hosts are here, or wait, already"
         bounds = (self._policy.least, self._policy.most)
         if meet.bounds != bounds:
             told, here = _bounds(meet.bounds), _bounds(bounds)
@@ -123,6 +133,8 @@ class Leader:
             return
         if (before := self._links.get(meet.agent)) is not None:
             self.lose(before, "it came anew", closed=True)
+        self._know(link)
+        self._keys[meet.agent] = meet.key
         link.agent, link.last_round = meet.agent, meet.last_round
         self._links[meet.agent] = link
         await link.send(peers.Met(leader=self._own))
@@ -132,17 +144,23 @@ class Leader:
             # It may have to wait, and then must know whom to turn to when we are lost.
             await link.send(peers.Assemble.make(round_, self._own, self.doors))
         self.join(meet)
+        reason = "its connection ended"
         async for frame in link.frames():
-            if not link.is_over:
+            if link.is_over:
+                continue
+            try:
                 self._hear(link, frame)
-        self.lose(link, "its connection ended", closed=True)
+            except Exception as error:  # noqa: BLE001 what one says must not end the others
+                reason = f"it sent a {type(frame).__name__} that ended in {error!r}"
+                break
+        self.lose(link, reason, closed=True)
 
     def _hear(self, link: Link, frame: wire.Frame) -> None:
         agent = link.agent
         match frame:
             case wire.Started():
                 self.feed(Running(agent, frame.round))
-            case wire.Report():
+            case wire.Report() if self._is_of(agent, frame):
                 when = link.clock.interval(frame.outcome.clock)
                 self.feed(WorkerEnded(agent, frame.round, frame.outcome, when))
             case wire.Stopped():
@@ -154,7 +172,7 @@ class Leader:
                 if number == link.last_round:  # as above
                     number = self.coordinator.round_of(agent) or number
                 self.feed(Cleared(agent, number, place))
-            case peers.Meet() if frame.agent == agent:
+            case peers.Meet() if frame.agent == agent and not self.problem_of(frame):
                 self.join(frame)  # its own agent was lost, and is there again
             case wire.Broken():
                 self.feed(Gone(agent, frame.message, self._lately(link)))
@@ -162,6 +180,12 @@ class Leader:
                 self.feed(Leaving(agent))
             case wire.Leave():
                 self.lose(link, "it was told to leave", closed=True)
+
+    def _is_of(self, agent: int, report: wire.Report) -> bool:
+        """A worker of the agent's own."""
+        round_ = self.coordinator.round
+        members = () if round_ is None else round_.members
+        return any(m.agent == agent and report.outcome.rank in m.ranks for m in members)
 
     def lose(self, link: Link, reason: str, *, closed: bool) -> None:
         """One is not there any more."""

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 
-from phalanx import wire
+from phalanx import trust, wire
 from phalanx.channel import SocketChannel
 from phalanx.clock import ClockOffset
 from phalanx.errors import WireError
@@ -16,14 +16,20 @@ from phalanx.rounds import Endpoint
 
 CONNECTING = 2.0
 """Seconds for a connection to another host to come about."""
+_LONGEST = 8 << 20
+"""Bytes of a record of one that takes part: a round of ten thousand hosts has one."""
 
 
 class NoAnswer(Exception):
-    """A host could not be reached; `closed`: nobody listens there, for certain."""
+    """A host could not be reached; `closed`: nobody listens there, for certain.
 
-    def __init__(self, reason: str, *, closed: bool) -> None:
+    `stranger`: somebody does who is not of this run.
+    """
+
+    def __init__(self, reason: str, *, closed: bool, stranger: bool = False) -> None:
         super().__init__(reason)
         self.closed = closed
+        self.stranger = stranger
 
 
 class Link:
@@ -43,31 +49,33 @@ class Link:
         self._heard = 0
 
     @classmethod
-    async def to(cls, place: Endpoint, patience: float = CONNECTING) -> Link:
-        """Connect. Raises `NoAnswer`."""
-        loop = asyncio.get_running_loop()
+    async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
+        """Connect, with a proof of the key both ways. Raises `NoAnswer`."""
+        connection: socket.socket | None = None
         try:
             async with asyncio.timeout(patience):
-                found = await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
-                problem: OSError | None = None
-                for family, kind, protocol, _, address in found:
-                    connection = socket.socket(family, kind, protocol)
-                    connection.setblocking(False)
-                    try:
-                        await loop.sock_connect(connection, address)
-                        return cls(await SocketChannel.over(connection))
-                    except OSError as error:
-                        connection.close()
-                        problem = error
-                    except BaseException:
-                        connection.close()
-                        raise
-                raise problem or OSError("no address")
+                connection = await _connect(place)
+                session = await trust.prove(connection, key)
+                link = cls(await SocketChannel.over(connection, session))
+                link.trust()
+                return link
         except TimeoutError:
-            raise NoAnswer(f"no answer within {patience:g} s", closed=False) from None
+            # One that takes connections and does not greet is as much a stranger as any.
+            problem = NoAnswer(f"no answer within {patience:g} s", closed=False)
+        except trust.NotTrusted as error:
+            problem = NoAnswer(f"whoever listens there is not of this run: {error}", closed=False)
+            problem.stranger = True
         except OSError as error:
-            closed = isinstance(error, ConnectionRefusedError | ConnectionResetError)
-            raise NoAnswer(error.strerror or str(error), closed=closed) from None
+            gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)
+            closed = gone and connection is None
+            problem = NoAnswer(error.strerror or str(error), closed=closed)
+        if connection is not None:
+            connection.close()
+        raise problem from None
+
+    def trust(self) -> None:
+        """The other takes part: it may say as much as those do."""
+        self._channel.session.limit = _LONGEST
 
     async def send(self, frame: wire.Frame) -> None:
         """Say something; that the other is gone is heard where it is listened to."""
@@ -119,3 +127,23 @@ class Link:
         """End it without waiting for what was sent."""
         self.is_over = True
         self._channel.abort()
+
+
+async def _connect(place: Endpoint) -> socket.socket:
+    """A connection to the first of an endpoint's addresses that takes one. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
+    problem: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            problem = error
+        except BaseException:
+            connection.close()
+            raise
+    raise problem or OSError("no address")

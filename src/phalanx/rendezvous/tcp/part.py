@@ -22,8 +22,20 @@ class Part:
     endpoint: Endpoint
     policy: Policy
     settings: Settings
+    key: bytes = b""
+    """What hosts of the run prove to each other that they have."""
     shares_port: bool = False
     """The store is to be found at the endpoint's own port."""
+
+    @property
+    def is_alone(self) -> bool:
+        """No other host can come: not even as a spare, to a port that nobody knows."""
+        return self.policy.most == 1 and (self.shares_port or self.endpoint.port == 0)
+
+    @property
+    def is_local(self) -> bool:
+        """All hosts that can come are this machine."""
+        return is_local(self.endpoint, self.settings, self.policy.most)
 
     def own_address(self) -> str:
         """The address that others reach this host at."""
@@ -36,3 +48,10 @@ class Part:
     def carries_store_anyway(self) -> bool:
         """The port is ours, so no worker can have it for a store of its own."""
         return self.shares_port and importlib.util.find_spec("torch") is not None
+
+
+def is_local(endpoint: Endpoint, settings: Settings, most: int) -> bool:
+    """Hosts meet at this machine's loopback address."""
+    name = endpoint.address
+    loopback = name == "localhost" or network.is_loopback(name)
+    return most == 1 or (loopback and settings.local_addr is None)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from phalanx import wire
 from phalanx.rendezvous.tcp.following import Follower
 from phalanx.rendezvous.tcp.link import Link, NoAnswer
 from phalanx.rounds import Endpoint, Round
@@ -20,6 +21,8 @@ _WATCHED = 1.0
 """Seconds between looks whether somebody has come to the place where it began."""
 _LOOKED = 0.25
 """Seconds between looks for those that have not come after another has taken over."""
+_FIRST_WORD = 10.0
+"""Seconds in which one that connects must say who it is."""
 _LAST_WORDS = 3.0
 
 
@@ -33,13 +36,15 @@ class Reception:
 
     async def take(self, link: Link) -> None:
         """Somebody has connected."""
-        async for frame in link.frames():
-            if isinstance(frame, peers.Moved) and frame.app == self._seat.part.run_id:
-                await self._abdicate(frame.door)
-            elif isinstance(frame, peers.Meet):
-                await self._receive(link, frame)
-                return
-            break
+        frame: wire.Frame | None = None
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_FIRST_WORD):
+                frame = await anext(link.frames())
+        if isinstance(frame, peers.Meet):
+            await self._receive(link, frame)
+            return
+        if isinstance(frame, peers.Moved) and frame.app == self._seat.part.run_id:
+            await self._abdicate(frame.door)
         link.close()
 
     async def _receive(self, link: Link, meet: peers.Meet) -> None:
@@ -59,6 +64,8 @@ class Reception:
         seat = self._seat
         asked, self._asked = self._asked, []
         for link, meet in asked:
+            if link.is_over:
+                continue  # others came, and it had waited longest
             if seat.leader is not None:
                 seat.do(seat.leader.serve(link, meet))
             elif seat.leader_door is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +46,7 @@ class TcpSeat:
         wires: Wires | None = None,
     ) -> None:
         """Nothing is opened before `start`."""
-        self.wires = wires or Wires()
+        self.wires = wires or Wires(part.key)
         self.phase = p.Phase.GATHERING
         self.round: Round | None = None
         self.outcomes: dict[int, Outcome] = {}
@@ -60,6 +61,7 @@ class TcpSeat:
         self.leader_door: Endpoint | None = None
         self.doors: dict[int, Endpoint] = {}
         self.meet: peers.Meet | None = None
+        self._key = secrets.token_hex(16)
         self._has_joined = asyncio.Event()
         self._reception = Reception(self)
         self._runs = False
@@ -123,8 +125,9 @@ class TcpSeat:
         if is_host is None:
             is_host = await asyncio.to_thread(hosts.is_this_machine, self.part.endpoint.address)
         leads = self._open(is_host=is_host)
-        assert self._listener is not None
-        self._listener.serve(self._reception.take, self.do)
+        if self._listener is not None:
+            take = None if self.part.is_alone else self._reception.take
+            self._listener.serve(take, self.do)
         if leads:
             self.lead(None)
         else:
@@ -132,9 +135,14 @@ class TcpSeat:
         self.do(self._watch())
 
     def _open(self, *, is_host: bool) -> bool:
-        """Take the endpoint's port if it is this host's to take; whether it was."""
+        """Take the endpoint's port if it is this host's to take; whether it was.
+
+        Where no other host can come nobody listens, but for the workers on a shared port.
+        """
         place, settings = self.part.endpoint, self.part.settings
-        anywhere = self.part.policy.most > 1
+        if self.part.is_alone and not self.part.shares_port:
+            return True
+        anywhere = not self.part.is_local
         if is_host:
             try:
                 self._listener = self.wires.listen(place.port, anywhere=anywhere)
@@ -197,7 +205,6 @@ class TcpSeat:
 
     def _join(self, event: p.Joined) -> None:
         part = self.part
-        assert self._listener is not None
         self.meet = peers.Meet(
             version=__version__,
             run_id=part.run_id,
@@ -205,7 +212,8 @@ class TcpSeat:
             hostname=part.hostname,
             workers=part.workers,
             node_rank=part.settings.node_rank,
-            door=Endpoint(self.part.own_address(), self._listener.port),
+            key=self._key,
+            door=Endpoint(part.own_address(), 0 if self._listener is None else self._listener.port),
             port=event.endpoint.port,
             torch=event.torch or self.part.carries_store_anyway(),
             bounds=(part.policy.least, part.policy.most),
@@ -312,7 +320,9 @@ class TcpSeat:
         self._link = None
         self.leader_agent = part.agent
         self.leader = Leader(
-            *(part.agent, part.policy, part.run_id, self.now, self._carry_out, self.do), past
+            *(part.agent, part.policy, part.run_id, self.now, self._carry_out, self.do),
+            know=self._know,
+            past=past,
         )
         if past is not None:
             self.leader.doors.update(self.doors)
@@ -322,6 +332,11 @@ class TcpSeat:
             number = 0 if self.round is None else self.round.number
             self.leader.join(replace(self.meet, last_round=number, clear=self._clear))
         self._reception.answer()
+
+    def _know(self, link: Link) -> None:
+        """One that has connected takes part."""
+        if self._listener is not None:
+            self._listener.know(link)
 
     # ── following ─────────────────────────────────────────────────────────────
 

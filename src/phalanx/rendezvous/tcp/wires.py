@@ -8,12 +8,16 @@ from phalanx.rounds import Endpoint
 
 
 class Wires:
-    """Connections over TCP."""
+    """Connections over TCP, between those that have the key of the run."""
+
+    def __init__(self, key: bytes) -> None:
+        """`key` is what peers prove to each other that they have."""
+        self._key = key
 
     def listen(self, port: int, *, anywhere: bool) -> Listener:
         """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
-        return Listener(port, anywhere=anywhere)
+        return Listener(port, self._key, anywhere=anywhere)
 
     async def connect(self, place: Endpoint) -> Link:
         """Connect to another host. Raises `NoAnswer`."""
-        return await Link.to(place)
+        return await Link.to(place, self._key)
