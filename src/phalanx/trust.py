@@ -163,7 +163,7 @@ def read_token(path: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold us up
     except OSError as error:
         raise ConfigError(f"cannot read the token file {path}: {error.strerror}.") from None
-    with open(descriptor, "rb") as file:
+    try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(f"the token file {path} is not a regular file.")
@@ -171,8 +171,10 @@ def read_token(path: str) -> str:
             raise ConfigError(
                 f"the token file {path} can be read or written by others. Run: chmod 600 {path}"
             )
-        text = file.read(4097).decode(errors="surrogateescape")
-    return check_token(text[:4096], path)
+        text = os.read(descriptor, 4096).decode(errors="surrogateescape")
+    finally:
+        os.close(descriptor)
+    return check_token(text, path)
 
 
 def own_token(path: str) -> str | None:

@@ -48,7 +48,9 @@ class Meet(Frame):
     """Nothing of that round is left there."""
 
     def contradiction(self) -> str:
-        """Fewest and most."""
+        """The fewest and the most hosts; an agent that has a number."""
+        if self.agent < 0:
+            return f"there is no agent {self.agent}"
         fits = len(self.bounds) == 2 and self.bounds[0] <= self.bounds[1]
         return "" if fits else f"bounds {self.bounds[:4]} are not the fewest and the most hosts"
 

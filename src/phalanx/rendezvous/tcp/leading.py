@@ -96,6 +96,7 @@ class Leader:
         But for one whose round is being stopped: that it is clear of it is awaited then.
         """
         self.doors[meet.agent] = meet.door
+        self._keys[meet.agent] = meet.key
         self._held.pop(meet.agent, None)
         if not meet.clear and not self.coordinator.awaits(meet.agent):
             self._held[meet.agent] = meet
@@ -134,7 +135,6 @@ class Leader:
         if (before := self._links.get(meet.agent)) is not None:
             self.lose(before, "it came anew", closed=True)
         self._know(link)
-        self._keys[meet.agent] = meet.key
         link.agent, link.last_round = meet.agent, meet.last_round
         self._links[meet.agent] = link
         await link.send(peers.Met(leader=self._own))

@@ -1,0 +1,107 @@
+"""What somebody who reaches a rendezvous port can do: raw bytes, forged frames, many connections."""
+
+import asyncio
+import contextlib
+import socket
+
+from phalanx import trust, wire
+from phalanx.channel import SocketChannel
+from phalanx.rendezvous.tcp import keys
+from phalanx.rounds import Endpoint
+from phalanx.wire import peers
+
+TOKEN = "the token of these tests"
+ENVIRON = {keys.VARIABLE: TOKEN}
+
+
+def meet(**fields):
+    """A host's first word, as good as a stranger can make it up."""
+    defaults = {
+        "version": "0.1.0",
+        "run_id": "run",
+        "agent": 4711,
+        "key": "k",
+        "hostname": "stranger",
+        "workers": 5,
+        "node_rank": None,
+        "door": Endpoint("127.0.0.1", 1),
+        "port": 1,
+        "torch": False,
+        "bounds": (2, 2),
+    }
+    return peers.Meet(**{**defaults, **fields})
+
+
+def say(port, data, patience=5.0):
+    """Send bytes and give all that comes back, until the other side closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+        answer = b""
+        with contextlib.suppress(OSError):
+            while more := connection.recv(1 << 16):
+                answer += more
+        return answer
+
+
+def prove_and_say(port, token, *sent, patience=10.0, wait=True):
+    """Prove a token, send frames (or raw records), and give the frames that come back."""
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        connection = socket.socket()
+        connection.setblocking(False)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        try:
+            session = await trust.prove(connection, trust.key_of(token, "rendezvous"))
+        except trust.NotTrusted:
+            connection.close()
+            return None
+        channel = await SocketChannel.over(connection, session)
+        session.limit = 8 << 20
+        for item in sent:
+            data = item if isinstance(item, bytes) else wire.encode(item)
+            await channel.send_encoded(data)
+        found = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                async for frame in channel.frames():
+                    found.append(frame)
+                    if not wait:
+                        break
+        channel.close()
+        await asyncio.sleep(0)
+        return found
+
+    return asyncio.run(run())
+
+
+class Between:
+    """Somebody on the way from one host to another: hears everything, may change it."""
+
+    def __init__(self, port, change=lambda data, way: data):
+        self.heard = {"there": [], "back": []}
+        self._target, self._change = port, change
+        self._server = None
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+
+    async def _take(self, reader, writer):
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        await asyncio.gather(
+            self._pump(reader, other_writer, "there"), self._pump(other_reader, writer, "back")
+        )
+
+    async def _pump(self, reader, writer, way):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                self.heard[way].append(data)
+                writer.write(self._change(data, way))
+                await writer.drain()
+        writer.close()

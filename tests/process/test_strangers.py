@@ -1,0 +1,267 @@
+"""A stranger at the rendezvous port: no frame of its has an effect, and it costs itself alone."""
+
+import asyncio
+import contextlib
+import os
+import socket
+
+import pytest
+
+from phalanx import wire
+from phalanx.rounds import Endpoint
+from phalanx.wire import peers
+from phalanx.worker.processes import descendants
+from tests.conftest import wait_until
+from tests.process import strangers
+from tests.process.strangers import ENVIRON, TOKEN, meet, prove_and_say, say
+from tests.process.test_torchrun import free_port, torchrun  # noqa: F401
+
+RUNS = """
+import os, sys, time
+print("runs", os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def listens(port):
+    """Somebody takes connections there."""
+    with open("/proc/net/tcp") as file:
+        return any(f":{port:04X} " in line and " 0A " in line for line in file)
+
+
+class Pair:
+    """Two hosts that meet on this machine; `go` lets them end."""
+
+    def __init__(self, torchrun, tmp_path, *flags, env=ENVIRON):
+        self.port = free_port()
+        self._torchrun, self._path, self._env = torchrun, tmp_path, env
+        where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self.port}")
+        self._flags = ("--nnodes", "2", *where, "--rdzv-id", "run", *flags)
+        self.leader = self._start()
+        wait_until(lambda: listens(self.port), timeout=60)
+
+    def _start(self):
+        return self._torchrun.start(RUNS, *self._flags, env=self._env)
+
+    def join(self):
+        self.follower = self._start()
+        return [host.stdout.readline() for host in (self.leader, self.follower)]
+
+    def end(self):
+        """Both end well, and each has printed once: nobody was restarted, ended or replaced."""
+        (self._path / "go").touch()
+        outs = [host.communicate(timeout=60) for host in (self.leader, self.follower)]
+        assert [host.returncode for host in (self.leader, self.follower)] == [0, 0], outs
+        assert [out for out, _ in outs] == ["", ""], outs
+
+
+@pytest.fixture
+def pair(torchrun, tmp_path):  # noqa: F811
+    return lambda *flags, **options: Pair(torchrun, tmp_path, *flags, **options)
+
+
+BAD = [
+    meet(),
+    meet(bounds=()),
+    meet(hostname="9" * 5000),
+    meet(hostname="9" * 200),
+    meet(workers=5),
+    meet(workers=-1),
+    meet(agent=-5),
+    meet(run_id="another"),
+    peers.Moved(app="run", door=Endpoint("127.0.0.1", 1)),
+    peers.Moved(door=Endpoint("127.0.0.1", 1)),
+    peers.Over(reason="succeeded", missing=(), note="", members=()),
+    wire.Stop(round=1, grace=0.0),
+    wire.Leave(),
+    wire.Ping(sent=0.0),
+]
+
+
+def test_strangers_get_nothing_before_and_after_the_group_has_formed(pair):
+    """Frames without a proof, with a proof of another token, of none, and bytes of any kind."""
+    two = pair()
+
+    def attack():
+        answers = [say(two.port, wire.encode(frame), 0.3) for frame in BAD[:3]]
+        answers += [say(two.port, b"GET / HTTP/1.1\r\n\r\n"), say(two.port, bytes(100))]
+        answers += [say(two.port, b"PHXR\x01" + bytes(32) + bytes(32) + b"x" * 10_000)]
+        assert all(b"run" not in answer and len(answer) <= 32 for answer in answers), answers
+        for frame in BAD:
+            assert prove_and_say(two.port, "the token of a stranger", frame) is None
+            assert prove_and_say(two.port, "", frame) is None
+
+    attack()
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    attack()
+    two.end()
+
+
+def test_frames_of_one_that_has_the_token_are_checked_too(pair):
+    """A lie costs the connection that it came over."""
+    two = pair()
+    for frame in (*BAD[1:3], *BAD[5:7], *BAD[9:]):
+        prove_and_say(two.port, TOKEN, frame, patience=0.5)
+    broken = wire.encode(meet())
+    for data in (
+        b"",
+        b"nonsense",
+        broken[:-3],
+        broken[:20] + b"\xff" * 20,
+        b"PHX\x02" + broken[4:],
+    ):
+        assert prove_and_say(two.port, TOKEN, data, patience=0.2) == []
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    refused = prove_and_say(two.port, TOKEN, meet(run_id="another"))
+    assert isinstance(refused[0], peers.Refused)
+    assert "'run'" not in refused[0].reason
+    two.end()
+
+
+def test_nobody_comes_in_the_name_of_a_member(pair):
+    """Though the ids of members are told to all that wait."""
+    two = pair()
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    told = prove_and_say(two.port, TOKEN, meet(agent=1), patience=1.0)
+    (assemble,) = [frame for frame in told if isinstance(frame, peers.Assemble)]
+    for agent in assemble.agents:
+        answer = prove_and_say(two.port, TOKEN, meet(agent=agent))
+        assert isinstance(answer[0], peers.Refused), answer
+        assert "in the name of another host" in answer[0].reason
+    two.end()
+
+
+def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
+    """1,500 that say nothing, and some that announce a long record: a host can still join."""
+    two = pair()
+    pid = two.leader.pid
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    idle = []
+    try:
+        for _ in range(1500):
+            idle.append(socket.create_connection(("127.0.0.1", two.port), timeout=5))
+        for connection in idle[::10]:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big"))
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300, timeout=30)
+        assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    finally:
+        for connection in idle:
+            connection.close()
+    two.end()
+
+
+def test_what_is_replayed_or_changed_on_the_way_has_no_effect(pair):
+    """Somebody between two hosts can cut their connection, and nothing else."""
+    two = pair()
+    spare = ("--nnodes", "2", "--rdzv-id", "run", "--rdzv-conf", "join_timeout=4,is_host=0")
+
+    async def listen_in(change=lambda data, way: data):
+        async with strangers.Between(two.port, change) as between:
+            flags = (
+                *spare,
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"localhost:{between.port}",
+            )
+            third = two._torchrun.start(RUNS, *flags, env=ENVIRON)
+            if change is not None:
+                await asyncio.to_thread(third.wait, 60)
+            return between.heard, third.communicate()[1]
+
+    def change(data, way):
+        # Past the proof: the last byte of the first record.
+        return data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 100 else data
+
+    heard, said = asyncio.run(listen_in(change))
+    assert "join_timeout" in said
+    replayed = b"".join(heard["there"])
+    assert len(replayed) > 200
+    answer = say(two.port, replayed)
+    assert len(answer) == 32  # a random number, and no proof
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    two.end()
+
+
+def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_path):  # noqa: F811
+    """At once; it may still be set right on the other side, so it tries again."""
+    two = pair()
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{two.port}")
+    flags = ("--nnodes", "2", *where, "--rdzv-id", "run", "--rdzv-conf", "join_timeout=2,is_host=0")
+    other = torchrun(RUNS, *flags, env={"PHALANX_RDZV_TOKEN": "quite another token"})
+    assert other.returncode == 1
+    assert "Do all hosts have the same token?" in other.stderr
+    assert "quite another" not in other.stderr
+    two.join()
+    two.end()
+
+
+def test_hosts_of_one_user_on_one_machine_need_no_token(pair):
+    """They share a file that nobody else can read."""
+    two = pair(env={})
+    assert prove_and_say(two.port, "", meet()) is None
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    two.end()
+
+
+def test_a_rendezvous_without_a_token_beyond_loopback_says_so_once(torchrun, tmp_path):  # noqa: F811
+    """It works as torchrun's does; whoever has the run id can take part, and nonsense still ends alone."""
+    port = free_port()
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
+    own = socket.gethostname()
+    where = (
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{own}:{port}",
+        "--local-addr",
+        "127.0.0.1",
+    )
+    flags = (
+        "--nnodes",
+        "1:2",
+        *where,
+        "--rdzv-id",
+        "run",
+        "--rdzv-conf",
+        "is_host=1,last_call_timeout=1",
+    )
+    host = torchrun.start(RUNS, *flags, env=home)
+    wait_until(lambda: listens6(port), timeout=60)
+    for frame in (*BAD[1:3], *BAD[5:8]):
+        prove_and_say(port, "", frame, patience=0.3)
+    host.stdout.readline()
+    (tmp_path / "go").touch()
+    _, errors = host.communicate(timeout=60)
+    assert host.returncode == 0, errors
+    said = [line for line in errors.splitlines() if "can join this rendezvous" in line]
+    assert len(said) == 1, errors
+
+
+def listens6(port):
+    """Somebody takes connections there, at any address."""
+    with open("/proc/net/tcp6") as file:
+        return listens(port) or any(f":{port:04X} " in line and " 0A " in line for line in file)
+
+
+def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
+    """Nobody can come, so nobody listens: no process of it has a listening socket."""
+    host = torchrun.start(RUNS, "--standalone", "--nproc-per-node", "2")
+    for _ in range(2):
+        host.stdout.readline()
+    found = set()
+    for pid in (host.pid, *descendants(host.pid)):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+            except OSError:
+                pass
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}") as file:
+            rows = [line.split() for line in file][1:]
+        assert not [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in found]
+    (tmp_path / "go").touch()
+    assert host.wait(60) == 0
+    host.communicate()
