@@ -13,6 +13,7 @@ from phalanx.wire import peers
 from phalanx.worker.processes import descendants
 from tests.conftest import wait_until
 from tests.process import strangers
+from tests.process.commands import phalanx
 from tests.process.strangers import ENVIRON, TOKEN, meet, prove_and_say, say
 from tests.process.test_torchrun import free_port, torchrun  # noqa: F401
 
@@ -265,3 +266,25 @@ def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
     (tmp_path / "go").touch()
     assert host.wait(60) == 0
     host.communicate()
+
+
+def test_replicas_of_an_app_share_a_token_that_only_the_user_can_read(tmp_path, monkeypatch):
+    """It is in no argument of theirs and in no file; each app has its own."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    code = "import os; print(os.environ['PHALANX_RDZV_TOKEN'])"
+    (tmp_path / "train.py").write_text(code)
+    tokens = []
+    for _ in range(2):
+        ddp = ("dist.ddp", "-j", "2x1", "--rdzv_port", free_port(), "--script", "train.py")
+        done = phalanx("run", "--wait", *ddp, timeout=100)
+        assert done.returncode == 0, done.stderr
+        log = phalanx("log", done.stdout.strip()).stdout
+        (token,) = {line.split()[-1] for line in log.splitlines()}
+        tokens.append(token)
+    assert len(set(tokens)) == 2
+    files = [path for path in state.rglob("*") if path.is_file()]
+    texts = {path: path.read_text(errors="replace") for path in files}
+    found = [path for path, text in texts.items() if any(token in text for token in tokens)]
+    assert all(path.parent.name == "logs" or "stdout" in path.name for path in found), found
+    assert not [path for path in found if path.suffix == ".json"]

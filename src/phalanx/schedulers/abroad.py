@@ -15,6 +15,7 @@ from phalanx.launcher import Launcher
 from phalanx.launcher.app import App
 from phalanx.logs.lines import Source
 from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
+from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.rounds import Member, signal_name
 from phalanx.schedulers.course import Key
 from phalanx.schedulers.crew import Ending, Wait, open_log
@@ -67,7 +68,8 @@ class SshCrew:
         """Launch its program on its host; returns before that has begun."""
         self._graces.pop(replica.key, None)
         first = self._first.get(replica.role, "localhost")
-        env = {self._request.settings["rank0_env"]: first, **replica.env}
+        token = {RENDEZVOUS_TOKEN: os.environ[RENDEZVOUS_TOKEN]}
+        env = {self._request.settings["rank0_env"]: first, **token, **replica.env}
         try:
             launcher = self._launcher([replica.hostname], replica)
             launcher.log_spec = _Logs(replica)

@@ -20,8 +20,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NoReturn
 
+from phalanx import trust
 from phalanx.logs.lines import Times
 from phalanx.registry import cancel_asked, owner, read, replace
+from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
 from phalanx.schedulers.crew import Crew, Ending
 from phalanx.schedulers.last_words import first_error
@@ -88,6 +90,8 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
     code = 1
     try:
         processes.become_subreaper()
+        # Replicas that meet prove it to each other. It is in no file, and in no argument.
+        os.environ[RENDEZVOUS_TOKEN] = trust.make_token()
         Supervisor(path, request, lifeline).run()
         code = 0
     except BaseException:  # noqa: BLE001 the keeper reports the end, the log says why
