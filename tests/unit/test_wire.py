@@ -1,12 +1,15 @@
 """Frames: what is written is what is read, and nothing else is."""
 
+import dataclasses
+import typing
+
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import wire
-from phalanx.wire import codec
+from phalanx.wire import codec, peers  # noqa: F401 the frames of hosts that meet
 from phalanx.errors import WireError
 from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
 
@@ -153,3 +156,46 @@ def test_text_that_is_not_unicode_survives():
     """Environment values and paths are bytes in truth."""
     frame = wire.Want(digests=("\udcff\udcfe",))
     assert wire.Decoder().feed(wire.encode(frame)) == [frame]
+
+
+def _numbers_without_range(hint, where):
+    if typing.get_origin(hint) is typing.Annotated:
+        return []
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        return [
+            found
+            for name in hints
+            for found in _numbers_without_range(hints[name], f"{where}.{name}")
+        ]
+    inner = [found for arg in typing.get_args(hint) for found in _numbers_without_range(arg, where)]
+    return [where, *inner] if hint in (int, float) else inner
+
+
+@pytest.mark.parametrize("name", sorted(codec._BY_NAME))
+def test_every_number_in_a_frame_has_a_range(name):
+    """What is decoded can be used without another look."""
+    assert _numbers_without_range(codec._BY_NAME[name], name) == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.Reach(address="a", port=65536),
+        wire.Reach(address="a" * 256, port=1),
+        wire.Stop(grace=float("nan")),
+        wire.Stop(grace=-1.0),
+        wire.Started(round=-1, pids={}),
+        wire.Started(pids={-1: 5}),
+        wire.Signal(number=65),
+        wire.Want(digests=("x" * 300,)),
+        wire.Report(outcome=Outcome(-1, Ended.LOST, 0.0)),
+        wire.Report(outcome=Outcome(1, Ended.LOST, float("inf"))),
+        wire.Arrived(size=-1),
+        wire.Ready(torch=False, spawn=False, notes=("x" * (5 << 20),)),
+    ],
+)
+def test_what_is_out_of_range_is_refused(frame):
+    """Numbers, lengths, what is not a number; with the name of the field."""
+    with pytest.raises(WireError, match=f"^{type(frame).__name__}"):
+        wire.Decoder().feed(wire.encode(frame))

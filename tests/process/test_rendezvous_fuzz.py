@@ -1,0 +1,130 @@
+"""Real frames, mutated, at a real port, from one that has the token: the host that decides goes on."""
+
+import asyncio
+import os
+import random
+import socket
+
+import pytest
+
+from phalanx import trust, wire
+from phalanx.channel import SocketChannel
+from phalanx.rendezvous import protocol as p
+from phalanx.rendezvous.settings import Settings
+from phalanx.rendezvous.tcp.part import Part
+from phalanx.rendezvous.tcp.seat import TcpSeat
+from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome
+from phalanx.wire import peers
+from tests.process.strangers import meet
+
+KEY = trust.key_of("the token of these tests", "rendezvous")
+COUNT = int(os.environ.get("FUZZ", "300"))
+OUTCOME = Outcome(1, Ended.RAISED, 1.0, 7, fault=Fault("E", "m", "t"), stderr="x")
+FRAMES = [
+    wire.Started(round=1, pids={1: 7}),
+    wire.Report(round=1, rank=1, outcome=OUTCOME),
+    wire.Stopped(round=1, port=9),
+    wire.Broken(message="x"),
+    wire.Leaving(),
+    wire.Ping(sent=1.0),
+    wire.Pong(sent=1.0, clock=2.0),
+    wire.Entered(round=1, rank=0, clock=1.0),
+    wire.Log(round=1, rank=0, stream="stdout", data=b"x"),
+    wire.Piece(round=1, rank=0, key="payload", offset=0, total=1, data=b"x"),
+    peers.Met(leader=3),
+    peers.Refused(reason="x"),
+    peers.Over(reason="succeeded", missing=("a",), note="", members=(Member(1, "a", 0, 1),)),
+    peers.Blame(agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"),
+]
+
+
+def mutate(data, chance):
+    """Some bytes are others, twice there, or not there; the lengths in the header are put right."""
+    head = bytearray(data[12:])
+    for _ in range(chance.randint(0, 4)):
+        at = chance.randrange(len(head))
+        match chance.randrange(4):
+            case 0:
+                head[at] = chance.randrange(256)
+            case 1:
+                head[at:at] = head[at : at + chance.randint(1, 9)]
+            case 2:
+                del head[at : at + chance.randint(1, 9)]
+                head = head or bytearray(b"\xc0")
+            case 3:
+                head[at] = chance.choice((0xCF, 0xCB, 0xDB, 0xDD, 0xDF, 0xC1, 0x00, 0xFF))
+    return wire.codec._HEADER.pack(b"PHX", wire.VERSION, len(head), 0) + bytes(head)
+
+
+async def connect(port):
+    loop = asyncio.get_running_loop()
+    connection = socket.socket()
+    connection.setblocking(False)
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    session = await trust.prove(connection, KEY)
+    session.limit = 8 << 20
+    return await SocketChannel.over(connection, session)
+
+
+async def play(seed):
+    """A host that decides, liars that come and go, and in the end one that is honest."""
+    chance = random.Random(seed)
+    failures, begun = [], []
+    policy = p.Policy(
+        hosts=(), start_timeout=600.0, stop_grace=1.0, min_hosts=2, max_hosts=2, open=True,
+        quorum=True, max_restarts=10**6, backoff=0.0,
+    )  # fmt: skip
+    settings = Settings(is_host=True)
+    part = Part(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
+    seat = TcpSeat(part)
+
+    def act(action):
+        match action:
+            case p.BeginRound(round_):
+                begun.append(round_)
+                seat.tell(p.Running(1, round_.number))
+            case p.HaltRound(number, _):
+                seat.tell(p.Cleared(1, number, Endpoint("", 1)))
+
+    await seat.start(act, failures.append)
+    seat.tell(p.Joined(1, Endpoint("", 1)))
+    port = seat._listener.port
+    for number in range(COUNT):
+        channel = await connect(port)
+        first = wire.encode(meet(agent=100 + number))
+        await channel.send_encoded(first if chance.random() < 0.7 else mutate(first, chance))
+        try:
+            for _ in range(chance.randint(0, 5)):
+                await channel.send_encoded(mutate(wire.encode(chance.choice(FRAMES)), chance))
+        except ConnectionError:
+            pass
+        seat.tell(p.Tick())
+        await asyncio.sleep(0)
+        if chance.random() < 0.5:
+            await channel.flush()
+        channel.close()
+        assert not failures, (number, failures)
+    done = len(begun)
+    honest = await connect(port)
+    await honest.send(meet(agent=7, hostname="honest", workers=1))
+    async with asyncio.timeout(20):
+        async for frame in honest.frames():
+            if isinstance(frame, peers.Assemble) and 7 in frame.agents:
+                break
+            if isinstance(frame, wire.Stop):
+                await honest.send(wire.Stopped(round=frame.round, port=5))
+            if isinstance(frame, wire.Ping):
+                await honest.send(wire.Pong(sent=frame.sent, clock=1.0))
+            seat.tell(p.Tick())
+    assert not failures
+    assert not seat.is_over
+    honest.close()
+    await seat.close()
+    await asyncio.sleep(0.05)
+    return done
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_frames_end_their_own_connection_alone(seed):
+    """Thousands by hand: FUZZ=10000."""
+    asyncio.run(play(seed))
