@@ -247,6 +247,36 @@ def listens6(port):
         return listens(port) or any(f":{port:04X} " in line and " 0A " in line for line in file)
 
 
+def test_strangers_at_a_shared_port_do_not_keep_workers_from_their_store(torchrun, tmp_path):  # noqa: F811
+    """With one port for hosts and store, as torch's static rendezvous has it."""
+    port = free_port()
+    flags = ("--nnodes", "2", "--master-port", port)
+    idle, nodes = [], [torchrun.start(STATIC, *flags, "--node-rank", "0", env=ENVIRON)]
+    try:
+        wait_until(lambda: listens6(port), timeout=60)
+        for number in range(600):
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            if number % 3 == 0:
+                idle[-1].sendall(b"PHX" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        nodes.append(torchrun.start(STATIC, *flags, "--node-rank", "1", env=ENVIRON))
+        outs = [node.communicate(timeout=90) for node in nodes]
+    finally:
+        for connection in idle:
+            connection.close()
+    assert [out for out, _ in outs] == ["the sum is 2\n"] * 2, outs
+
+
+STATIC = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+dist.barrier()
+print("the sum is", int(total))
+dist.destroy_process_group()
+"""
+
+
 def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
     """Nobody can come, so nobody listens: no process of it has a listening socket."""
     host = torchrun.start(RUNS, "--standalone", "--nproc-per-node", "2")

@@ -93,10 +93,13 @@ class Listener:
         self._make_room()
         self._strangers[connection] = task.cancel
         try:
-            if take is None or (self.store is not None and not await _is_peer(connection)):
-                del self._strangers[connection]
-                await self._pass_on(connection)
-                return
+            if take is None or self.store is not None:
+                async with asyncio.timeout(_FIRST_WORD):
+                    first = await _peek(connection)
+                if take is None or not first.startswith(trust.GREETING[: len(first)]):
+                    del self._strangers[connection]
+                    await self._pass_on(connection)
+                    return
             async with asyncio.timeout(_PROVING):
                 session = await trust.admit(connection, self._key)
             link = Link(await SocketChannel.over(connection, session))
@@ -149,19 +152,19 @@ def _bind(port: int, *, anywhere: bool) -> socket.socket:
     return bound
 
 
-async def _is_peer(connection: socket.socket) -> bool:
-    """It begins as peers do."""
+async def _peek(connection: socket.socket) -> bytes:
+    """The first bytes that come, which stay to be read. Raises `NotTrusted` if none do."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(connection, readable.set)
     try:
-        await asyncio.wait_for(readable.wait(), _FIRST_WORD)
+        await readable.wait()
         first = connection.recv(len(trust.GREETING), socket.MSG_PEEK)
-    except (TimeoutError, OSError):
-        first = b""
     finally:
         loop.remove_reader(connection)
-    return first == trust.GREETING[: len(first)] and bool(first)
+    if not first:
+        raise trust.NotTrusted("it left")
+    return first
 
 
 async def _splice(connection: socket.socket, place: Endpoint) -> None:
