@@ -656,3 +656,16 @@ def test_a_syntax_error_shows_the_script_alone(torchrun):
     done = torchrun("def f(:\n", "--nproc-per-node", "1")
     assert "SyntaxError" in done.stderr
     assert "phalanx/worker" not in done.stderr
+
+
+def test_what_is_waited_for_is_said(torchrun):
+    """Before the limit is reached: the endpoint and why; who has come, of how many."""
+    where = ("--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=4")
+    lost = torchrun("print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", "no.such.host:29400")
+    (said,) = [line for line in lost.stderr.splitlines() if "waiting for" in line]
+    assert "the rendezvous at no.such.host:29400, up to 4 s (join_timeout): " in said
+    assert "known" in said or "resolution" in said
+    alone = torchrun(
+        "print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", f"localhost:{free_port()}"
+    )
+    assert "up to 4 s (join_timeout): 1 of at least 2 hosts came: " in alone.stderr

@@ -94,6 +94,12 @@ class Coordinator:
             return ()
         return self._roster.names(self._roster.gone)
 
+    @property
+    def gathered(self) -> str:
+        """Who has come, where too few have; empty where they are enough."""
+        few = self.phase is p.Phase.GATHERING and not self._roster.is_enough
+        return self._roster.describe() if few else ""
+
     def round_of(self, agent: int) -> int | None:
         """The number of the round that an agent is in."""
         return self._round_of.get(agent)
@@ -296,7 +302,7 @@ class Coordinator:
         self._over = p.Reason.START_TIMEOUT
         self._missing = self._roster.names(agent for agent in awaited if agent not in there)
         if self.phase is p.Phase.GATHERING:
-            self._note = self._roster.describe()
+            self._note = self._roster.describe(f" within {self.policy.start_timeout:g} s")
         if self.phase is p.Phase.GATHERING and self._number:
             return self._finish(now)
         return self._halt(0.0, now) + self._conclude(now)

@@ -111,11 +111,10 @@ class Roster:
         closed = [agent for agent, certain in self.gone.items() if certain]
         return not self._policy.quorum or may_decide(last, alive, closed)
 
-    def describe(self) -> str:
-        """Who has come, of how many, for an error."""
+    def describe(self, since: str = "") -> str:
+        """Who has come, of how many; `since` says within which time, for an error."""
         came = ", ".join(self.names(self.joined)) or "nobody"
-        least, seconds = self._policy.least, self._policy.start_timeout
-        return f"{len(self.joined)} of at least {least} hosts came within {seconds:g} s: {came}"
+        return f"{len(self.joined)} of at least {self._policy.least} hosts came{since}: {came}"
 
     def names(self, agents: Iterable[int]) -> tuple[str, ...]:
         """The hosts' names."""

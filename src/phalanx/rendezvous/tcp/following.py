@@ -20,6 +20,8 @@ from phalanx.wire import peers
 if TYPE_CHECKING:
     from phalanx.rendezvous.tcp.seat import TcpSeat
 
+SAID_AFTER = 2.0
+"""Seconds after which it is said what is waited for."""
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between two attempts to reach somebody."""
 
@@ -44,24 +46,29 @@ class Follower:
         self._succession: Succession | None = None
         self._asked: int | None = None
         self._pause = _SHORTEST
-        self._strange: set[Endpoint] = set()
-        """Where somebody listens who is not of this run; told once."""
+        self._said: set[tuple[Endpoint, str]] = set()
+        """What was said of somebody that is waited for."""
 
     async def run(self, place: Endpoint) -> None:
         """Begin with whoever is there. Raises `RendezvousError`."""
         seat = self._seat
-        limit = seat.now() + seat.part.settings.join_timeout
+        patience = seat.part.settings.join_timeout
+        limit = seat.now() + patience
         sent_on = False
         while not seat.is_over:
             end = await self._attempt(place)
             if seat.is_over:
                 return
+            gone = not end.followed and end.moved is None
+            if gone and seat.now() > limit - patience + SAID_AFTER:
+                self._say(place, end.reason)
             if end.moved is not None and seat.now() <= limit:
                 place, sent_on = end.moved, True
                 await asyncio.sleep(_SHORTEST)
                 continue
             if end.followed:
-                limit = seat.now() + seat.part.settings.join_timeout
+                limit = seat.now() + patience
+                self._said.clear()
                 self._begin_succession(closed=end.closed)
             elif self._succession is not None and self._asked is not None and not sent_on:
                 self._succession.fail(self._asked, closed=end.closed)
@@ -111,12 +118,8 @@ class Follower:
         try:
             link = await seat.wires.connect(place)
         except NoAnswer as error:
-            if error.stranger and place not in self._strange:
-                self._strange.add(place)
-                logger.warning(
-                    "phalanx: cannot join at %s:%d yet: %s. Do all hosts have the same token?",
-                    *(place.address, place.port, error),
-                )
+            if error.stranger:
+                self._say(place, f"{error}. Do all hosts have the same token?")
             return _End(str(error), error.closed)
         limit = seat.part.settings.host_timeout
         await link.send(meet)
@@ -151,6 +154,15 @@ class Follower:
         link.close()
         seat.unfollow(link)
         return _End("the connection ended", closed=link.silent < limit, followed=True)
+
+    def _say(self, place: Endpoint, reason: str) -> None:
+        """Say what is waited for, and why; once."""
+        if (place, reason) not in self._said:
+            self._said.add((place, reason))
+            logger.warning(
+                "phalanx: waiting for the rendezvous at %s:%d, up to %g s (join_timeout): %s",
+                *(place.address, place.port, self._seat.part.settings.join_timeout, reason),
+            )
 
     def _timeout(self, reason: str) -> RendezvousTimeoutError:
         place, patience = self._seat.part.endpoint, self._seat.part.settings.join_timeout

@@ -16,10 +16,11 @@ from dataclasses import replace
 
 from phalanx import __version__, hosts, wire
 from phalanx.background import Background
+from phalanx.logs import logger
 from phalanx.rendezvous import protocol as p
 from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx.rendezvous.errors import RendezvousConnectionError
-from phalanx.rendezvous.tcp.following import Follower
+from phalanx.rendezvous.tcp.following import SAID_AFTER, Follower
 from phalanx.rendezvous.tcp.leading import Leader
 from phalanx.rendezvous.tcp.link import Link
 from phalanx.rendezvous.tcp.listener import Listener
@@ -387,10 +388,11 @@ class TcpSeat:
     async def _watch(self) -> None:
         """Signs of life, and their absence. Time in which we were stopped does not count."""
         limit, beat = self.part.settings.host_timeout, self.part.settings.heartbeat
-        since = beat
+        since, waited = beat, 0.0
         while True:
             await asyncio.sleep(_TICK)
             since += _TICK
+            waited = self._say_who_is_missing(waited)
             links = [self._link] if self._link is not None else []
             links += [] if self.leader is None else self.leader.links
             for link in links:
@@ -404,3 +406,14 @@ class TcpSeat:
                 elif self.leader is not None:
                     self.leader.lose(link, f"no heartbeat for {limit:g} s", closed=False)
             since = 0.0 if since >= beat else since
+
+    def _say_who_is_missing(self, waited: float) -> float:
+        """Say once, after a moment, that more hosts are waited for; gives how long it has been."""
+        gathered = "" if self.leader is None else self.leader.coordinator.gathered
+        if gathered and waited < SAID_AFTER <= waited + _TICK:
+            place, limit = self.part.endpoint, self.part.settings.join_timeout
+            logger.warning(
+                "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
+                *(place.address, place.port, limit, gathered),
+            )
+        return waited + _TICK if gathered else 0.0
