@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from datetime import datetime
 from typing import Any
 
 from phalanx.cli import parsing
 from phalanx.cli.aside import aside
 from phalanx.cli.finding import Found, find_app
 from phalanx.errors import PhalanxError
+from phalanx.logs.lines import ranges
 from phalanx.registry.recorded import RecordedApp
 from phalanx.runner import get_runner
 from phalanx.specs import AppState, AppStatus, ReplicaStatus
+
+_ROUNDS_SHOWN = 10
 
 
 def main(arguments: list[str]) -> int:
@@ -91,19 +95,46 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     seconds = status.get("seconds")
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
     time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
+    round_ = f", round {status['round']}" if status.get("round", 0) > 1 else ""
     print(f"{app.id}: {parsing.coloured(status['state'])}{time_}")
-    print(f"  {count} on {', '.join(app.hosts)}")
+    print(f"  {count} on {', '.join(app.hosts)}{round_}")
     print(f"  command: {app.command}")
     owner = app.facts["owner"]
     print(f"  launcher: pid {owner['pid']} on {owner['host']}, in {app.facts['cwd']}")
-    if status.get("message"):
+    if status["message"]:
         print(f"  {status['message']}")
-    for worker in status.get("workers", ()):
-        if worker["ended"] != "returned":
+    workers = status["workers"]
+    if status["hosts"]:
+        rows = [_host_row(host, workers) for host in status["hosts"]]
+        parsing.print_table(("  HOST", "STATE", "RANKS", "PIDS"), rows)
+    _print_rounds(status["rounds"])
+    for worker in workers:
+        if worker["ended"] not in (None, "returned"):
             print(f"  rank {worker['rank']} {worker['message']}")
-    returned = [w["rank"] for w in status.get("workers", ()) if w["ended"] == "returned"]
+    returned = [worker for worker in workers if worker["ended"] == "returned"]
     if returned:
         print(f"  {len(returned)} of {count} returned")
     files = app.log_files()
     if files:
         print(f"  logs: {min(files.values())} …  (phalanx log {app.id})")
+
+
+def _host_row(host: dict[str, Any], workers: list[dict[str, Any]]) -> tuple[str, ...]:
+    ranks = [rank for rank in host["ranks"] if isinstance(rank, int)]
+    pids = {worker["rank"]: worker["pid"] for worker in workers}
+    shown = " ".join(str(pids.get(rank) or "-") for rank in ranks)
+    return f"  {host['hostname']}", host["state"], ranges(ranks) or "-", shown or host["reason"]
+
+
+def _print_rounds(rounds: list[dict[str, Any]]) -> None:
+    """Why each round but the first began."""
+    lines = []
+    for before, round_ in zip(rounds, rounds[1:], strict=False):
+        when = datetime.fromtimestamp(round_["began"]).astimezone().strftime("%H:%M:%S")
+        restarts = round_["restarts"]
+        again = f"restart {restarts}: " if restarts > before["restarts"] else ""
+        lines.append(f"  round {round_['number']} at {when}: {again}{round_['cause']}")
+    if len(lines) > _ROUNDS_SHOWN:
+        print(f"  ({len(lines) - _ROUNDS_SHOWN} rounds before: --json)")
+    for line in lines[-_ROUNDS_SHOWN:]:
+        print(line)

@@ -25,6 +25,7 @@ from phalanx.launcher.plan import Plan
 from phalanx.launcher.printed import read_lines
 from phalanx.launcher.report import message_of, state_of
 from phalanx.launcher.result import LaunchResult
+from phalanx.launcher.tracker import Standing
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.logs.lines import LogLine
@@ -85,7 +86,7 @@ class App(Generic[R]):
         """What is to be done as soon as the app's loop runs."""
         self._adding = threading.Lock()
         self._drive: Drive | None = None
-        self._restarts = 0
+        self._awaited: tuple[str, ...] = ()
         self._shows_status = False
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
@@ -212,6 +213,7 @@ class App(Generic[R]):
             new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
             self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
             self._plan = plan
+            self._entry.extend(plan.members, self._paths)
 
             def add(drive: Drive) -> None:
                 if self._writer is not None:
@@ -230,10 +232,10 @@ class App(Generic[R]):
             seconds = (self._ended_at or time.monotonic()) - self._began
             drive = self._drive
             phases = dict(drive.progress.phases) if drive is not None else {}
-            round_ = None if drive is None else drive.decider.round
+            standing = Standing() if drive is None else drive.progress.tracker.standing(self._paths)
             return AppStatus(
                 *(self.id, self._state, self._message(), self._outcomes, seconds, phases),
-                num_restarts=0 if round_ is None else round_.restarts,
+                **standing._asdict(),
             )
 
     def logs(
@@ -269,6 +271,8 @@ class App(Generic[R]):
                 self._ended_at = time.monotonic()
                 self._state = state_of(self._verdict)
                 self._loop = None
+                if self._drive is not None:
+                    self._drive.progress.tracker.finish(self._verdict)
                 watchers, self._watchers = self._watchers, []
             try:
                 self._entry.update(self.status())
@@ -313,16 +317,15 @@ class App(Generic[R]):
 
     def _observe(self, drive: Drive) -> None:
         """Something has happened, or a moment has passed."""
-        decider = drive.decider
-        restarts = 0 if decider.round is None else decider.round.restarts
+        decider, tracker = drive.decider, drive.progress.tracker
         with self._lock:
-            before = self._state, self._restarts
-            self._restarts = restarts
+            before = self._state
             if decider.phase is Phase.RUNNING:
                 self._state = AppState.RUNNING
-            if len(decider.outcomes) != len(self._outcomes):
+            self._awaited = decider.awaited
+            if tracker.ended(decider.outcomes) or len(decider.outcomes) != len(self._outcomes):
                 self._outcomes = tuple(decider.outcomes[r] for r in sorted(decider.outcomes))
-        if before != (self._state, restarts):
+        if self._entry.is_old(tracker.changes, self._awaited, at_once=before != self._state):
             self._entry.update(self.status())
         now = time.monotonic()
         if now - self._looked > _ASKED_EVERY:
@@ -345,7 +348,9 @@ class App(Generic[R]):
     def _message(self) -> str:
         if self._verdict is not None:
             return message_of(self._verdict)
-        return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        return f"waiting for {', '.join(self._awaited)}" if self._awaited else ""
 
     @property
     def error(self) -> BaseException | None:

@@ -111,6 +111,7 @@ class Drive:
         index = self.plan.members[placed.index].agent
         if isinstance(placed, NotPlaced):
             now = self._now()
+            self.progress.tracker.lost(index, placed.reason)
             self._feed(p.Gone(index, placed.reason, Interval(now, now)))
             if self.plan.is_elastic:
                 self._do(self._recall(placed.index))
@@ -140,6 +141,7 @@ class Drive:
         """Start the agent of a host that the plan has got in addition, the last one."""
         self.plan = plan
         self._placement.extend(plan)
+        self.progress.tracker.expect(plan.members)
         self._do(self._recall(len(plan.members) - 1, 0.0))
 
     def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
@@ -173,10 +175,10 @@ class Drive:
                 self._outlets.begin(round_)
                 again = [rank for a in agents or () for rank in round_.member(a).ranks]
                 self.inboxes.forget(again if agents is not None else None)
-                self.progress.begin(round_)
+                self.progress.begin(round_, agents)
                 self._do(self._begin(round_, agents))
             case p.HaltRound(number, grace, agents):
-                self.progress.halted(time.monotonic())
+                self.progress.halted(time.monotonic(), agents)
                 for index, agent in self._agents.items():
                     if agents is None or index in agents:
                         stop = wire.Stop(round=number, grace=grace, number=self._stop_with)
@@ -250,7 +252,7 @@ class Drive:
         """What concerns the round that the agent is in."""
         match frame:
             case wire.Started():
-                self.progress.forked(len(frame.pids))
+                self.progress.forked(frame.pids)
                 self._feed(p.Running(index, frame.round))
             case wire.Entered():
                 self.progress.entered(agent.clock.interval(frame.clock).latest)
@@ -278,6 +280,7 @@ class Drive:
         else:
             agent.hello = hello
             self.progress.reach("agents up")
+            self.progress.tracker.greeted(index, hello.pid)
             self._do(agent.send(wire.Ping(sent=time.monotonic())))
             if hello.tree:
                 self._do(self._provision.ship(agent))
@@ -300,7 +303,8 @@ class Drive:
             return
         agent.gone = True
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
-        self.progress.lost(time.monotonic() - agent.silent)
+        if not self._verdict.done():  # otherwise it has only left
+            self.progress.lost(index, reason, time.monotonic() - agent.silent)
         left = agent.left and not self.plan.meets_others
         self._feed(p.Gone(index, reason, when, left=left))
         if self.plan.is_elastic and not self.decider.is_over:

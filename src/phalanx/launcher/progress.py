@@ -7,11 +7,12 @@ nowhere unless the program has configured handlers for them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phalanx import events, metrics
 from phalanx.clock import Interval
+from phalanx.launcher.tracker import Tracker
 from phalanx.rendezvous.protocol import Happening, Phase
 from phalanx.rounds import Outcome, Round
 
@@ -27,6 +28,7 @@ class Progress:
         """It began then."""
         self.phases: dict[str, float] = {}
         """What was reached when, in seconds since it began."""
+        self.tracker = Tracker(plan.members)
         self._began = began
         self._app = plan.app
         self._role = plan.role
@@ -47,6 +49,7 @@ class Progress:
     def happen(self, happening: Happening, asleep: float) -> None:
         """Something has come to pass for the app as a whole."""
         moment = happening.at + asleep
+        self.tracker.happen(happening)
         if happening.name == "end":
             self._end(moment, happening.facts)
             return
@@ -56,8 +59,9 @@ class Progress:
             metrics.put_metric("rendezvous.duration.ms", waited * 1000)
             self._attempt.waited = waited
 
-    def begin(self, round_: Round) -> None:
-        """A round begins here."""
+    def begin(self, round_: Round, agents: Collection[int] | None) -> None:
+        """A round begins here, for all of its members or for these."""
+        self.tracker.begin(round_, agents)
         self._attempt = _Attempt(
             failed=self._attempt.failed or self._attempt.halted,
             told=self._attempt.told,
@@ -70,9 +74,11 @@ class Progress:
         left = self._max_restarts - round_.restarts
         metrics.put_metric(f"workers.{self._role}.remaining_restarts", left)
 
-    def forked(self, workers: int) -> None:
+    def forked(self, pids: Mapping[int, int]) -> None:
         """Workers were started."""
         self.reach("workers forked")
+        self.tracker.started(pids)
+        workers = len(pids)
         self._attempt.workers += workers
         self._attempt.forked = time.monotonic()
         self._tell("workers started", self._attempt.forked, workers=workers)
@@ -108,8 +114,9 @@ class Progress:
         name = "worker stopped" if outcome.stopped else "failure"
         self._tell(name, when.latest, **facts, detect_seconds=max(0.0, now - when.latest))
 
-    def lost(self, since: float) -> None:
+    def lost(self, agent: int, reason: str, since: float) -> None:
         """A host is lost, of which nothing was heard since."""
+        self.tracker.lost(agent, reason)
         self._fail(since, time.monotonic())
 
     def _fail(self, moment: float, told: float) -> None:
@@ -118,8 +125,9 @@ class Progress:
             attempt.failed, attempt.told = moment, told
             self._count_useful(moment)
 
-    def halted(self, now: float) -> None:
-        """The workers are told to stop."""
+    def halted(self, now: float, agents: Collection[int] | None) -> None:
+        """The workers of all hosts, or of these, are told to stop."""
+        self.tracker.halted(agents)
         if not self._attempt.halted:
             self._attempt.halted = now
             self._count_useful(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Times, agent_key
-from phalanx.registry import LAUNCH, cancel_asked, owner, replace
+from phalanx.registry import LAUNCH, cancel_asked, owner, read, replace
 from phalanx.registry.submitted import facts_of, make_place
 from phalanx.rounds import Member
-from phalanx.specs import AppState, AppStatus
+from phalanx.specs import AppState, AppStatus, WorkerStatus
 
 _MARK_EVERY = 0.1
+_UPDATE_EVERY = 0.2
 
 
 class Entry:
@@ -26,6 +28,8 @@ class Entry:
         """Use `create`. Without a path nothing is recorded."""
         self._path = path
         self._marks: dict[int, float] = {}
+        self._seen: tuple[object, ...] = ()
+        self._next_at = 0.0
 
     @classmethod
     def create(
@@ -49,11 +53,32 @@ class Entry:
             path = None
         return cls(path)
 
+    def extend(self, members: Sequence[Member], logs: Mapping[int, Path]) -> None:
+        """It has other members, in addition to those it began with."""
+        if self._path is None or (facts := read(self._path / "app.json")) is None:
+            return
+        (role,) = facts["roles"]
+        with contextlib.suppress(OSError):
+            roles = [{**role, "replicas": _replicas(members, logs)}]
+            replace(self._path / "app.json", {**facts, "roles": roles})
+
+    def is_old(self, *seen: object, at_once: bool) -> bool:
+        """Something else is seen than when this last said so. Not too often, unless `at_once`:
+        thousands of workers that end one by one are not written down a thousand times.
+        """
+        if self._path is None or (not at_once and time.monotonic() < self._next_at):
+            return False
+        before, self._seen = self._seen, seen
+        return at_once or seen != before
+
     def update(self, status: AppStatus) -> None:
         """Replace the status."""
         if self._path is not None:
+            began = time.monotonic()
             with contextlib.suppress(OSError):  # someone has removed it: then so be it
                 replace(self._path / "status.json", _status(status))
+            now = time.monotonic()
+            self._next_at = now + max(_UPDATE_EVERY, 10 * (now - began))
 
     def cancel_asked(self) -> Mapping[str, Any] | None:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""
@@ -72,7 +97,13 @@ class Entry:
 def _describe(
     app: str, name: str, members: Sequence[Member], logs: Mapping[int, Path], stop_grace: float
 ) -> dict[str, Any]:
-    replicas = [
+    roles = [{"name": name, "replicas": _replicas(members, logs)}]
+    facts = facts_of(app, name, LAUNCH, "phalanx", roles)
+    return {**facts, "owner": owner(), "stop_grace": stop_grace}
+
+
+def _replicas(members: Sequence[Member], logs: Mapping[int, Path]) -> list[dict[str, Any]]:
+    return [
         {
             "id": member.agent,
             "hostname": member.hostname,
@@ -82,28 +113,36 @@ def _describe(
         }
         for member in members
     ]
-    roles = [{"name": name, "replicas": replicas}]
-    facts = facts_of(app, name, LAUNCH, "phalanx", roles)
-    return {**facts, "owner": owner(), "stop_grace": stop_grace}
 
 
 def _status(status: AppStatus) -> dict[str, Any]:
+    """How a launch stands, as data: the one that everybody reads who asks about it."""
     return {
         "state": status.state.value,
         "message": status.message,
         "updated": time.time(),
         "seconds": status.seconds,
         "phases": status.phases,
-        "workers": [
-            {
-                "rank": ended.rank,
-                "ended": ended.kind.value,
-                "code": ended.code,
-                "signal": ended.signal,
-                "pid": ended.pid,
-                "seconds": ended.seconds,
-                "message": ended.describe(),
-            }
-            for ended in status.ended
-        ],
+        "round": status.round,
+        "num_restarts": status.num_restarts,
+        "rounds": [dataclasses.asdict(round_) for round_ in status.rounds],
+        "hosts": [dataclasses.asdict(host) for host in status.hosts],
+        "workers": [_worker(worker) for worker in status.workers],
+    }
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    ended = worker.outcome
+    return {
+        "rank": worker.rank,
+        "hostname": worker.hostname,
+        "local_rank": worker.local_rank,
+        "state": worker.state.value,
+        "pid": worker.pid,
+        "log": worker.log,
+        "ended": None if ended is None else ended.kind.value,
+        "code": None if ended is None else ended.code,
+        "signal": None if ended is None else ended.signal,
+        "seconds": None if ended is None else ended.seconds,
+        "message": "" if ended is None else ended.describe(),
     }

@@ -30,7 +30,7 @@ from phalanx.registry import (
     replace,
 )
 from phalanx.registry.reading import Reader, by_time
-from phalanx.specs import AppState
+from phalanx.specs import AppState, HostState, WorkerState
 from phalanx.worker.processes import catches, start_time
 
 _POLL = 0.1
@@ -53,7 +53,7 @@ class RecordedApp:
         if self.facts["version"] != VERSION:
             raise ValueError(f"recorded by another version: {self.facts['version']}")
         owner = self.facts["owner"]
-        _ = (self.id, self.created, self.log_files(), self.agent_log_files(), self.hosts)
+        _ = (self.id, self.created, self.log_files(), self.agent_log_files())
         _ = (self.command, self.handle, time.localtime(self.created))
         if owner is not None:
             _ = (owner["host"], owner["boot"], owner["pid"], owner["start"])
@@ -102,15 +102,17 @@ class RecordedApp:
 
     @property
     def workers(self) -> int:
-        """How many workers it has; replicas, on a scheduler."""
+        """How many workers it has, in its last round; replicas, on a scheduler."""
         if not self.is_launch:
             return len(self.replicas)
-        return sum(len(replica["ranks"]) for replica in self.replicas)
+        workers = self._read_status()["workers"]
+        return len(workers) or sum(len(replica["ranks"]) for replica in self.replicas)
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts it runs on, as far as they are known."""
-        names = dict.fromkeys(replica["hostname"] for replica in self.replicas)
+        """The hosts it runs on, in its last round, as far as they are known."""
+        active = [h for h in self._read_status()["hosts"] if h["state"] == HostState.ACTIVE]
+        names = dict.fromkeys(host["hostname"] for host in active or self.replicas)
         return [name for name in names if name]
 
     def definition(self) -> dict[str, Any]:
@@ -129,6 +131,9 @@ class RecordedApp:
             if not self.is_launch:
                 status["message"] += f" (see {self.path / 'supervisor.log'})"
             status["seconds"] = None
+            for worker in status["workers"]:
+                if worker["ended"] is None:
+                    worker["state"] = WorkerState.UNKNOWN.value
             for replica in status.get("replicas", ()):
                 if not AppState(replica["state"]).is_final:
                     replica["state"] = AppState.FAILED.value
@@ -136,6 +141,8 @@ class RecordedApp:
             status["seconds"] = time.time() - self.created
         replicas = status.pop("replicas", ())
         if not self.is_launch:
+            for key in _MODEL:
+                del status[key]
             status["roles"] = [
                 {
                     "role": role["name"],
@@ -297,7 +304,34 @@ def _sound(status: dict[str, Any]) -> dict[str, Any]:
         and replica["state"] in AppState.__members__
     ]
     status["message"] = str(status.get("message", ""))
+    for key, fields in _MODEL.items():
+        status[key] = [item for item in _items(status.get(key)) if _fits(item, fields)]
     return status
+
+
+_MODEL: dict[str, dict[str, Any]] = {
+    "hosts": {"hostname": str, "state": str, "ranks": list, "reason": str},
+    "rounds": {"number": int, "began": int | float, "hosts": list, "restarts": int, "cause": str},
+    "workers": {
+        "rank": int,
+        "hostname": str,
+        "state": str,
+        "pid": int | None,
+        "ended": str | None,
+        "message": str,
+    },
+}
+"""What readers of a launch's status rely on."""
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _fits(item: Any, fields: Mapping[str, Any]) -> bool:
+    return isinstance(item, dict) and all(
+        key in item and isinstance(item[key], kind) for key, kind in fields.items()
+    )
 
 
 def _is_alive(owner: Mapping[str, Any]) -> bool:

@@ -95,7 +95,8 @@ class HostwiseCoordinator(Coordinator):
         for agent in [a for a, due in self._due_at.items() if due <= now]:
             del self._due_at[agent], self._halted[agent]
             self._tally.begin_again(agent)
-            actions.append(self._begin_host(agent, now))
+            cause = next(f for f in reversed(self._attempts) if f.agent == agent).describe()
+            actions.append(self._begin_host(agent, cause, now))
         self._set_deadline()
         return actions
 
@@ -105,7 +106,7 @@ class HostwiseCoordinator(Coordinator):
             due.append(self._give_up_at)
         self.deadline = min(due, default=None)
 
-    def _begin_host(self, agent: int, now: float) -> Action:
+    def _begin_host(self, agent: int, cause: str, now: float) -> Action:
         assert self.round is not None
         self._number += 1
         self._round_of[agent] = self._number
@@ -114,7 +115,6 @@ class HostwiseCoordinator(Coordinator):
         members = tuple(self._tally.members.values())
         round_ = Round(self._number, members, self.round.store, count, self.round.torch)
         name = self._tally.members[agent].hostname
-        cause = self._attempts[-1].describe() if self._attempts else "a host was lost"
         facts = {"hosts": [name], "restarts": count, "round": self._number, "cause": cause}
         self._happen("restart", now, **facts)
         return BeginRound(round_, (agent,))
@@ -134,11 +134,12 @@ class HostwiseCoordinator(Coordinator):
             return super()._lose(event, now)
         self._roster.lose(event.agent, certain=event.closed)
         self._happen("loss", now, hostname=member.hostname, reason=event.reason)
-        action = self._replace(event.agent, spare, now)
+        cause = f"{member.hostname} was lost: {event.reason}"
+        action = self._replace(event.agent, spare, cause, now)
         self._set_deadline()
         return [action]
 
-    def _replace(self, lost: int, spare: Host, now: float) -> Action:
+    def _replace(self, lost: int, spare: Host, cause: str, now: float) -> Action:
         """Give a lost host's ranks to another."""
         self._tally.begin_again(lost)
         self._round_of.pop(lost, None)
@@ -153,4 +154,4 @@ class HostwiseCoordinator(Coordinator):
         }
         self._tally.running.discard(lost)
         self._tally.running.add(spare.agent)  # it has a deadline of its own
-        return self._begin_host(spare.agent, now)
+        return self._begin_host(spare.agent, cause, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from phalanx.rounds import Outcome
 
@@ -74,6 +74,78 @@ class RoleStatus:
     replicas: tuple[ReplicaStatus, ...]
 
 
+class HostState(StrEnum):
+    """Where a host of a launch stands."""
+
+    STARTING = "starting"
+    """Its agent is being started, or the first round has not begun."""
+    ACTIVE = "active"
+    """It is in the round."""
+    SPARE = "spare"
+    """It is there, and waits for a round with room for it."""
+    LOST = "lost"
+    """It is not there; `reason` says why, where that is known."""
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host of a launch at one moment."""
+
+    hostname: str
+    state: HostState
+    ranks: tuple[int, ...] = ()
+    """Its ranks in the round; none unless it is active."""
+    reason: str = ""
+    """Why it is lost."""
+    pid: int | None = None
+    """Its agent's."""
+
+
+class WorkerState(StrEnum):
+    """Where a worker of a launch stands; how it ended, once it has."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was told to end."""
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "exited"
+    KILLED = "killed"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+    """The app has ended, and how this worker did is not known."""
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One worker of a launch's last round at one moment."""
+
+    rank: int
+    hostname: str
+    local_rank: int
+    state: WorkerState
+    pid: int | None = None
+    log: str | None = None
+    """The file of its output, where it has one of its own."""
+    outcome: Outcome | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """A round of a launch that has begun, and why it did."""
+
+    number: int
+    began: float
+    """Seconds since 1970."""
+    hosts: tuple[str, ...]
+    world_size: int
+    restarts: int
+    """How many restarts it had taken by then."""
+    cause: str = ""
+    """What ended the round before, in one line; empty for the first."""
+
+
 @dataclass(frozen=True)
 class AppStatus:
     """An app at one moment."""
@@ -95,6 +167,14 @@ class AppStatus:
     """What `phalanx run --wait` exits with: that of the replica that failed first."""
     ui_url: str | None = None
     """Where a browser shows it."""
+    round: int = 0
+    """The number of a launch's last round; 0 before the first."""
+    hosts: tuple[HostStatus, ...] = ()
+    """The hosts of a launch: those in the round in rank order, then spares, then lost ones."""
+    workers: tuple[WorkerStatus, ...] = ()
+    """The workers of a launch's last round, in rank order."""
+    rounds: tuple[RoundStatus, ...] = ()
+    """A launch's last rounds, the latest last."""
 
     @property
     def msg(self) -> str:
