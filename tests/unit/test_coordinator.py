@@ -280,7 +280,8 @@ def test_a_death_that_is_seen_after_its_echo_has_halted_everybody_is_the_cause()
     for kind, fields in ((Ended.KILLED, {"signal": 9}), (Ended.EXITED, {"code": 3})):
         c = begun(2)
         echo = Fault("E", "", "", communication=True)
-        assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, fault=echo), 1.0) == [HaltRound(1, 3)]
+        halt = HaltRound(1, 3, stacks=True)
+        assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, fault=echo), 1.0) == [halt]
         c.handle(ended(0, 0, kind, t=1.01, **fields), 1.02)
         (finish,) = c.handle(Cleared(0, 1), 1.3)
         assert finish.verdict.cause.outcome.rank == 0

@@ -28,6 +28,9 @@ from phalanx.logs.records import pack_message
 from phalanx.rounds import signal_name
 from phalanx.worker import processes
 
+_STACKS_BEFORE_STOP = 1.0
+"""Seconds for workers to tell where they are before they are stopped."""
+
 
 class Agent:
     """Supervises one host's workers, one app after another, until nobody wants it any more."""
@@ -206,7 +209,12 @@ class Agent:
                 # The round was given up before we heard of it, and must not begin any more.
                 await self._tell(wire.Stopped(app=frame.app, round=frame.round, port=self._port))
             case wire.Stop() if (turn := self._turns.find(frame)) is self._turns.current:
-                await self._stop(frame)
+                if turn is not None and turn.started and frame.stacks:
+                    self._spawn(self._stop_with_stacks(turn, frame))
+                else:
+                    await self._stop(frame)
+            case wire.DumpStacks():
+                self._spawn(self._dump_stacks(frame))
 
     def _note(self, message: str, level: int = logging.INFO) -> None:
         """Say something for the agent's log."""
@@ -263,6 +271,22 @@ class Agent:
             return
         self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
         self._nursery.send(dataclasses.replace(frame, spared=turn.reported))
+
+    async def _stop_with_stacks(self, turn: Turn, frame: wire.Stop) -> None:
+        """Stop the workers once it is known where they are; not much later in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STACKS_BEFORE_STOP + 0.5):
+                await turn.send_stacks(_STACKS_BEFORE_STOP)
+        if turn is self._turns.current:
+            await self._stop(frame)
+
+    async def _dump_stacks(self, frame: wire.DumpStacks) -> None:
+        turn = self._turns.find(frame)
+        if turn is None or not turn.started or turn.cleared.is_set():
+            stamp = {"app": frame.app, "round": frame.round, "request": frame.request}
+            await self._tell(wire.Stacks(ranks=(), **stamp))  # type: ignore[arg-type]
+        else:
+            await turn.send_stacks(frame.seconds, frame.request)
 
     async def _clear(self, turn: Turn) -> None:
         """Nothing of the round is left; the next one gets another port."""

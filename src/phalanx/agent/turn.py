@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 
 from phalanx import network, wire
-from phalanx.agent import following
+from phalanx.agent import following, stacks
 from phalanx.errors import WireError
 from phalanx.nesting import DEPTH
 from phalanx.ranks import APP, STOP_FILE, worker_environment
@@ -63,6 +63,7 @@ class Turn:
         self._ended: set[int] = set()
         self._held: dict[int, Outcome] = {}
         """Programs that have come to their end, and are only leaving."""
+        self._taking_stacks = asyncio.Lock()
         self._window = LOG_WINDOW
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
@@ -120,6 +121,13 @@ class Turn:
         """Let the workers know that the host will be taken away."""
         with contextlib.suppress(OSError), open(self.stop_file, "w"):
             pass
+
+    async def send_stacks(self, seconds: float, request: int = 0) -> None:
+        """Send home where the workers are whose functions run."""
+        async with self._taking_stacks:  # a worker has one file for it
+            pids = {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
+            dumps = await stacks.take(self.directory, pids, seconds)
+        await self._send(self._stamp(wire.Stacks(request=request, ranks=dumps)))
 
     # ── ends ──────────────────────────────────────────────────────────────────
 

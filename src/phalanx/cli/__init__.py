@@ -29,6 +29,7 @@ VERBS = {
     "status": "how an app stands",
     "describe": "what an app was made from",
     "log": "what an app has printed",
+    "stacks": "where the workers of an app are",
     "cancel": "have an app end",
     "delete": "forget an app, with its logs",
     "clean": "forget old apps",

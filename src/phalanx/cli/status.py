@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from datetime import datetime
 from typing import Any
@@ -129,7 +130,7 @@ def _host_row(host: dict[str, Any], workers: list[dict[str, Any]]) -> tuple[str,
 def _print_rounds(rounds: list[dict[str, Any]]) -> None:
     """Why each round but the first began."""
     lines = []
-    for before, round_ in zip(rounds, rounds[1:], strict=False):
+    for before, round_ in itertools.pairwise(rounds):
         when = datetime.fromtimestamp(round_["began"]).astimezone().strftime("%H:%M:%S")
         restarts = round_["restarts"]
         again = f"restart {restarts}: " if restarts > before["restarts"] else ""

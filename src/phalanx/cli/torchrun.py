@@ -54,7 +54,7 @@ def _report(app: App[Any], signals: _Signals) -> int:
     if verdict.reason is Reason.SUCCEEDED:
         return 0
     sys.stdout.flush()
-    print(f"phalanx torchrun: {describe_failure(verdict)}", file=sys.stderr)
+    print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
     if verdict.cause is not None:
         outcome = verdict.cause.outcome
         fault = outcome.fault

@@ -178,7 +178,9 @@ class HandledSeat:
         if self.phase is p.Phase.RUNNING or self._cancelled:
             self.phase = p.Phase.STOPPING
             self._tally.halted_at = self._tally.halted_at or self.now()
-            self._act(p.HaltRound(self.round.number, grace))
+            failed = bool(self._tally.failures) and not self._cancelled
+            stacks = failed and self._tally.is_stuck
+            self._act(p.HaltRound(self.round.number, grace, stacks=stacks))
 
     def _go_and_meet(self, wait: float) -> None:
         """Ask the handler for another round, unless that is being done."""

@@ -67,12 +67,18 @@ class Agent:
     def translate(self, outcome: Outcome, workspace: Workspace | None) -> Outcome:
         """What is said of files of the project, in terms of the launcher's own."""
         fault = outcome.fault
-        if self.hello is None or not self.hello.tree or workspace is None or fault is None:
+        if fault is None:
             return outcome
-        trace = fault.traceback
-        for name, root in workspace.roots.items():
-            trace = trace.replace(os.path.join(self.hello.tree, name, ""), f"{root.path}{os.sep}")
+        trace = self.translate_text(fault.traceback, workspace)
         return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
+
+    def translate_text(self, text: str, workspace: Workspace | None) -> str:
+        """A text with names of files, those of the project as the launcher's own."""
+        if self.hello is not None and self.hello.tree and workspace is not None:
+            for name, root in workspace.roots.items():
+                there = os.path.join(self.hello.tree, name, "")
+                text = text.replace(there, f"{root.path}{os.sep}")
+        return text
 
     async def wait_until_reached(self) -> str:
         """Whether it reaches the first host; one that is lost meanwhile has nothing to say."""

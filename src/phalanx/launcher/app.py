@@ -35,6 +35,7 @@ from phalanx.registry.entry import Entry
 from phalanx.rendezvous.protocol import Phase, Verdict
 from phalanx.rounds import Outcome
 from phalanx.specs import AppState, AppStatus
+from phalanx.stacks import RankStacks
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +46,8 @@ R = TypeVar("R")
 
 _ASKED_EVERY = 0.5
 """Seconds between looks for someone who wants the end."""
+_ANSWER = 2.0
+"""Seconds for hosts to answer, beyond those that their workers are given."""
 _STEP = 0.25
 """Seconds between looks whether a signal has come."""
 _QUIET = 0.4
@@ -226,6 +229,19 @@ class App(Generic[R]):
         """Pass a signal on to the workers that catch it. Returns at once."""
         self._call(lambda drive: drive.signal(number))
 
+    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+        """Where every rank is: the stacks of all its threads, or why they could not be had in so
+        many seconds. Blocks until then; none once the app has ended.
+        """
+        if self._done.is_set():
+            return ()
+        answer: Future[tuple[RankStacks, ...]] = Future()
+        self._call(lambda drive: drive.dump_stacks(seconds, answer))
+        limit = time.monotonic() + seconds + _ANSWER
+        while not answer.done() and not self._done.wait(0.02) and time.monotonic() < limit:
+            pass
+        return answer.result() if answer.done() else ()
+
     def status(self) -> AppStatus:
         """How it stands now."""
         with self._lock:
@@ -334,6 +350,14 @@ class App(Generic[R]):
             if asked is not None and asked != self._asked:
                 self._asked = asked
                 self.cancel(asked.get("grace"))
+            for name, seconds in self._entry.stacks_asked():
+                self._tell_stacks(drive, name, seconds)
+
+    def _tell_stacks(self, drive: Drive, name: str, seconds: float) -> None:
+        answer: Future[tuple[RankStacks, ...]] = Future()
+        number = drive.progress.tracker.round
+        answer.add_done_callback(lambda done: self._entry.tell_stacks(name, number, done.result()))
+        drive.dump_stacks(seconds, answer)
 
     def _status_text(self, bar: str) -> str:
         """One line for the terminal."""
@@ -365,7 +389,12 @@ class App(Generic[R]):
 
     def harvest(self) -> Harvest:
         """What has come home, once it has ended."""
-        return Harvest(self.verdict, self._inboxes, self._outcomes)
+        return Harvest(self.verdict, self._inboxes, self._outcomes, self.stopped_at)
+
+    @property
+    def stopped_at(self) -> Mapping[int, RankStacks]:
+        """Where ranks were when they were stopped because another had given up waiting."""
+        return {} if self._drive is None else self._drive.stacks.stopped
 
     def _collect(self) -> None:
         """Unpickle on the caller's thread: the values, or the exception to raise."""

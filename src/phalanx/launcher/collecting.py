@@ -12,18 +12,24 @@ from phalanx.launcher.report import make_exception
 from phalanx.launcher.result import LaunchResult
 from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Outcome
+from phalanx.stacks import RankStacks
 
 
 class Harvest:
     """What has come home of an app."""
 
     def __init__(
-        self, verdict: Verdict, inboxes: Mapping[int, Inbox], outcomes: Collection[Outcome]
+        self,
+        verdict: Verdict,
+        inboxes: Mapping[int, Inbox],
+        outcomes: Collection[Outcome],
+        stopped_at: Mapping[int, RankStacks] | None = None,
     ) -> None:
-        """By global rank of the last round."""
+        """By global rank of the last round; `stopped_at`: where those were that were stopped."""
         self._verdict = verdict
         self._inboxes = inboxes
         self._outcomes = outcomes
+        self._stopped_at = stopped_at or {}
 
     def result(self) -> LaunchResult[Any]:
         """Every rank's value. Raises `ResultError`."""
@@ -62,6 +68,7 @@ class Harvest:
             returned=tuple(o.rank for o in self._outcomes if o.succeeded),
             running=running,
             start_timeout=start_timeout,
+            stopped_at=self._stopped_at,
         )
 
     @property

@@ -30,10 +30,12 @@ from phalanx.launcher.placement import NotPlaced, PlacedAgent, Placement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.progress import Progress, in_words
 from phalanx.launcher.provision import Provision
+from phalanx.launcher.stackbook import StackBook
 from phalanx.logs import logger
 from phalanx.logs.writer import LogWriter
 from phalanx.rendezvous import protocol as p
 from phalanx.rounds import Endpoint, Round
+from phalanx.stacks import RankStacks
 
 _TICK = 0.1
 _ASLEEP = 1.0
@@ -64,6 +66,7 @@ class Drive:
         self.inboxes = Inboxes()
         self.notes: list[str] = []
         self.progress = Progress(plan, began)
+        self.stacks = StackBook()
         self._placement = placement
         self._outlets = Outlets(logs)
         self._on_event = on_event
@@ -155,6 +158,19 @@ class Drive:
         for agent in self._agents.values():
             self._do(agent.send(wire.Signal(number=number)))
 
+    def dump_stacks(self, seconds: float, answer: Future[tuple[RankStacks, ...]]) -> None:
+        """Find out where every rank is, and tell; nothing when the app ends meanwhile."""
+
+        async def ask() -> None:
+            found: tuple[RankStacks, ...] = ()
+            try:
+                there = {i: agent for i, agent in self._agents.items() if not agent.gone}
+                found = await self.stacks.ask(there, seconds)
+            finally:
+                answer.set_result(found)
+
+        self._do(ask())
+
     def _now(self) -> float:
         """Our time, without that in which this process was stopped or the machine asleep."""
         return time.monotonic() - self._asleep
@@ -172,16 +188,20 @@ class Drive:
     def _act(self, action: p.Action) -> None:
         match action:
             case p.BeginRound(round_, agents):
+                for line in self.stacks.headlines():
+                    logger.warning("phalanx: %s", line)
+                self.stacks.begin(round_, agents)
                 self._outlets.begin(round_)
                 again = [rank for a in agents or () for rank in round_.member(a).ranks]
                 self.inboxes.forget(again if agents is not None else None)
                 self.progress.begin(round_, agents)
                 self._do(self._begin(round_, agents))
-            case p.HaltRound(number, grace, agents):
+            case p.HaltRound(number, grace, agents, stacks):
                 self.progress.halted(time.monotonic(), agents)
                 for index, agent in self._agents.items():
                     if agents is None or index in agents:
-                        stop = wire.Stop(round=number, grace=grace, number=self._stop_with)
+                        with_ = self._stop_with
+                        stop = wire.Stop(round=number, grace=grace, number=with_, stacks=stacks)
                         self._do(agent.send(stop))
             case p.Expel(index, reason) if index in self._agents:
                 self._lose(index, self._agents[index], reason)
@@ -240,6 +260,8 @@ class Drive:
                 address = "" if hello is None else hello.address
                 endpoint = Endpoint(address, frame.port) if frame.port else None
                 self._feed(p.Cleared(index, frame.round, endpoint))
+            case wire.Stacks():
+                self.stacks.hear(index, agent, frame, self.plan)
             case wire.Leaving():
                 self._feed(p.Leaving(index))
             case wire.Broken():

@@ -6,6 +6,7 @@ import linecache
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from phalanx.errors import (
     AgentLost,
@@ -16,10 +17,11 @@ from phalanx.errors import (
     WorkerFailed,
 )
 from phalanx.launcher.places import not_started
-from phalanx.rendezvous.causes import Failure
+from phalanx.rendezvous.causes import Failure, misses_others
 from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Ended, Member, signal_name
 from phalanx.specs import AppState
+from phalanx.stacks import RankStacks, describe_stopped, in_short
 
 _OTHERS_SHOWN = 8
 
@@ -33,11 +35,13 @@ def make_exception(
     returned: tuple[int, ...],
     running: Collection[int],
     start_timeout: float,
+    stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
 ) -> BaseException:
     """The exception for a verdict that is not success.
 
     `load` gives the exception that a rank raised, or None where it cannot be had. The note that
-    says rank, host, traceback and log file is added to whatever it is.
+    says rank, host, traceback and log file is added to whatever it is. `stopped_at` says where
+    ranks were when they were stopped because one had given up waiting.
     """
     if verdict.reason is Reason.CANCELLED:
         return Cancelled("the app was cancelled before it ended")
@@ -61,7 +65,7 @@ def make_exception(
     else:
         error = _ended(cause, log_files)
     if running:
-        notes = _others(cause, verdict.others, returned), attempts(verdict)
+        notes = _others(cause, verdict.others, returned, stopped_at), attempts(verdict)
         for note in filter(None, notes):
             _add_note(error, note)
     return error
@@ -82,7 +86,9 @@ def message_of(verdict: Verdict) -> str:
     return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
 
 
-def describe_failure(verdict: Verdict) -> str:
+def describe_failure(
+    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+) -> str:
     """What to print of a verdict that is not success, where nothing is raised."""
     if verdict.reason is Reason.CANCELLED:
         return "it was cancelled"
@@ -100,7 +106,8 @@ def describe_failure(verdict: Verdict) -> str:
     trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
     if trace:
         lines += ["", *(f"  {line}" for line in trace.rstrip().splitlines())]
-    lines += [line for line in (_others(cause, verdict.others, ()), attempts(verdict)) if line]
+    others = _others(cause, verdict.others, (), stopped_at)
+    lines += [line for line in (others, attempts(verdict)) if line]
     return "\n".join(lines)
 
 
@@ -247,18 +254,34 @@ def with_source(lines: Sequence[str]) -> list[str]:
     return complete
 
 
-def _others(cause: Failure, others: tuple[Failure, ...], returned: tuple[int, ...]) -> str:
-    """One line for each other rank that failed by itself; those we stopped are only counted.
+def _others(
+    cause: Failure,
+    others: tuple[Failure, ...],
+    returned: tuple[int, ...],
+    stopped_at: Mapping[int, RankStacks],
+) -> str:
+    """One line for each other rank that failed by itself; those we stopped are only counted, unless
+    it is known where they were.
 
     Ranks that had returned are named where they explain a peer that was missed.
     """
     own = [f for f in others if not f.consequence]
-    stopped = len(others) - len(own)
+    if not misses_others(cause.outcome):
+        stopped_at = {}  # it is known why the others were missed
+    gave_up = [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
+    missed = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
+    missed -= set(gave_up)
+    stopped = len(others) - len(own) - len(gave_up) - len(missed)
     lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:
         lines.insert(0, "\nAlso failed, later:")
+    if missed:
+        where = describe_stopped({rank: stopped_at[rank] for rank in sorted(missed)})
+        lines += ["", *where]
+    if gave_up:
+        lines.append(f"\n{in_short(gave_up)} gave up as well.")
     if stopped:
         workers = "worker was" if stopped == 1 else "workers were"
         lines.append(f"\n{stopped} other {workers} stopped.")

@@ -66,7 +66,8 @@ class Tracker:
         self._hosts: dict[int, _Host] = {}
         self._workers: dict[int, _Worker] = {}
         self._rounds: deque[RoundStatus] = deque(maxlen=_ROUNDS_KEPT)
-        self._number = 0
+        self.round = 0
+        """The number of the last one."""
         self._is_whole = True
         """All hosts are in one round; otherwise restarts are each host's own."""
         self._losses: dict[str, str] = {}
@@ -90,7 +91,7 @@ class Tracker:
         with self._lock:
             host = self._hosts[agent]
             host.pid, host.reason = pid, ""
-            host.state = HostState.SPARE if self._number else HostState.STARTING
+            host.state = HostState.SPARE if self.round else HostState.STARTING
             self.changes += 1
 
     def lost(self, agent: int, reason: str) -> None:
@@ -103,7 +104,7 @@ class Tracker:
     def begin(self, round_: Round, agents: Collection[int] | None = None) -> None:
         """A round begins, for all of its members or for these."""
         with self._lock:
-            self._number, self._is_whole = round_.number, agents is None
+            self.round, self._is_whole = round_.number, agents is None
             self._failed_here = self._first_failure()
             begun = {m.agent: m for m in round_.members if agents is None or m.agent in agents}
             if agents is None:
@@ -202,7 +203,7 @@ class Tracker:
 
     def _wait_as_spare(self, number: int) -> None:
         """A round has begun, perhaps without the hosts of ours that are there."""
-        self._number = max(self._number, number)
+        self.round = max(self.round, number)
         for host in self._hosts.values():
             if host.state is HostState.STARTING and host.pid is not None:
                 host.state = HostState.SPARE
@@ -259,7 +260,7 @@ class Tracker:
             ]
             workers.sort(key=lambda worker: worker.rank)
             shown = tuple(map(_host_status, hosts))
-            return Standing(self._number, total, shown, tuple(workers), tuple(self._rounds))
+            return Standing(self.round, total, shown, tuple(workers), tuple(self._rounds))
 
     def _worker(self, host: _Host, local: int, rank: int, logs: Mapping[int, Path]) -> WorkerStatus:
         worker = self._workers[rank]

@@ -2,9 +2,10 @@
 
 A directory per app, with small JSON files that are replaced by atomic rename: homes on clusters are
 network filesystems. `app.json` is what was launched, and by which process (host, boot, pid, start
-time); `status.json` how it stands; `cancel.json`, written by whoever wants the end; `times-N` when
-what of rank N's log was written. An app on a scheduler has `definition.json`, what it was made
-from, as well, and what its supervisor needs. Nothing here knows how an app is run.
+time); `status.json` how it stands; `cancel.json`, written by whoever wants the end; `stacks/`, for
+those who want to know where its workers are, and the answers to them; `times-N` when what of rank
+N's log was written. An app on a scheduler has `definition.json`, what it was made from, as well,
+and what its supervisor needs. Nothing here knows how an app is run.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Times, agent_key
-from phalanx.registry import LAUNCH, cancel_asked, owner, read, replace
+from phalanx.registry import LAUNCH, cancel_asked, owner, read, replace, stacks
 from phalanx.registry.submitted import facts_of, make_place
 from phalanx.rounds import Member
 from phalanx.specs import AppState, AppStatus, WorkerStatus
+from phalanx.stacks import RankStacks, to_dict
 
 _MARK_EVERY = 0.1
 _UPDATE_EVERY = 0.2
@@ -83,6 +84,18 @@ class Entry:
     def cancel_asked(self) -> Mapping[str, Any] | None:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""
         return None if self._path is None else cancel_asked(self._path)
+
+    def stacks_asked(self) -> list[tuple[str, float]]:
+        """Who wants to know where the workers are, and how many seconds they are given."""
+        return [] if self._path is None else stacks.questions(self._path)
+
+    def tell_stacks(self, name: str, round_: int, found: Sequence[RankStacks]) -> None:
+        """Answer one who asked."""
+        ranks = [to_dict(one) for one in found]
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                told = {"round": round_, "taken": time.time(), "ranks": ranks}
+                stacks.reply(self._path, name, told)
 
     def mark(self, rank: int, offset: int) -> None:
         """Note that what is from this offset on in a rank's log comes now; not too often."""

@@ -267,7 +267,17 @@ class Coordinator:
             self.phase = p.Phase.SETTLING
             self.deadline = now + self.policy.settle
             return []
-        return self._halt(self.policy.stop_grace, now)
+        return self._halt_failed(now)
+
+    def _halt_failed(self, now: float) -> list[p.Action]:
+        """Stop a round in which a worker has failed."""
+        stacks = self._tally.is_stuck
+        return [
+            dataclasses.replace(action, stacks=stacks)
+            if isinstance(action, p.HaltRound)
+            else action
+            for action in self._halt(self.policy.stop_grace, now)
+        ]
 
     def _cancel(self, grace: float, now: float) -> list[p.Action]:
         if self._over is None:
@@ -292,7 +302,7 @@ class Coordinator:
             case p.Phase.RUNNING:
                 return self._time_out(self._tally.members, self._tally.running, now)
             case p.Phase.SETTLING:
-                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+                return self._halt_failed(now) + self._conclude(now)
             case _:
                 return self._conclude(now, late=True)
 

@@ -160,6 +160,8 @@ class HaltRound:
     round: int
     grace: float
     agents: tuple[int, ...] | None = None
+    stacks: bool = False
+    """One has given up waiting for another: find out first where everybody is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 
 from phalanx.clock import Interval
-from phalanx.rendezvous.causes import Failure, first_cause
+from phalanx.rendezvous.causes import Failure, first_cause, misses_others
 from phalanx.rendezvous.protocol import Reason, Verdict
 from phalanx.rounds import Ended, Member, Outcome
 
@@ -49,6 +49,15 @@ class Tally:
     def cause(self) -> Failure:
         """What the other failures follow from; there must be one."""
         return first_cause(self.failures)
+
+    @property
+    def is_stuck(self) -> bool:
+        """All that is known is that workers miss others: where those are is worth asking.
+
+        One that gives up waiting closes its connections before it says so: the first to be heard
+        of may be a peer that has noticed.
+        """
+        return all(misses_others(failure.outcome) for failure in self.failures)
 
     def end(self, agent: int, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""

@@ -85,6 +85,16 @@ class Away:
     """The project's directories; none when nothing is to be sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankDump:
+    """What a worker wrote of its stacks, or why it did not."""
+
+    rank: AnyCount
+    pid: Pid
+    text: Message = ""
+    problem: Message = ""
+
+
 # ── launcher to agent ─────────────────────────────────────────────────────────
 
 
@@ -144,11 +154,13 @@ class Stop(Frame):
     """End the round's workers: a signal, SIGTERM as a rule, then after `grace` seconds SIGKILL.
 
     `spared` ranks (the agent fills them in for the zygote) have ended already and are only leaving.
+    With `stacks` the agent first sends home where they are, for a second at most.
     """
 
     grace: Seconds
     number: SignalNumber = 15
     spared: tuple[AnyCount, ...] = ()
+    stacks: bool = False
 
 
 @frame
@@ -171,6 +183,14 @@ class Reach(Frame):
 
     address: Name
     port: Port
+
+
+@frame
+class DumpStacks(Frame):
+    """Send the stacks of the round's workers home, as `Stacks` of the same request."""
+
+    request: AnyCount
+    seconds: Seconds
 
 
 @frame
@@ -298,6 +318,14 @@ class Log(Frame):
 
 
 @frame
+class Stacks(Frame):
+    """The stacks of the workers that run; `request` 0: they were taken before a stop."""
+
+    request: AnyCount
+    ranks: tuple[RankDump, ...]
+
+
+@frame
 class Stopped(Frame):
     """No process of the round is left on the host; `port` is bound for the next one's store."""
 
@@ -379,5 +407,5 @@ class Exit(Frame):
 MESSAGES: tuple[type[Frame], ...] = (
     Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Arrived, Reached,
     Note, Ready, Started, Entered, Report, Log, Stopped, Leaving, Rested, Broken, Pong, Piece, Fork,
-    Signal, Exit,
+    Signal, Exit, DumpStacks, Stacks,
 )  # fmt: skip

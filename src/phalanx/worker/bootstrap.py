@@ -26,7 +26,7 @@ from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES
 from phalanx.rounds import Outcome
-from phalanx.worker import errorfile, outcome, preload, processes
+from phalanx.worker import errorfile, outcome, preload, processes, stacks
 from phalanx.worker.leaving import leave
 
 
@@ -80,6 +80,7 @@ def begin(assignment: Assignment) -> None:
 def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     """Become the rank to the user, run the function, report how it ended, and leave."""
     began = time.monotonic()
+    stacks.listen(assignment.directory)
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed()
     _open_streams()

@@ -108,14 +108,29 @@ def session_of(pid: int) -> int | None:
 
 def catches(pid: int, number: int) -> bool:
     """The process has a handler for this signal; to one that has none it could be death."""
+    return in_mask(f"/proc/{pid}/status", "SigCgt", number)
+
+
+def in_mask(path: str, mask: str, number: int) -> bool:
+    """A signal is in one of the masks that the kernel shows of a process or a thread."""
     try:
-        with open(f"/proc/{pid}/status") as file:
+        with open(path) as file:
             for line in file:
-                if line.startswith("SigCgt:"):
+                if line.startswith(f"{mask}:"):
                     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     except OSError:
         pass
     return False
+
+
+def state_of(pid: int) -> str | None:
+    """What a process does, as the kernel has it (`S (sleeping)`); None if it is gone, or dead."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            state = next(line for line in file if line.startswith("State:")).split(None, 1)[1]
+    except (OSError, StopIteration, IndexError):
+        return None
+    return None if state[0] in "ZX" else state.strip()
 
 
 def send(pid: int, number: int) -> None:

@@ -206,8 +206,8 @@ class Leader:
                 assemble = peers.Assemble.make(round_, self._own, self.doors)
                 self._tell(None, assemble)  # those that wait must know whom to turn to as well
                 self._act(action)
-            case HaltRound(number, grace):
-                stop = wire.Stop(round=number, grace=grace)
+            case HaltRound(number, grace, stacks=stacks):
+                stop = wire.Stop(round=number, grace=grace, stacks=stacks)
                 self._tell(self.coordinator.round, stop)
                 self._act(action)
             case Expel(agent, reason) if agent in self._links:

@@ -377,7 +377,7 @@ class TcpSeat:
                 self._happened.append(p.Happening("round", self.now(), facts))
                 self._carry_out(p.BeginRound(round_))
             case wire.Stop():
-                self._carry_out(p.HaltRound(frame.round, frame.grace))
+                self._carry_out(p.HaltRound(frame.round, frame.grace, stacks=frame.stacks))
             case peers.Blame():
                 self._blamed.append(frame)
             case peers.Over():

@@ -1,0 +1,90 @@
+"""`phalanx stacks`: where the workers of an app are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.cli import parsing
+from phalanx.cli.finding import find_app
+from phalanx.errors import PhalanxError
+from phalanx.registry import stacks as asking
+from phalanx.registry.recorded import RecordedApp, apps
+from phalanx.stacks import describe, from_dict
+from phalanx.worker.processes import descendants
+
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the Python stacks of every rank; exit code 1 if there are none."""
+    parser = parsing.make(
+        "stacks",
+        "Show where the workers of a running app are: the Python stacks of all ranks and all their "
+        "threads, equal ones together. The workers go on.",
+    )
+    parser.add_argument(
+        "app",
+        nargs="?",
+        help="its handle or id, or enough of the beginning; by default the one that runs",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=parsing.duration,
+        default=5.0,
+        metavar="TIME",
+        help="how long workers may take to answer; 5 s by default",
+    )
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    try:
+        launches = _find(options.app)
+        told = [(app, asking.ask(app, min(options.timeout, 60.0))) for app in launches]
+    except (LookupError, PhalanxError, OSError, asking.NoAnswer) as error:
+        print(f"phalanx stacks: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        answers = [{"app": a.id, "handle": a.handle, **answer} for a, answer in told]
+        parsing.print_json(answers)
+        return 0
+    try:
+        for app, answer in told:
+            _print(app, answer)
+    except _MALFORMED as error:
+        print(f"phalanx stacks: {app.id} gave something else: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
+    ranks = [from_dict(one) for one in answer["ranks"]]
+    round_ = f", round {answer['round']}" if answer["round"] > 1 else ""
+    print(f"{app.id}{round_}")
+    print(describe(ranks) if ranks else "no worker runs at the moment")
+    print()
+
+
+def _find(text: str | None) -> list[RecordedApp]:
+    """The launches that an app is: itself, or those that its replicas here have started."""
+    running = [app for app in apps() if app.is_launch and not app.state.is_final]
+    if text is None:
+        if len(running) == 1:
+            return running
+        names = ", ".join(app.id for app in running)
+        raise LookupError(f"say which: {names}" if running else "no app is running")
+    found = find_app(text)
+    app = found.record
+    if app is None or (not app.is_launch and app.facts["owner"] is None):
+        raise LookupError(f"{found.handle} runs elsewhere, where its stacks cannot be asked for")
+    if app.is_launch:
+        return [app]
+    if app.state.is_final:
+        raise LookupError(f"{app.id} has ended: {app.state.value}")
+    below = set(descendants(app.facts["owner"]["pid"])) if app.is_here else set()
+    launches = [one for one in running if one.is_here and one.facts["owner"]["pid"] in below]
+    if not launches:
+        raise LookupError(
+            f"{app.id} runs no phalanx torchrun on this host: ask there, for the one that runs"
+        )
+    return launches

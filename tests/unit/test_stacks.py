@@ -1,0 +1,152 @@
+"""Stacks: what faulthandler writes is read, equal ones are found, the rank elsewhere is named."""
+
+import faulthandler
+import tempfile
+import threading
+
+import pytest
+
+from phalanx import stacks
+from phalanx.clock import Interval
+from phalanx.rendezvous.causes import Failure, first_cause, gave_up_waiting, misses_others
+from phalanx.rounds import Ended, Fault, Outcome
+
+TORCH = "/v/lib/python3.11/site-packages/torch/distributed"
+IN_COLLECTIVE = f"""\
+Current thread 0x00007f0000000001 (most recent call first):
+  File "{TORCH}/distributed_c10d.py", line 3252 in all_reduce
+  File "{TORCH}/c10d_logger.py", line 83 in wrapper
+  File "/home/u/train.py", line 30 in step
+  File "/x/src/phalanx/worker/bootstrap.py", line 120 in _call
+  File "/x/src/phalanx/worker/zygote.py", line 394 in main
+  File "<string>", line 1 in <module>
+"""
+ELSEWHERE = """\
+Thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+  File "/home/u/train.py", line 42 in load_batch
+  File "/home/u/train.py", line 29 in step
+  File "/x/src/phalanx/worker/bootstrap.py", line 120 in _call
+"""
+ENDING = """\
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/traceback.py", line 139 in format_exception
+  File "/x/src/phalanx/worker/outcome.py", line 58 in raised
+  File "/x/src/phalanx/worker/bootstrap.py", line 130 in _call
+"""
+
+
+def of(rank, text, problem=""):
+    return stacks.RankStacks(rank, "box", 10 + rank, stacks.parse(text), problem)
+
+
+def test_what_faulthandler_of_this_python_writes_is_read():
+    """All threads, the one that took it first, the outermost call first."""
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait, name="side")
+    thread.start()
+    try:
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            main, other = stacks.parse(file.read())
+    finally:
+        go.set()
+        thread.join()
+    assert main.is_main
+    assert not other.is_main
+    assert main.frames[-1].function == "test_what_faulthandler_of_this_python_writes_is_read"
+    assert main.frames[-1].file == __file__
+    assert "wait" in [frame.function for frame in other.frames]
+
+
+def test_what_is_ours_comes_off_the_outside():
+    """A worker's stack begins in the user's code."""
+    (thread,) = stacks.parse(IN_COLLECTIVE)
+    assert [frame.function for frame in thread.frames] == ["step", "wrapper", "all_reduce"]
+    assert thread.place.describe() == "train.py:30 in step"
+    assert thread.in_collective
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Fatal Python error: none\n",
+        '  File "x", line 1 in f\n',
+        "Current thread 0x00 (most recent call first):\n  <no Python frame>\n",
+        'Thread 0x0a [a name] (most recent call first):\n  File "???", line ??? in ???\n  ...\n',
+        "\x00\ufffd" * 100,
+    ],
+)
+def test_nonsense_is_read_as_far_as_it_goes(text):
+    """Half a dump, none, or another program's text."""
+    found = stacks.parse(text)
+    assert stacks.describe([of(0, text, "" if found else "no answer")])
+    plain = stacks.to_dict(of(0, text))
+    assert stacks.from_dict(plain) == of(0, text)
+
+
+def test_equal_stacks_are_shown_together_and_the_odd_one_first():
+    """Thread by thread: a difference in one does not tear the others apart."""
+    known = [of(rank, IN_COLLECTIVE) for rank in (0, 1, 2, 5)] + [of(3, ELSEWHERE)]
+    known.append(of(4, "", "it is stopped"))
+    text = stacks.describe(known)
+    heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert heads == ["rank 3:", "ranks 0-2, 5:", "rank 3, another thread:", "rank 4: it is stopped"]
+
+
+def test_the_rank_that_was_elsewhere_is_named_with_its_own_calls():
+    """Those in the collective, those that end, and those without an answer are told apart."""
+    texts = {1: IN_COLLECTIVE, 2: IN_COLLECTIVE, 3: ELSEWHERE, 4: ENDING}
+    known = {rank: of(rank, text) for rank, text in texts.items()}
+    known[5] = of(5, "", "no answer in 1.0 s (D (disk sleep))")
+    lines = stacks.describe_stopped(known)
+    assert lines[0] == (
+        "rank 3 on box was not in the collective: it was in train.py:42 in load_batch"
+    )
+    assert '  File "/home/u/train.py", line 42, in load_batch' in lines
+    assert "ranks 1-2 were in a collective, in train.py:30 in step." in lines
+    assert "rank 5 gave no stack: no answer in 1.0 s (D (disk sleep))." in lines
+    assert "rank 4 had just ended, too." in lines
+    assert not any("threading.py" in line for line in lines)
+
+
+def outcome(rank, message, *, kind="RuntimeError", communication=True, clock=1.0):
+    fault = Fault(kind, message, "", communication=communication)
+    return Outcome(rank, Ended.RAISED, clock, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (outcome(0, "[gloo/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"), True),
+        (outcome(0, "wait timeout after 500ms, keys: /a", kind="torch.DistStoreError"), True),
+        (outcome(0, "Rank 1 failed to pass monitoredBarrier in 2000 ms, gloo"), True),
+        (outcome(0, "timed out", kind="TimeoutError", communication=False), True),
+        (outcome(0, "Connection closed by peer, gloo"), False),
+        (outcome(0, "the timeout is wrong", kind="ValueError", communication=False), False),
+        (Outcome(0, Ended.KILLED, 1.0, signal=6, stderr="Watchdog caught collective op"), True),
+        (Outcome(0, Ended.KILLED, 1.0, signal=6, stderr="Aborted"), False),
+        (Outcome(0, Ended.KILLED, 1.0, signal=9), False),
+    ],
+)
+def test_giving_up_is_told_from_other_ends(ended, expected):
+    """By type and message, or the last words of NCCL's watchdog."""
+    assert gave_up_waiting(ended) is expected
+
+
+def test_the_one_that_gave_up_is_the_cause_not_the_peer_that_noticed():
+    """It closes its connections before it says why; and may say so after everybody was stopped."""
+    closed = outcome(0, "Connection closed by peer, gloo", clock=1.0)
+    waited = outcome(1, "Timed out waiting 4000ms, gloo", clock=1.02)
+    first = Failure(0, "a", closed, Interval(1.0, 1.0))
+    second = Failure(0, "a", waited, Interval(1.02, 1.02), consequence=True)
+    assert misses_others(closed)
+    assert first_cause([first, second]) is second
+    assert first_cause([second, first]) is second
+    killed = Failure(0, "a", Outcome(2, Ended.KILLED, 1.1, signal=9), Interval(1.1, 1.1))
+    assert first_cause([first, second, killed]) is killed
