@@ -96,7 +96,7 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     seconds = status.get("seconds")
     count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
     time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
-    round_ = f", round {status['round']}" if status.get("round", 0) > 1 else ""
+    round_ = f", round {status['round']}" if status["round"] > 1 else ""
     print(f"{app.id}: {parsing.coloured(status['state'])}{time_}")
     print(f"  {count} on {', '.join(app.hosts)}{round_}")
     print(f"  command: {app.command}")

@@ -141,7 +141,7 @@ class RecordedApp:
             status["seconds"] = time.time() - self.created
         replicas = status.pop("replicas", ())
         if not self.is_launch:
-            for key in _MODEL:
+            for key in ("round", *_MODEL):
                 del status[key]
             status["roles"] = [
                 {
@@ -304,6 +304,9 @@ def _sound(status: dict[str, Any]) -> dict[str, Any]:
         and replica["state"] in AppState.__members__
     ]
     status["message"] = str(status.get("message", ""))
+    for key in ("round", "num_restarts"):
+        if not isinstance(status.get(key), int):
+            status[key] = 0
     for key, fields in _MODEL.items():
         status[key] = [item for item in _items(status.get(key)) if _fits(item, fields)]
     return status
