@@ -90,7 +90,6 @@ class App(Generic[R]):
         self._adding = threading.Lock()
         self._drive: Drive | None = None
         self._awaited: tuple[str, ...] = ()
-        self._round = 0
         self._shows_status = False
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
@@ -336,16 +335,12 @@ class App(Generic[R]):
         """Something has happened, or a moment has passed."""
         decider, tracker = drive.decider, drive.progress.tracker
         with self._lock:
-            before = self._state, self._round
-            self._round = tracker.round
             if decider.phase is Phase.RUNNING:
                 self._state = AppState.RUNNING
             self._awaited = decider.awaited
             if tracker.ended(decider.outcomes) or len(decider.outcomes) != len(self._outcomes):
                 self._outcomes = tuple(decider.outcomes[r] for r in sorted(decider.outcomes))
-        if self._entry.is_old(
-            tracker.changes, self._awaited, at_once=before != (self._state, self._round)
-        ):
+        if self._entry.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
             self._entry.update(self.status())
         now = time.monotonic()
         if now - self._looked > _ASKED_EVERY:

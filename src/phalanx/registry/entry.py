@@ -29,7 +29,7 @@ class Entry:
         """Use `create`. Without a path nothing is recorded."""
         self._path = path
         self._marks: dict[int, float] = {}
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[object, object] = (None, None)
         self._next_at = 0.0
 
     @classmethod
@@ -63,14 +63,16 @@ class Entry:
             roles = [{**role, "replicas": _replicas(members, logs)}]
             replace(self._path / "app.json", {**facts, "roles": roles})
 
-    def is_old(self, *seen: object, at_once: bool) -> bool:
-        """Something else is seen than when this last said so. Not too often, unless `at_once`:
-        thousands of workers that end one by one are not written down a thousand times.
+    def is_old(self, urgent: object, rest: object) -> bool:
+        """Something else is seen than when this last said so. For the rest that is not said too
+        often: thousands of workers that end one by one are not written down a thousand times.
         """
-        if self._path is None or (not at_once and time.monotonic() < self._next_at):
+        if self._path is None or self._seen == (urgent, rest):
             return False
-        before, self._seen = self._seen, seen
-        return at_once or seen != before
+        if self._seen[0] == urgent and time.monotonic() < self._next_at:
+            return False
+        self._seen = urgent, rest
+        return True
 
     def update(self, status: AppStatus) -> None:
         """Replace the status."""

@@ -1,0 +1,104 @@
+"""Where workers on other hosts are, and how such hosts stand, as the launcher's user sees it."""
+
+import json
+import os
+import time
+
+import pytest
+
+from phalanx.registry import recorded
+from tests.conftest import wait_until
+from tests.process.commands import phalanx as command
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def load_batch():
+    time.sleep(600)
+
+
+def step(elsewhere):
+    import torch
+    import torch.distributed as dist
+
+    if os.environ["RANK"] in elsewhere:
+        load_batch()
+    dist.all_reduce(torch.ones(2))
+
+
+def stay():
+    if os.environ["RANK"] == "2":
+        load_batch()
+    time.sleep(600)
+
+
+def running(app, hosts):
+    record = recorded.get(app.id)
+    status = record.status()
+    states = [worker["state"] for worker in status["workers"]]
+    active = [host["hostname"] for host in status["hosts"] if host["state"] == "active"]
+    return status if active == hosts and set(states) == {"running"} else None
+
+
+def test_stacks_come_from_all_hosts_with_the_paths_of_here(launcher, cluster):
+    """Equal ones together, whichever host they are on; a host that is cut off is named."""
+    app = launcher(3, host_timeout=60).start(stay)
+    status = wait_until(lambda: running(app, cluster.names[:3]), timeout=60)
+    for name, worker in zip(cluster.names, status["workers"], strict=False):
+        (host,) = [host for host in cluster.hosts if host.name == name]
+        assert worker["hostname"] == name
+        assert worker["pid"]
+        assert host.pids("rank")
+
+    def heads():
+        shown = command("stacks", app.id)
+        lines = shown.stdout.splitlines()
+        return shown.stdout if "ranks 0-1:" in lines and "rank 2:" in lines else None
+
+    text = wait_until(heads, timeout=30)
+    assert f'File "{__file__}", line ' in text
+    assert "in load_batch\n    time.sleep(600)" in text
+    cluster.hosts[1].cut()
+    (told,) = json.loads(command("stacks", app.id, "--timeout", "1", "--json").stdout)
+    cluster.hosts[1].mend()
+    problems = [one["problem"] for one in told["ranks"]]
+    assert [bool(problem) for problem in problems] == [False, True, False]
+    assert "its host did not answer" in problems[1]
+    app.cancel(0.0)
+    app.wait(30)
+
+
+def test_the_rank_that_was_elsewhere_is_named_with_its_host(launcher):
+    """The stack was taken on its own host before it was stopped."""
+    with pytest.raises(RuntimeError) as caught:
+        launcher(3, process_group_timeout=4).run(step, {"elsewhere": "1"})
+    notes = "\n".join(caught.value.__notes__)
+    assert "rank 1 on box2 was not in the collective: it was in test_stacks.py:" in notes
+    assert f'  File "{__file__}", line ' in notes
+    assert "    time.sleep(600)" in notes
+
+
+def test_a_host_that_is_lost_and_comes_back_is_followed(launcher, cluster):
+    """Lost, with the reason; then in the round again, its agent another."""
+    names = cluster.names[:2]
+    app = launcher(2, min_hosts=1, host_timeout=5).start(stay)
+    first = wait_until(lambda: running(app, names), timeout=60)
+    cluster.hosts[0].kill()
+    second = wait_until(lambda: running(app, names[1:]), timeout=60)
+    assert second["hosts"][1]["hostname"] == "box1"
+    assert second["hosts"][1]["state"] == "lost"
+    assert second["hosts"][1]["reason"]
+    assert [worker["hostname"] for worker in second["workers"]] == ["box2"]
+    assert second["rounds"][-1]["cause"].startswith("box1 was lost: ")
+    row = command("list").stdout.splitlines()[-1].split()
+    assert row[3:5] == ["1", "box2"]
+    cluster.hosts[0].boot()
+    third = wait_until(lambda: running(app, names), timeout=60)
+    assert third["rounds"][-1]["cause"] == "box1 joined"
+    assert third["num_restarts"] == 0
+    assert third["round"] > second["round"] > first["round"]
+    app.cancel(0.0)
+    app.wait(30)
