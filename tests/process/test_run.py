@@ -223,7 +223,7 @@ def test_help_of_a_component(tmp_path):
 
 @pytest.mark.parametrize(
     "verb",
-    "run builtins runopts list status describe log cancel delete clean config configure completion"
+    "run builtins runopts list status describe log stacks cancel delete clean config configure completion"
     "".split(),
 )
 def test_help_of_each_command(verb):
