@@ -14,6 +14,7 @@
         ├── WorkerFailed     a worker exited, was killed, or raised what cannot be raised again
         ├── ResultError      a value could not be brought home
         ├── AgentLost        an agent went away or fell silent
+        ├── OutputLost       all succeeded, but what workers printed could not be written
         └── Cancelled        someone asked for the end
 
 A worker's own exception is raised with its own type, not as one of these. All of them pickle, with
@@ -30,6 +31,7 @@ __all__ = [
     "ComponentError",
     "ConfigError",
     "LaunchError",
+    "OutputLost",
     "PhalanxError",
     "PluginError",
     "ResultError",
@@ -164,6 +166,18 @@ class AgentLost(LaunchError):
         super().__init__(message)
         self.hostname = hostname
         self.ranks = ranks
+
+
+class OutputLost(LaunchError):
+    """All workers succeeded, but some of what they printed could not be written to `places`.
+
+    `result` is what would have been given otherwise.
+    """
+
+    def __init__(self, message: str, *, places: tuple[str, ...], result: Any = None) -> None:
+        super().__init__(message)
+        self.places = places
+        self.result = result
 
 
 class Cancelled(LaunchError):

@@ -6,15 +6,17 @@ one clear sentence and exit code 2, never a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from phalanx.errors import ConfigError, PluginError
+from phalanx.logs.losses import reader_has_left
 
 GROUP = "phalanx.cli"
 """Where packages register commands of their own."""
@@ -44,42 +46,76 @@ VERBS = {
 
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
+    failure: OSError | None = None
     try:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # what replicas print may be anything
-            sys.stdout.reconfigure(errors="backslashreplace")
+        _prepare_stdout()
         code = main()
-        if sys.stdout is not None:
-            sys.stdout.flush()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+            _say(stop.code)
     except KeyboardInterrupt:
-        print("phalanx: interrupted", file=sys.stderr)
+        _say("phalanx: interrupted")
         code = 130
     except BrokenPipeError:
-        # Whoever reads has had enough.
-        _drop_stdout()
-        code = 0
+        code = 0  # whoever reads has had enough
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            sys.excepthook(*sys.exc_info())
-        else:
-            print(f"phalanx: {error.strerror}", file=sys.stderr)
-            _drop_stdout()
         code = 1
+        if error.filename is None and error.errno in _NO_ROOM:
+            failure = error  # if it was stderr, nobody hears what is said of stdout
+        else:
+            sys.excepthook(*sys.exc_info())
     except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
         sys.excepthook(*sys.exc_info())
         code = 1
+    failure = _finish_stdout() or failure
+    if failure is not None:
+        _say(f"phalanx: cannot write to stdout: {failure.strerror}")
+        code = code or 1
 
     from phalanx.worker.leaving import leave
 
     leave(code, preloaded=frozenset())
 
 
-def _drop_stdout() -> None:
-    """What could not be written is not tried again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+def _prepare_stdout() -> None:
+    """What replicas print may be anything; and of what does not fit on a disk nothing is lost
+    unheard, as it is without a buffer (`PYTHONUNBUFFERED`).
+    """
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        stdout.reconfigure(errors="backslashreplace")
+        raw: Any = stdout.buffer
+        if isinstance(raw, io.FileIO):
+            sys.stdout = open(  # noqa: SIM115 it lives as long as the process
+                raw.fileno(),
+                "w",
+                encoding=stdout.encoding,
+                errors="backslashreplace",
+                closefd=False,
+            )
+            sys.stdout.reconfigure(line_buffering=True)
+
+
+def _finish_stdout() -> OSError | None:
+    """Have what was printed written; gives why it cannot be, unless the reader has left."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # What could not be written is not tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return None if reader_has_left(error, 1) else error
+    return None
+
+
+def _say(text: str) -> None:
+    """To whoever is there to hear it."""
+    with contextlib.suppress(OSError, AttributeError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 from phalanx import nesting
 from phalanx.cli import parsing
 from phalanx.cli.tracebacks import print_users_part
-from phalanx.errors import ConfigError, StartFailed, WorkerFailed
+from phalanx.errors import ConfigError, OutputLost, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import interruptible
 from phalanx.logs.console import is_terminal, shows_colour
@@ -40,8 +40,8 @@ Run a function on every rank. ARGUMENTS are the function's own, by its signature
 ./logs. Values other than None are printed in rank order. From another terminal: phalanx list,
 status, log, cancel.
 
-exit codes: 0 all ranks returned; 1 the launch failed; N a worker exited with code N; 2 a mistake in
-the command; 130 interrupted.
+exit codes: 0 all ranks returned; 1 the launch failed, or output could not be written; N a worker
+exited with code N; 2 a mistake in the command; 130 interrupted.
 """
 
 
@@ -234,6 +234,11 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         _print_phases(app.status())
     try:
         result = app.result()
+    except OutputLost as error:
+        _report(error)
+        if "stdout" not in error.places:
+            _print_values(error.result)
+        return 1
     except Exception as error:  # noqa: BLE001 it is the user's: printed, not judged
         _report(error)
         return (isinstance(error, WorkerFailed) and error.exit_code) or 1

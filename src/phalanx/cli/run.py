@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -264,8 +266,9 @@ def _run(wanted: _Wanted) -> int:
         try:
             with aside():
                 handle = runner.schedule(info)
-            _print_handle(handle)
-            return _wait(runner, handle, show=wanted.log) if wanted.wait else 0
+            printed = _print_handle(handle)
+            code = _wait(runner, handle, show=wanted.log) if wanted.wait else 0
+            return code if printed else code or 1
         except KeyboardInterrupt:
             text = f"{handle} goes on. To end it: phalanx cancel {handle}"
             unsure = "interrupted while it was submitted: phalanx list says whether it was"
@@ -273,11 +276,15 @@ def _run(wanted: _Wanted) -> int:
             return 130
 
 
-def _print_handle(handle: str) -> None:
+def _print_handle(handle: str) -> bool:
+    """Whether it was taken, or nobody is there to take it."""
     try:
         print(handle, flush=True)
     except OSError as error:
         print(f"phalanx run: {handle} is submitted; stdout: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # said once
+        return isinstance(error, BrokenPipeError)
+    return True
 
 
 def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
@@ -305,22 +312,36 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
 
 
 def _wait(runner: Runner, handle: str, *, show: bool) -> int:
-    if show:
-        from phalanx.cli.following import Printer, lines
-
-        _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
-        replicas = runner.replicas(handle)
-        everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
-        printer = Printer(sys.stderr)
-        for line in lines(runner, handle, everyone, follow=True):
-            printer.print(line)
+    shown = _show_lines(runner, handle) if show else True
     status = _until(runner, handle, AppStatus.is_terminal)
     if status is None:
         print(f"phalanx run: {handle} is gone", file=sys.stderr)
         return 1
     if status.state is not AppState.SUCCEEDED:
-        _report(handle, status)
-    return _exit_code(status)
+        with contextlib.suppress(OSError):  # a full disk is not how the app ended
+            _report(handle, status)
+    return _exit_code(status) or int(not shown)
+
+
+def _show_lines(runner: Runner, handle: str) -> bool:
+    """Print what replicas print, until the app ends; False when stderr takes no more.
+
+    Then nothing can be said there either: it is in the exit code.
+    """
+    from phalanx.cli.following import Printer, lines
+
+    _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
+    replicas = runner.replicas(handle)
+    everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
+    printer = Printer(sys.stderr)
+    for line in lines(runner, handle, everyone, follow=True):
+        try:
+            printer.print(line)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return False
+    return True
 
 
 def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:

@@ -52,7 +52,10 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 128 + signals.received
     verdict = app.verdict
     if verdict.reason is Reason.SUCCEEDED:
-        return 0
+        lost = app.lost_output(None)
+        if lost is not None:
+            print(f"phalanx torchrun: {lost}", file=sys.stderr)
+        return 0 if lost is None else 1
     sys.stdout.flush()
     print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
     if verdict.cause is not None:

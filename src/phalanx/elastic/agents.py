@@ -152,8 +152,8 @@ class LocalElasticAgent:
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, restarts included; blocks.
 
-        A failure of the workers is part of the result. Raises what the rendezvous raised, and
-        `KeyboardInterrupt` once nothing is left running.
+        A failure of the workers is part of the result. Raises what the rendezvous raised,
+        `OutputLost`, and `KeyboardInterrupt` once nothing is left running.
         """
         spec = self.spec
         work = self._work(role or spec.role)
@@ -166,7 +166,10 @@ class LocalElasticAgent:
             app.wait()
         if app.error is not None:
             raise app.error
-        return self._result(app.verdict, app.harvest(), plan.members[0].agent)
+        result = self._result(app.verdict, app.harvest(), plan.members[0].agent)
+        if not result.is_failed() and (lost := app.lost_output(result)) is not None:
+            raise lost
+        return result
 
     def _work(self, role: str) -> host.HostWork:
         spec = self.spec

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import select
 import string
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Source
+from phalanx.logs.losses import Loss, StandardStream
 from phalanx.logs.spec import Handlers, LogSpec, RankFile
 from phalanx.rounds import Member
 
@@ -94,6 +94,7 @@ class _Outlet(RankFile):
         self._tee = streams.tee[local] if directory is not None else 0
         self._redirects = (streams.redirects[local] if directory is not None else 0) | self._tee
         self._begun: dict[tuple[int, str], bytes] = {}
+        self._file_losses: dict[Path, Loss] = {}
         self._sources: dict[tuple[int, str], Source] = {}
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
@@ -119,7 +120,11 @@ class _Outlet(RankFile):
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads."""
-        self._terminal.give_up_at = time.monotonic() + after
+        self._terminal.give_up_at(time.monotonic() + after)
+
+    def losses(self) -> Iterable[Loss]:
+        """Of its files, and of the terminal that it shares."""
+        return (*self._file_losses.values(), *self._terminal.losses())
 
     def finish(self) -> None:
         """Show the lines that were begun and will not be ended."""
@@ -159,41 +164,44 @@ class _Outlet(RankFile):
     def _write(self, source: Source, name: str, data: bytes) -> None:
         assert self._directory is not None
         path = self._directory / f"attempt_{source.attempt}" / name
+        loss = self._file_losses.setdefault(path, Loss(str(path)))
+        rest = memoryview(loss.mark() + data if data else b"")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab", buffering=0) as file:
-                file.write(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
         except OSError as error:
-            if not self._failed:
-                logger.warning("phalanx: cannot write to %s: %s", path, error.strerror)
-            self._failed = True
+            loss.add(min(len(rest), len(data)), error)
+        else:
+            loss.close_gap()
 
 
 class _Terminal:
     """Our own stdout and stderr, written to by one at a time, and never blocking for good."""
 
     def __init__(self) -> None:
-        self.give_up_at = float("inf")
         self._lock = threading.Lock()
-        self._gone: set[int] = set()
+        self._streams = {1: StandardStream("stdout"), 2: StandardStream("stderr")}
+
+    def losses(self) -> list[Loss]:
+        return [stream.loss for stream in self._streams.values()]
+
+    def give_up_at(self, moment: float) -> None:
+        for stream in self._streams.values():
+            stream.give_up_at = moment
 
     def put(self, number: int, data: bytes) -> None:
+        ours = sys.stdout if number == 1 else sys.stderr
         with self._lock:
-            if number in self._gone:
+            stream = self._streams[number]
+            if stream.is_gone:
                 return
             try:
-                (sys.stdout if number == 1 else sys.stderr).flush()
-                self._write(number, memoryview(data))
-            except (OSError, ValueError, AttributeError):
-                self._gone.add(number)  # nobody reads it any more
-
-    def _write(self, number: int, data: memoryview) -> None:
-        poll = select.poll()
-        poll.register(number, select.POLLOUT)
-        while data:
-            if time.monotonic() > self.give_up_at:
-                self._gone.add(number)
-                return
-            if poll.poll(100):
-                # As much as a pipe that can be written takes without blocking.
-                data = data[os.write(number, data[: select.PIPE_BUF]) :]
+                ours.flush()
+            except OSError as error:
+                stream.fail(number, len(data), error)
+            except (ValueError, AttributeError):
+                stream.is_gone = True  # it was closed
+            else:
+                stream.write(number, data)

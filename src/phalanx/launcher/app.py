@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from phalanx.errors import ConfigError, LaunchError, ResultError
+from phalanx.errors import ConfigError, LaunchError, OutputLost, ResultError
 from phalanx.launcher.collecting import Harvest
 from phalanx.launcher.deciding import Decide, decide_here
 from phalanx.launcher.payload import Function, Inbox
@@ -29,6 +29,7 @@ from phalanx.launcher.tracker import Standing
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.logs.lines import LogLine
+from phalanx.logs.losses import Loss, describe
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
@@ -286,6 +287,8 @@ class App(Generic[R]):
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._state = state_of(self._verdict)
+                if self._losses() and self._state is AppState.SUCCEEDED:
+                    self._state = AppState.FAILED
                 self._loop = None
                 if self._drive is not None:
                     self._drive.progress.tracker.finish(self._verdict)
@@ -370,7 +373,8 @@ class App(Generic[R]):
 
     def _message(self) -> str:
         if self._verdict is not None:
-            return message_of(self._verdict)
+            said = message_of(self._verdict)
+            return said or (describe(losses) if (losses := self._losses()) else "")
         if self._error is not None:
             return f"{type(self._error).__name__}: {self._error}"
         return f"waiting for {', '.join(self._awaited)}" if self._awaited else ""
@@ -385,6 +389,17 @@ class App(Generic[R]):
         """How it ended, once it has."""
         assert self._verdict is not None
         return self._verdict
+
+    def lost_output(self, result: object) -> OutputLost | None:
+        """The error that it is that output could not be written, if any could not."""
+        losses = self._losses()
+        if not losses:
+            return None
+        places = tuple(loss.place for loss in losses)
+        return OutputLost(describe(losses), places=places, result=result)
+
+    def _losses(self) -> list[Loss]:
+        return [] if self._writer is None else self._writer.losses
 
     def harvest(self) -> Harvest:
         """What has come home, once it has ended."""
@@ -404,6 +419,7 @@ class App(Generic[R]):
         try:
             if harvest.succeeded:
                 self._result = harvest.result()
+                self._error = self.lost_output(self._result)
             else:
                 timeout = self._plan.settings.start_timeout
                 self._error = harvest.exception(self.log_files, self._running, timeout)

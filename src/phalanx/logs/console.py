@@ -12,7 +12,6 @@ import io
 import os
 import re
 import select
-import stat
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import TextIO
 from phalanx.logs import logger
 from phalanx.logs.collapse import Collapser
 from phalanx.logs.lines import Assembly, Source, prefix
+from phalanx.logs.losses import Loss, StandardStream
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _ERASE = "\r\x1b[2K"
@@ -73,9 +73,9 @@ class _StatusLine:
             finally:
                 self.lock.release()
 
-    def erase(self) -> None:
-        if self._text and not self.mid_line:
-            self._write(_ERASE)
+    def erase(self) -> bool:
+        """Whether it is off the screen: a terminal that is behind may not take that now."""
+        return not self._text or self.mid_line or self._write(_ERASE)
 
     def draw(self) -> None:
         if self._text and not self.mid_line:
@@ -83,12 +83,14 @@ class _StatusLine:
                 width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
                 self._write(cut(self._text, width - 1))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str) -> bool:
         """Only where it does not block: the terminal may be stopped."""
         with contextlib.suppress(Exception):
             if can_write(sys.stderr.fileno()):
                 sys.stderr.write(text)
                 sys.stderr.flush()
+                return True
+        return False
 
 
 def can_write(number: int) -> bool:
@@ -140,7 +142,7 @@ class Console:
     def __init__(self, shown: Sequence[Source], *, prefixed: bool) -> None:
         """`prefixed`: each line says whose it is, and equal ones become one on a terminal."""
         self._stream: TextIO | None = sys.stdout
-        self._discard_at = float("inf")
+        self._out = StandardStream("stdout")
         self._colour = shows_colour(self._stream)
         self._assemblies = {source: Assembly() for source in shown} if prefixed else None
         self._sources = {source.key: source for source in shown}
@@ -150,13 +152,18 @@ class Console:
         self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
 
     @property
+    def loss(self) -> Loss:
+        """What could not be shown."""
+        return self._out.loss
+
+    @property
     def due(self) -> float | None:
         """When `tick` should be called next, by the monotonic clock."""
         return None if self._collapser is None else self._collapser.due
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads, from now on."""
-        self._discard_at = time.monotonic() + after
+        self._out.give_up_at = time.monotonic() + after
 
     def take(self, source: Source, stream: str, data: bytes) -> None:
         """Show some bytes of a rank's output."""
@@ -214,40 +221,34 @@ class Console:
         if self._stream is None:
             return
         with STATUS.lock:
-            STATUS.erase()
+            if not STATUS.erase() and is_terminal(self._stream):
+                data = _ERASE.encode() + data
             try:
-                self._write(data, stream)
-            except OSError:
+                self._write(self._stream, data, stream)
+            except BrokenPipeError:
                 self._stream = None  # nobody reads it any more
+            except OSError as error:
+                self._out.loss.add(len(data), error)
             except Exception as error:  # noqa: BLE001 a program's own stream raises anything
                 logger.warning("phalanx: cannot show the workers' output any more: %r", error)
                 self._stream = None
             STATUS.mid_line = not data.endswith(b"\n")
             STATUS.draw()
 
-    def _write(self, data: bytes, stream: str) -> None:
-        terminal = self._stream
-        assert terminal is not None
+    def _write(self, terminal: TextIO, data: bytes, stream: str) -> None:
         if type(terminal) is not io.TextIOWrapper or not _is_plain(terminal):
             # A notebook's or a test's stream: it takes text only.
             terminal.write(self._decoders[stream].decode(data))
             terminal.flush()
-        else:
+            return
+        number = terminal.fileno()
+        try:
             terminal.flush()
-            self._write_out(terminal.fileno(), memoryview(data))
-
-    def _write_out(self, number: int, data: memoryview) -> None:
-        """Write without ever blocking for good, so that an app can be cancelled all the same."""
-        poll = select.poll()
-        poll.register(number, select.POLLOUT)
-        # As much as a pipe that can be written takes without blocking; a file takes all.
-        step = len(data) if stat.S_ISREG(os.fstat(number).st_mode) else select.PIPE_BUF
-        while data:
-            if time.monotonic() > self._discard_at:
-                self._stream = None
-                logger.warning("phalanx: the last of the output was given up: nobody reads it")
-                return
-            if not poll.poll(100):
-                continue
-            with contextlib.suppress(BlockingIOError):
-                data = data[os.write(number, data[:step]) :]
+        except OSError as error:
+            self._out.fail(number, len(data), error)
+        else:
+            self._out.write(number, data)
+        if self._out.is_gone:
+            self._stream = None
+        if self._out.is_given_up:
+            logger.warning("phalanx: the last of the output was given up: nobody reads it")

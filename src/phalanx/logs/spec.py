@@ -18,6 +18,7 @@ from phalanx import hosts, ranks
 from phalanx.errors import ConfigError
 from phalanx.logs import logger
 from phalanx.logs.lines import Assembly, Source, sources
+from phalanx.logs.losses import Loss
 from phalanx.rounds import Member
 
 LOG_DIR = "./logs"
@@ -66,7 +67,7 @@ class RankFile(logging.FileHandler):
         self.shared = shared
         self._raw: IO[bytes] | None = None
         self._users = 0
-        self._failed = False
+        self._loss = Loss(str(self.path))
         self._assemblies: dict[Source, Assembly] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,12 +81,19 @@ class RankFile(logging.FileHandler):
     def begin(self) -> None:
         """One more launch writes to it."""
         with self._guard():
+            if not self._users:
+                for loss in self.losses():
+                    loss.forget()
             self._users += 1
+
+    def losses(self) -> Iterable[Loss]:
+        """What could not be written, of all that came since the first of its launches began."""
+        return (self._loss,)
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
         """Append some bytes of a source's output; gives where in the file they begin.
 
-        The first failure is a warning, and the end of this file.
+        What cannot be written is counted in `losses`, and marked in the file once it can.
         """
         with self._guard():
             if self.shared:
@@ -94,21 +102,30 @@ class RankFile(logging.FileHandler):
             return self._append(data)
 
     def _append(self, data: bytes) -> int | None:
-        if self._failed or not data:
+        if not data:
             return None
+        mark = self._loss.mark()
+        view = memoryview(mark + data)
         try:
-            if self._raw is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._raw = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            offset = self._raw.tell()
-            view = memoryview(data)
+            file = self._opened()
+            offset = file.tell() + len(mark)
             while view:
-                view = view[self._raw.write(view) :]
+                view = view[file.write(view) :]
         except OSError as error:
-            self._failed = True
-            logger.warning("phalanx: cannot write to %s any more: %s", self.path, error.strerror)
+            self._loss.add(min(len(view), len(data)), error)
             return None
+        self._loss.close_gap()
         return offset
+
+    def _opened(self) -> IO[bytes]:
+        """The file; made anew if somebody has removed it."""
+        if self._raw is not None and not os.fstat(self._raw.fileno()).st_nlink:
+            self._raw.close()
+            self._raw = None
+        if self._raw is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._raw = open(self.path, "ab", buffering=0)  # noqa: SIM115 `finish` closes it
+        return self._raw
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this, from now on. A file on disk is not waited for."""
@@ -123,10 +140,11 @@ class RankFile(logging.FileHandler):
                 self._append(_named(source, assembly.end()))
             self._assemblies.clear()
             if self._raw is not None:
-                with contextlib.suppress(OSError):
+                try:
                     self._raw.close()
+                except OSError as error:  # on a network's disk, that there is no room
+                    self._loss.add(0, error)
                 self._raw = None
-            self._failed = False
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.logs import logger
 from phalanx.logs.console import STATUS, Console
 from phalanx.logs.lines import Assembly, Source
+from phalanx.logs.losses import Loss
 from phalanx.logs.records import of_line, unpack
 from phalanx.logs.spec import Route
 
@@ -46,6 +47,7 @@ class LogWriter:
         self._status = status
         self._mark = mark
         self._begun: dict[int, bytes] = {}
+        self._losses: list[Loss] = []
         shown = [route for route in routes.values() if route.shown is not None]
         prefixed = any(route.shown is not None and route.shown.prefixed for route in shown)
         self._console = Console([route.source for route in shown], prefixed=prefixed)
@@ -74,6 +76,11 @@ class LogWriter:
         `now` is what the source is by now: its rank says whether it is shown.
         """
         self._queue.put((key, stream, data, done, now))
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What could not be written anywhere, by place; the first was said at once."""
+        return list(self._losses)
 
     def add(self, routes: Mapping[int, Route]) -> None:
         """Take more sources."""
@@ -106,6 +113,8 @@ class LogWriter:
             STATUS.show(self, "")
         finally:
             finish(self._routes)
+            for route in self._routes.values():
+                self._look_for_losses(route)
 
     def _step(self) -> bool:
         """Take one thing; False after the last. Whatever fails, output must go on being taken."""
@@ -117,6 +126,7 @@ class LogWriter:
             key, stream, data, done, now = item
             if (route := self._routes.get(key)) is not None:
                 self._pass_on(route, stream, data, now or route.source)
+                self._look_for_losses(route)
         except queue.Empty:
             self._tick()
         except Exception:  # noqa: BLE001
@@ -125,6 +135,19 @@ class LogWriter:
             if done is not None:
                 done()
         return True
+
+    def _look_for_losses(self, route: Route) -> None:
+        new = [loss for raw in route.raw for loss in raw.losses()]
+        for loss in [*new, self._console.loss]:
+            if not loss or any(loss is known for known in self._losses):
+                continue
+            self._losses.append(loss)
+            if len(self._losses) == 1:
+                logger.error(
+                    "phalanx: cannot write to %s: %s. The launch goes on, and fails at its end.",
+                    loss.place,
+                    loss.reason,
+                )
 
     def _pause(self) -> float | None:
         due = self._console.due
