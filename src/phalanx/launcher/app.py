@@ -295,6 +295,8 @@ class App(Generic[R]):
                 watchers, self._watchers = self._watchers, []
             try:
                 self._entry.update(self.status())
+                if self._entry.loss and self._state is AppState.SUCCEEDED:
+                    self._state = AppState.FAILED
             finally:
                 # Not under the lock: a signal handler that waits for it may hold the event's own.
                 self._done.set()
@@ -348,6 +350,8 @@ class App(Generic[R]):
         now = time.monotonic()
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
+            if self._entry.loss:
+                self._entry.update(self.status())
             asked = self._entry.cancel_asked()
             if asked is not None and asked != self._asked:
                 self._asked = asked
@@ -399,7 +403,8 @@ class App(Generic[R]):
         return OutputLost(describe(losses), places=places, result=result)
 
     def _losses(self) -> list[Loss]:
-        return [] if self._writer is None else self._writer.losses
+        losses = [] if self._writer is None else self._writer.losses
+        return [*losses, self._entry.loss] if self._entry.loss else losses
 
     def harvest(self) -> Harvest:
         """What has come home, once it has ended."""

@@ -2,14 +2,16 @@
 
 A directory per app, with small JSON files that are replaced by atomic rename: homes on clusters are
 network filesystems. `app.json` is what was launched, and by which process (host, boot, pid, start
-time); `status.json` how it stands; `cancel.json`, written by whoever wants the end; `stacks/`, for
-those who want to know where its workers are, and the answers to them; `times-N` when what of rank
-N's log was written. An app on a scheduler has `definition.json`, what it was made from, as well,
-and what its supervisor needs. Nothing here knows how an app is run.
+time); `status.json` how it stands, with `status.reserve` to have room on the disk for its end;
+`cancel.json`, written by whoever wants the end; `stacks/`, for those who want to know where its
+workers are, and the answers to them; `times-N` when what of rank N's log was written. An app on a
+scheduler has `definition.json`, what it was made from, as well, and what its supervisor needs.
+Nothing here knows how an app is run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -24,6 +26,9 @@ VERSION = 1
 
 LAUNCH = "launch"
 """What stands for a scheduler in the record of a launch."""
+
+_ROOM, _ROOM_FOR_ONE = 4096, 1024
+"""Bytes that a status may have, and on top for each of its parts."""
 
 KEPT, PRUNED_TO = 1000, 800
 """How many apps are kept, and how many are left when there are more."""
@@ -85,12 +90,59 @@ def place_name(scheduler: str, session: str, app_id: str) -> str:
     return "@".join(quote(part, safe="") for part in (scheduler, session, app_id))
 
 
-def replace(path: Path, value: Any) -> None:
-    """Write a file anew; whoever reads sees the old one or the new."""
+def replace(path: Path, value: Any, *, last: bool = False) -> None:
+    """Write a file anew; whoever reads sees the old one or the new.
+
+    Raises `OSError`, and leaves nothing half-written. The `last` word has the room that was
+    reserved for it, if the disk is full.
+    """
+    data = json.dumps(value, default=str).encode()
     new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}-{os.urandom(3).hex()}.new")
-    with open(new, "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
-        json.dump(value, file, default=str)
-    os.replace(new, path)
+    try:
+        _write_new(new, data)
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        if not last or not _use_reserve(path, data):
+            raise
+    if last:
+        with contextlib.suppress(OSError):
+            _reserve_of(path).unlink(missing_ok=True)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with open(path, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+        file.write(data)
+
+
+def reserve(path: Path, parts: int) -> None:
+    """Keep room on the disk for a status that so many workers or replicas are part of.
+
+    Written, not only allocated: not all file systems can do that. Where it cannot be, there is
+    none.
+    """
+    size = _ROOM + _ROOM_FOR_ONE * parts
+    with contextlib.suppress(OSError):
+        _write_new(_reserve_of(path), b" " * size)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_suffix(".reserve")
+
+
+def _use_reserve(path: Path, data: bytes) -> bool:
+    """Write over what was reserved, which takes no room, and put it in place."""
+    place = _reserve_of(path)
+    try:
+        with open(place, "r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < len(data) or file.write(data) != len(data):
+                return False
+            file.truncate()
+        os.replace(place, path)
+    except OSError:
+        return False
+    return True
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from phalanx.logs import logger
 from phalanx.logs.lines import Times, agent_key
-from phalanx.registry import LAUNCH, cancel_asked, owner, read, replace, stacks
+from phalanx.logs.losses import Loss
+from phalanx.registry import LAUNCH, cancel_asked, owner, read, replace, reserve, stacks
 from phalanx.registry.submitted import facts_of, make_place
 from phalanx.rounds import Member
 from phalanx.specs import AppState, AppStatus, WorkerStatus
@@ -31,6 +32,8 @@ class Entry:
         self._marks: dict[int, float] = {}
         self._seen: tuple[object, object] = (None, None)
         self._next_at = 0.0
+        self.loss = Loss("")
+        """Why what is recorded is not how it stands, if it is not."""
 
     @classmethod
     def create(
@@ -47,8 +50,12 @@ class Entry:
             path = make_place(app)
             replace(path / "app.json", _describe(app, name, members, logs, stop_grace))
             replace(path / "status.json", {"state": AppState.PENDING.value})
+            reserve(path / "status.json", sum(member.workers for member in members))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            logger.info("phalanx: %s is not recorded: %s", app, error)
+            logger.warning(
+                "phalanx: %s is not recorded (%s): list, status, log and cancel do not know it.",
+                *(app, error),
+            )
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
             path = None
@@ -76,12 +83,19 @@ class Entry:
 
     def update(self, status: AppStatus) -> None:
         """Replace the status."""
-        if self._path is not None:
-            began = time.monotonic()
-            with contextlib.suppress(OSError):  # someone has removed it: then so be it
-                replace(self._path / "status.json", _status(status))
-            now = time.monotonic()
-            self._next_at = now + max(_UPDATE_EVERY, 10 * (now - began))
+        if self._path is None:
+            return
+        path = self._path / "status.json"
+        began = time.monotonic()
+        self.loss = Loss(str(path))
+        try:
+            replace(path, _status(status), last=status.state.is_final)
+        except FileNotFoundError:
+            pass  # someone has removed it: then so be it
+        except OSError as error:
+            self.loss.add(0, error)
+        now = time.monotonic()
+        self._next_at = now + max(_UPDATE_EVERY, 10 * (now - began))
 
     def cancel_asked(self) -> Mapping[str, Any] | None:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""

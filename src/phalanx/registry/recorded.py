@@ -129,7 +129,7 @@ class RecordedApp:
             status["state"] = AppState.FAILED.value
             status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
             if not self.is_launch:
-                status["message"] += f" (see {self.path / 'supervisor.log'})"
+                status["message"] += see(self.path / "supervisor.log")
             status["seconds"] = None
             for worker in status["workers"]:
                 if worker["ended"] is None:
@@ -209,11 +209,18 @@ class RecordedApp:
 
     def ask_cancel(self, grace: float | None) -> None:
         """Ask its owner for the end; does not wait. Raises `OSError`."""
-        replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
+        failure: OSError | None = None
+        try:
+            replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
+        except OSError as error:
+            failure = error  # a full disk: a supervisor that is here can be told all the same
         if self.is_here and not self.is_launch and _is_alive(owner := self._owner()):
             if owner.get("supervises") and catches(owner["pid"], signal.SIGTERM):
-                with contextlib.suppress(OSError):  # a supervisor looks for it at once then
+                with contextlib.suppress(OSError):  # it looks for the file at once then
                     os.kill(owner["pid"], signal.SIGTERM)
+                    failure = None
+        if failure is not None:
+            raise failure
 
     def cancel(self, grace: float | None = None) -> AppState:
         """Ask its owner for the end, and wait for it, at most the grace and a little more."""
@@ -287,6 +294,14 @@ class RecordedApp:
         local_rank = replica["ranks"].index(rank)
         for moment, text in reader.read(final=final):
             yield LogLine(rank, replica["hostname"], local_rank, text, moment)
+
+
+def see(log: Path) -> str:
+    """Where to read more, if there is something to read."""
+    try:
+        return f" (see {log})" if log.stat().st_size else ""
+    except OSError:
+        return ""
 
 
 def _sound(status: dict[str, Any]) -> dict[str, Any]:

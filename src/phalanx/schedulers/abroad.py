@@ -6,14 +6,15 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from phalanx.errors import Cancelled, PhalanxError
+from phalanx.errors import Cancelled, OutputLost, PhalanxError
 from phalanx.launcher import Launcher
 from phalanx.launcher.app import App
 from phalanx.logs.lines import Source
+from phalanx.logs.losses import Loss
 from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.rounds import Member, signal_name
@@ -123,10 +124,15 @@ class SshCrew:
 
     def _wait(self, replica: ReplicaRequest, app: App[Any]) -> None:
         app.wait()
+        asked = replica.key in self._graces
         try:
             code, error, reported = app.result().rank(0)
             _keep_error(replica, reported)
-            ending = Ending.of(code, error, asked=replica.key in self._graces)
+            ending = Ending.of(code, error, asked=asked)
+        except OutputLost as lost:
+            code, _, reported = lost.result.rank(0)
+            _keep_error(replica, reported)
+            ending = Ending.of(code, str(lost), asked=asked) if code else Ending(error=str(lost))
         except Cancelled:
             killed = [o.signal for o in app.status().ended if o.signal]
             name = signal_name(killed[0]) if killed else "SIGTERM"
@@ -172,22 +178,18 @@ class _StreamFiles(RankFile):
 
     def __init__(self, replica: ReplicaRequest) -> None:
         super().__init__(replica.logs["stdout"])
-        self._paths = replica.logs
-        self._files: dict[str, IO[bytes]] = {}
+        self._files = {name: RankFile(path) for name, path in replica.logs.items()}
+
+    def losses(self) -> Iterable[Loss]:
+        """Of both."""
+        return [loss for file in self._files.values() for loss in file.losses()]
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
         """Append to the stream's own; the supervisor notes the times."""
-        with self._guard():
-            if stream not in self._files:
-                self._files[stream] = open_log(self._paths.get(stream, self._paths["stderr"]))
-            view = memoryview(data)
-            while view:
-                view = view[self._files[stream].write(view) :]
+        self._files.get(stream, self._files["stderr"]).take(source, stream, data)
         return None
 
     def finish(self) -> None:
         """Close them."""
-        with self._guard():
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+        for file in self._files.values():
+            file.finish()

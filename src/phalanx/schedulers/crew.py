@@ -109,6 +109,8 @@ class LocalCrew:
             self._replicas = assign(self._request, self._path, wait)
         except NotEnough as error:
             return str(error)
+        except OSError as error:
+            return f"which GPUs it has cannot be noted: {error}"
         return None
 
     def replicas(self) -> Sequence[ReplicaRequest]:
@@ -201,7 +203,8 @@ class LocalCrew:
         from phalanx.schedulers.supervisor import is_supervisor
 
         processes.kill_descendants(processes.reap, leaving=is_supervisor)
-        (self._path / "gpus.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # an app that has ended has none, whatever is noted
+            (self._path / "gpus.json").unlink(missing_ok=True)
 
 
 def _dead_children() -> list[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from phalanx.errors import ConfigError, SchedulerError
-from phalanx.registry import directory, owner, replace
+from phalanx.registry import directory, owner, replace, reserve
 from phalanx.registry.reading import Reader, by_time
 from phalanx.registry.recorded import RecordedApp, apps, by_handle
 from phalanx.registry.submitted import facts_of, make_place
@@ -126,6 +126,7 @@ class Supervised(Scheduler[Any, AppRequest]):
             _make_log_directories(request)
             replace(path / "request.json", request.to_dict())
             replace(path / "status.json", _pending(request))
+            reserve(path / "status.json", len(request.replicas))
             facts = facts_of(
                 request.app_id, request.name, request.scheduler, request.session, _roles(request)
             )

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from phalanx import trust
 from phalanx.logs.lines import Times
 from phalanx.registry import cancel_asked, owner, read, replace
+from phalanx.registry.recorded import see
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
 from phalanx.schedulers.crew import Crew, Ending
@@ -38,8 +39,8 @@ _SHORTEST, _LONGEST = 0.02, 0.5
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that would end us, and mean nothing to us."""
-_LAST_WORD = 60.0
-"""Seconds that writing the last status is tried again, on a disk that is full."""
+_AGAIN = 1.0
+"""Seconds until the last status is tried to be written again, on a disk that is full."""
 
 
 def main() -> None:
@@ -76,13 +77,14 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     known = read(path / "status.json") or {}
     if not AppState(known.get("state", "PENDING")).is_final:
         how = processes.describe_status(status)
-        known["message"] = f"its supervisor ended: {how} (see {path / LOG})"
+        _say(f"the supervisor (pid {supervisor}) ended: {how}")
+        known["message"] = f"its supervisor ended: {how}{see(path / LOG)}"
         known |= {"state": "FAILED", "exit_code": 1, "updated": time.time()}
         known["seconds"] = time.monotonic() - began
         for replica in known.get("replicas", ()):
             if not AppState(replica["state"]).is_final:
                 replica["state"] = "FAILED"
-        _write(path / "status.json", known)
+        _write_last(path / "status.json", known)
     os._exit(0)
 
 
@@ -117,14 +119,34 @@ def is_supervisor(pid: int) -> bool:
     return (line.startswith(b"phalanx: ") and b" supervisor" in line) or _MODULE in line
 
 
-def _write(path: Path, value: Any) -> bool:
+def _write(path: Path, value: Any, *, last: bool = False) -> bool:
     """Replace a file, if that can be done."""
     try:
-        replace(path, value)
+        replace(path, value, last=last)
     except OSError as error:
-        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+        _say(f"cannot write {path}: {error.strerror}")
         return False
     return True
+
+
+def _write_last(path: Path, value: Any) -> None:
+    """Write how the app ended, as soon as that can be done: nobody else knows it.
+
+    Blocks until then, or until the app's directory is gone.
+    """
+    while not _write(path, value, last=True) and path.parent.is_dir():
+        time.sleep(_AGAIN)
+
+
+_said: set[str] = set()
+
+
+def _say(text: str) -> None:
+    """Write a line to our log, once. It may be on the very disk that is full."""
+    if text not in _said:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+            _said.add(text)
 
 
 class Supervisor:
@@ -304,24 +326,21 @@ class Supervisor:
         self._state = state
         if state is AppState.SUCCEEDED:
             self._code = 0
-        limit = time.monotonic() + _LAST_WORD
-        while not self._tell() and self._path.is_dir() and time.monotonic() < limit:
-            time.sleep(1.0)
+        _write_last(self._path / "status.json", self._describe())
 
-    def _tell(self) -> bool:
-        self._written = _write(
-            self._path / "status.json",
-            {
-                "state": self._state.value,
-                "message": self._message,
-                "updated": time.time(),
-                "seconds": time.monotonic() - self._began,
-                "num_restarts": self._course.restarts,
-                "exit_code": self._code if self._state.is_final else None,
-                "replicas": [self._status(replica) for replica in self._replicas.values()],
-            },
-        )
-        return self._written
+    def _tell(self) -> None:
+        self._written = _write(self._path / "status.json", self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "state": self._state.value,
+            "message": self._message,
+            "updated": time.time(),
+            "seconds": time.monotonic() - self._began,
+            "num_restarts": self._course.restarts,
+            "exit_code": self._code if self._state.is_final else None,
+            "replicas": [self._status(replica) for replica in self._replicas.values()],
+        }
 
     def _status(self, replica: ReplicaRequest) -> dict[str, Any]:
         key, state = replica.key, self._course.states[replica.key]
@@ -355,10 +374,12 @@ class _Watch:
             return False
         if status.st_size <= self._size:
             return False
-        with contextlib.suppress(OSError):
+        try:
             self._marks.parent.mkdir(exist_ok=True)
             with open(self._marks, "a") as file:
                 file.write(Times.mark(self._size, status.st_mtime, status.st_size))
+        except OSError:
+            return False  # it is noted the next time
         self._size = status.st_size
         return True
 
