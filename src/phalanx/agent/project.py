@@ -142,9 +142,14 @@ class Project:
         new = f"{place}.{self._mark}.new"
         if not piece.offset:
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-        with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
-            file.write(piece.data)
-            done = file.tell() >= piece.total
+        try:
+            with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
+                file.write(piece.data)
+                done = file.tell() >= piece.total
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
         if done:
             os.chmod(new, 0o400)
             os.rename(new, place)
@@ -186,7 +191,7 @@ class Project:
         """Copy one file and check it on the way; a damaged one is removed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         number = os.open(path, flags, entry.mode | 0o600)
-        with open(number, "wb", buffering=0) as target:
+        with open(number, "wb") as target:
             if not entry.size:
                 return True
             place = self._place(entry.digest)

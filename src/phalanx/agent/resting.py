@@ -139,6 +139,11 @@ def _describe(path: str, rest: wire.Rest, facts: Mapping[str, Any]) -> None:
         "since": now,
         "until": now + rest.keep,
     }
-    with open(f"{path}.new", "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
-        json.dump({**known, **facts}, file)
-    os.rename(f"{path}.new", path)
+    try:
+        with open(f"{path}.new", "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+            json.dump({**known, **facts}, file)
+        os.rename(f"{path}.new", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.new")
+        raise

@@ -18,6 +18,7 @@ from phalanx.nesting import DEPTH
 from phalanx.ranks import APP, STOP_FILE, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker import errorfile
+from phalanx.worker.leaving import UNWRITTEN
 from phalanx.worker.outcome import PAYLOAD, REPORT
 
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
@@ -119,8 +120,12 @@ class Turn:
 
     def ask_to_stop(self) -> None:
         """Let the workers know that the host will be taken away."""
-        with contextlib.suppress(OSError), open(self.stop_file, "w"):
-            pass
+        try:
+            with open(self.stop_file, "w"):
+                pass
+        except OSError as error:
+            text = f"workers cannot be told that the host will be taken away: {error}"
+            self._spawn(self._send(wire.Note(app=self.begin.app, message=text)))
 
     async def send_stacks(self, seconds: float, request: int = 0) -> None:
         """Send home where the workers are whose functions run."""
@@ -146,6 +151,9 @@ class Turn:
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (9, signal.SIGTERM):
                 name = signal_name(os.WTERMSIG(status))
                 print(f"rank {rank} was killed by {name} after its function ended", file=sys.stderr)
+            elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNWRITTEN:
+                text = f"rank {rank} could not write what it printed after its function ended"
+                self._spawn(self._send(wire.Note(app=self.begin.app, message=text)))
             return
         killed = os.WIFSIGNALED(status)
         if self.begin.exits and status == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 
 from phalanx.cli import parsing
@@ -31,9 +32,15 @@ def main(arguments: list[str]) -> int:
     old = [app for app in apps() if app.created <= limit]
     old = [app for app in old if app.facts["owner"] is None or app.state.is_final]
     rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
+    failed = False
     if not options.dry_run:
-        for app in old:
-            app.remove(logs=options.logs)
+        for app in list(old):
+            try:
+                app.remove(logs=options.logs)
+            except OSError as error:
+                print(f"phalanx clean: {app.id} is not removed: {error}", file=sys.stderr)
+                old.remove(app)
+                failed = True
         for path in rubbish:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -44,4 +51,4 @@ def main(arguments: list[str]) -> int:
     else:
         count = "1 app" if len(old) == 1 else f"{len(old)} apps"
         print(f"{count} {'would be removed' if options.dry_run else 'removed'}")
-    return 0
+    return int(failed)

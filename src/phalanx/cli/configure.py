@@ -43,8 +43,7 @@ def main(arguments: list[str]) -> int:
     path = Path(config.FILE)
     try:
         path = Path(os.getcwd()) / config.FILE
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+        _write(path, text)
     except FileExistsError:
         print(f"phalanx configure: {path} is there already: it stays as it is", file=sys.stderr)
         return 1
@@ -53,6 +52,17 @@ def main(arguments: list[str]) -> int:
         return 1
     print(f"wrote {path}")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Make the file; what a full disk has taken of it does not stay."""
+    with open(path, "x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 _HEAD = """\

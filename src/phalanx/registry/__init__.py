@@ -177,4 +177,5 @@ def prune(root: Path) -> None:
     # Of apps on schedulers that are not ours it is not known here; only the record goes.
     ended = [app for app in apps(root) if app.facts["owner"] is None or app.state.is_final]
     for app in ended[: max(0, len(names) - PRUNED_TO)]:
-        app.remove()
+        with contextlib.suppress(OSError):
+            app.remove()

@@ -232,14 +232,15 @@ class RecordedApp:
         return state
 
     def remove(self, *, logs: bool = False) -> None:
-        """Forget it, with its log files if asked for."""
+        """Forget it, with its log files if asked for. Raises `OSError`."""
         if logs:
             for replica in self.replicas:
                 for path in (*replica["logs"].values(), replica["log"]):
                     if path is not None:
                         Path(path).unlink(missing_ok=True)
                 self._remove_streams(replica)
-        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody else does the same
+            shutil.rmtree(self.path)
 
     def _remove_streams(self, replica: Mapping[str, Any]) -> None:
         """A replica's files, and the directories for them that are empty then."""

@@ -92,7 +92,10 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
         recording.begin(assignment.directory)
     _make_main(assignment.prepare)
     ended = _call(assignment)
-    _flush()
+    unwritten = _flush()
+    if unwritten is not None and ended.succeeded:
+        # As an interpreter's exit has it: what was printed and is lost is no success.
+        ended = outcome.raised(assignment.rank, unwritten, None)
     seconds = ended.clock - began
     report(assignment, dataclasses.replace(ended, seconds=seconds, joined=_Group.joined))
     with contextlib.suppress(OSError):
@@ -153,10 +156,19 @@ def _show(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _flush() -> None:
+def _flush() -> OSError | None:
+    """Have what was printed written; gives why it cannot be."""
+    problem = None
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a stream of the user's own raises anything
+        try:
             stream.flush()
+        except BrokenPipeError:
+            pass  # the function has given it to a reader that has left
+        except OSError as error:
+            problem = error
+        except Exception:  # noqa: BLE001 a stream of the user's own raises anything
+            pass
+    return problem
 
 
 def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -214,7 +226,9 @@ def _redirect(directory: str, printed: tuple[bytes, bytes]) -> None:
     for number, name, head in ((1, "stdout", printed[0]), (2, "stderr", printed[1])):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)
-        os.write(file, head)
+        rest = memoryview(head)
+        while rest:
+            rest = rest[os.write(file, rest) :]
         os.dup2(file, number)
         os.close(file)
 

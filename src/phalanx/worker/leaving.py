@@ -9,7 +9,6 @@ loaded, so that files close and finalizers run, flush), and then leave at once.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import os
 import sys
@@ -19,6 +18,9 @@ from collections.abc import Container
 from typing import Any, NoReturn
 
 from phalanx.hosts import is_installed
+
+UNWRITTEN = 120
+"""The exit code of an interpreter that could not write what was printed, as Python has it."""
 
 
 def leave(code: int, *, preloaded: Container[str]) -> NoReturn:
@@ -34,8 +36,14 @@ def leave(code: int, *, preloaded: Container[str]) -> NoReturn:
         code = code or 1
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a stream of the user's own raises anything
+            try:
                 stream.flush()
+            except BrokenPipeError:
+                pass  # whoever reads has had enough
+            except OSError:
+                code = code or UNWRITTEN
+            except Exception:  # noqa: BLE001 a stream of the user's own raises anything
+                pass
         os._exit(code & 0xFF)
 
 

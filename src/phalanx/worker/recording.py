@@ -50,6 +50,8 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._broken = False
+        """A full disk has taken only a part of the last one."""
         self._open()
 
     def write(self, data: bytes) -> None:
@@ -60,7 +62,14 @@ class _File:
             mine = False
         if not mine:
             self._open()
-        os.write(self._number, data)
+        if self._broken:
+            data = b"\n" + data
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._number, rest) :]
+        finally:
+            self._broken = 0 < len(rest) < len(data) or (self._broken and bool(rest))
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -114,7 +114,8 @@ class Zygote:
             self.warm()
 
     def _announce(self, module: str) -> None:
-        with open(os.path.join(self._spool, PRELOADING), "w") as file:
+        # On a disk that is full nobody will know which one ended the process.
+        with contextlib.suppress(OSError), open(os.path.join(self._spool, PRELOADING), "w") as file:
             file.write(module)
 
     def serve(self) -> bootstrap.Assignment | None:
