@@ -255,7 +255,8 @@ class Turn:
                 piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
                 await self._send(self._stamp(piece))
                 offset += len(data)
-        os.unlink(path)
+        with contextlib.suppress(OSError):  # it goes with the directory
+            os.unlink(path)
 
     # ── logs ──────────────────────────────────────────────────────────────────
 

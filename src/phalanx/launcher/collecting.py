@@ -33,7 +33,8 @@ class Harvest:
 
     def result(self) -> LaunchResult[Any]:
         """Every rank's value. Raises `ResultError`."""
-        values = tuple(self.value(rank) for rank in sorted(self._inboxes))
+        ranks = sorted(rank for member in self._verdict.members for rank in member.ranks)
+        values = tuple(self.value(rank) for rank in ranks)
         return LaunchResult(values, self._verdict.members)
 
     def has(self, rank: int) -> bool:
@@ -42,12 +43,20 @@ class Harvest:
 
     def value(self, rank: int) -> Any:
         """The value of a rank. Raises `ResultError`."""
+        member = next(m for m in self._verdict.members if rank in m.ranks)
+        if rank not in self._inboxes:
+            raise ResultError(
+                f"the value of rank {rank} on {member.hostname} has not arrived: its temporary "
+                "files there were removed.",
+                rank=rank,
+                hostname=member.hostname,
+                type_name="",
+            )
         try:
             return self._inboxes[rank].load()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            member = next(m for m in self._verdict.members if rank in m.ranks)
             raise ResultError(
                 f"the value of rank {rank} on {member.hostname} cannot be unpickled here: "
                 f"{type(error).__name__}: {error}",

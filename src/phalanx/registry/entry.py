@@ -22,6 +22,9 @@ from phalanx.stacks import RankStacks, to_dict
 _MARK_EVERY = 0.1
 _UPDATE_EVERY = 0.2
 
+_SAID: set[type[Exception]] = set()
+"""Why an app of this process was not recorded, as far as that was said."""
+
 
 class Entry:
     """The record of an app that this process runs. Nothing it does fails the app."""
@@ -52,10 +55,12 @@ class Entry:
             replace(path / "status.json", {"state": AppState.PENDING.value})
             reserve(path / "status.json", sum(member.workers for member in members))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            logger.warning(
-                "phalanx: %s is not recorded (%s): list, status, log and cancel do not know it.",
-                *(app, error),
-            )
+            if (kind := type(error)) not in _SAID:  # a home that cannot be written stays so
+                _SAID.add(kind)
+                text = (
+                    "phalanx: %s is not recorded (%s): list, status, log and cancel do not know it"
+                )
+                logger.warning(text, app, error)
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
             path = None
