@@ -512,6 +512,36 @@ def test_a_workers_failure_comes_before_what_it_printed(script):
     assert done.stdout == "mine\n", done.stderr
 
 
+def test_lines_that_a_slow_handler_does_not_get_are_not_passed_over(script):
+    """Said while it happens, not at the end."""
+    done = script("""
+        import logging, threading, phalanx
+
+        said = threading.Event()
+
+        class Slow(logging.Handler):
+            def emit(self, record):
+                assert said.wait(60)
+
+        class Watch(logging.Handler):
+            def emit(self, record):
+                if "too slow: lines are left out" in record.getMessage():
+                    said.set()
+
+        def f():
+            for _ in range(80):
+                print("x" * (1 << 20))
+
+        if __name__ == "__main__":
+            logging.getLogger("phalanx").addHandler(Watch())
+            phalanx.launch(f, workers_per_host=1, log_spec=phalanx.DefaultLogSpec(
+                {"localhost[0]": [Slow()]}
+            ))
+            print(said.is_set())
+    """)
+    assert done.stdout == "True\n", done.stderr
+
+
 # ── the supervisor ────────────────────────────────────────────────────────────
 
 

@@ -43,8 +43,8 @@ given as -cfg key=value,… or each as a flag: --log_dir DIR.
 
 _EPILOG = """\
 exit codes: 0 submitted, or, with --wait, the app succeeded; N with --wait, the code of the replica
-that failed first (128 + N for signal N); 1 it could not be submitted, or was cancelled; 2 a mistake
-in the command; 130 interrupted (the app goes on).
+that failed first (128 + N for signal N); 1 it could not be submitted, was cancelled, or what it
+printed could not be written; 2 a mistake in the command; 130 interrupted (the app goes on).
 """
 
 

@@ -208,6 +208,7 @@ class HandlerThread:
         self._assemblies: dict[int, tuple[Source, Assembly]] = {}
         self._held = 0
         self._left_out = 0
+        self._told = False
         self._handled = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="phalanx-handler", daemon=True)
@@ -216,11 +217,22 @@ class HandlerThread:
     def put(self, item: Item) -> None:
         """Queue some output; left out, and counted, when the handler is far behind."""
         with self._lock:
-            if self._held > _HELD:
+            full = self._held > _HELD
+            if full:
                 self._left_out += item[2].count(b"\n")
-                return
-            self._held += len(item[2])
-        self._queue.put(item)
+            else:
+                self._held += len(item[2])
+        if full:
+            self._say_left_out()
+        else:
+            self._queue.put(item)
+
+    def _say_left_out(self) -> None:
+        """Once, and on a thread: logging may be what the handler is stuck in."""
+        if not self._told:
+            self._told = True
+            text = "phalanx: the log handler %r is too slow: lines are left out"
+            threading.Thread(target=logger.warning, args=(text, self._handler), daemon=True).start()
 
     def close(self, patience: float) -> None:
         """Wait until the handler has had everything, if it gets on; else it goes on by itself."""
