@@ -40,6 +40,7 @@ class Meeting:
         if first is None:
             return
         frame = wire.Reach(address=self.address, port=first.door)
+        asked: list[Agent] = []
         for index, agent in self._agents.items():
             place = (self.address, first.door)
             if agent.tried == place or index not in self._hellos:
@@ -49,7 +50,9 @@ class Meeting:
             if self._hellos[index].space == first.space:
                 agent.reached.set_result("")
             else:
-                await agent.send(frame)
+                asked.append(agent)
+        # At once: one that does not read must not keep others from being asked.
+        await asyncio.gather(*(agent.send(frame) for agent in asked))
 
     async def problems(self) -> dict[int, str]:
         """Wait for what came of it: the agents that do not reach it, and why."""

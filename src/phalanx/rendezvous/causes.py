@@ -48,7 +48,8 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
         if min(f.when.earliest for f in sources) <= earliest_echo + ECHO_DELAY:
             candidates = sources
     earliest = [f for f in candidates if not any(_is_before(other, f) for other in candidates)]
-    return min(earliest, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+    # Clocks that contradict each other may have everything before something else.
+    return min(earliest or candidates, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
 
 
 def _is_before(one: Failure, other: Failure) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -60,14 +61,17 @@ def write(message: str, callstack: str, *, again: bool = True) -> None:
 def read(path: str) -> Fault | None:
     """What an error file says; None where there is none, or it is none."""
     try:
-        with open(path, "rb") as file:
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                return None
             said = json.loads(file.read(_LIMIT)).get("message", "")
-    except (OSError, ValueError, AttributeError):
+        extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
+        text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
+        callstack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
-    text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
     kind, _, message = text.partition(": ")
     if not kind.replace(".", "").isidentifier():
         kind, message = "an error", text
-    callstack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
-    return Fault(kind, message, str(callstack), reraise=False) if text else None
+    return Fault(kind, message, callstack, reraise=False) if text else None
