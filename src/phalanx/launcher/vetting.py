@@ -25,8 +25,9 @@ _IN_FLIGHT = wire.LOG_WINDOW + CHUNK + wire.LOG_COST
 """The most that an agent which keeps the window has on its way for a round."""
 _OWN_IN_FLIGHT = 4 << 20
 """The same for what it says itself, of which it is not told when it is written."""
-_STREAM = 4 * CAP
-"""Of one stream of one rank; agents stop at `CAP`, unless the file was emptied meanwhile."""
+_STREAM, _OWN = 4 * CAP, 64 << 20
+"""Bytes of one stream of one rank, where agents stop at `CAP` unless the file was emptied
+meanwhile, and of what an agent says itself, a few lines for each round."""
 _CHATTER, _CHATTER_A_SECOND = 20_000, 200
 """Frames that carry little. Heartbeats, arrivals, a few for each worker and round are expected."""
 _LITTLE = 64 << 10
@@ -194,12 +195,15 @@ class Vetting:
             raise WireError("more output than it was told to send at once")
         stream = window or 0, log.rank, log.stream
         self._streams[stream] += len(log.data)
-        if self._streams[stream] > _STREAM:
-            raise WireError(f"more than {_STREAM >> 30} GiB as the output of one worker")
+        limit = _OWN if window is None else _STREAM
+        if self._streams[stream] > limit:
+            raise WireError(f"more than {limit >> 20} MiB as the output of one process")
 
     def _piece(self, piece: wire.Piece) -> None:
         if piece.rank is None or piece.key != PAYLOAD:
             raise WireError(f"a piece of {plain_line(repr(piece.key))}, which nobody wants")
+        if not piece.data:
+            raise WireError(f"an empty piece of a value of rank {piece.rank}")
         if (piece.round, piece.rank) in self._ended:
             raise WireError(f"a piece of a value of rank {piece.rank} after its end")
 
