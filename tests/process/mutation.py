@@ -41,6 +41,8 @@ class Mutator:
                 return [raw if held is None else held]
             case 4:
                 return [self._broken(raw)]
+            case 5:
+                return [wire.encode(self._forged(frame))]
             case _:
                 return [self._other(frame)]
 
@@ -49,6 +51,16 @@ class Mutator:
         if self.random.random() < 0.2:
             return raw[:at]
         return raw[:at] + bytes([self.random.randrange(256)]) + raw[at + 1 :]
+
+    def _forged(self, frame):
+        """As if it were of another rank or round."""
+        if frame.rank is None or self.random.random() < 0.2:
+            return dataclasses.replace(frame, round=frame.round + self.random.choice((-1, 1)))
+        rank = self.random.choice((0, 0, 1, 2, frame.rank + 1))
+        if isinstance(frame, wire.Report):
+            outcome = dataclasses.replace(frame.outcome, rank=rank)
+            return dataclasses.replace(frame, rank=rank, outcome=outcome)
+        return dataclasses.replace(frame, rank=rank)
 
     def _other(self, frame):
         """Some field, however deep, with another value."""
@@ -66,14 +78,15 @@ class Mutator:
 
     def _put(self, fields):
         chance = self.random
-        key = chance.choice(list(fields))
+        key = chance.choice([k for k in fields if k != "app" or chance.random() < 0.2] or [*fields])
         value = fields[key]
         if isinstance(value, dict) and value and chance.random() < 0.8:
             self._put(value)
         elif isinstance(value, bool):
             fields[key] = not value
         elif isinstance(value, int) and chance.random() < 0.7:
-            fields[key] = chance.choice((*NUMBERS, value + 1, value - 1, -value))
+            near = (0, 1, value + 1, value - 1, -value)  # above all, other ranks and rounds
+            fields[key] = chance.choice((*NUMBERS, *near, *near))
         elif isinstance(value, float) and chance.random() < 0.7:
             fields[key] = chance.choice((0.0, -1.0, value * 2, 1e300, float("nan"), float("inf")))
         else:

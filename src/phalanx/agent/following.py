@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import stat
 import time
 from collections.abc import Container, Iterator
-from typing import IO
+
+from phalanx.worker.outcome import open_regular
 
 CHUNK = 256 << 10
 CAP = 4 << 30
@@ -120,17 +120,6 @@ class Stream:
         count, self._dropped = self._dropped, 0
         self._cap = self._at = self._at + count
         return f"\n[phalanx: {count} bytes left out: over the limit for one rank]\n".encode()
-
-
-def open_regular(path: str) -> IO[bytes]:
-    """Open a worker's file to read, and nothing that would block or be without end. Raises
-    `OSError`.
-    """
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "not a file", path)
-    return open(number, "rb", buffering=0)
 
 
 def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:

@@ -20,7 +20,7 @@ from phalanx.nesting import DEPTH
 from phalanx.ranks import APP, STOP_FILE, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker import errorfile
-from phalanx.worker.outcome import PAYLOAD, REPORT
+from phalanx.worker.outcome import PAYLOAD, REPORT, open_regular
 
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
@@ -207,7 +207,7 @@ class Turn:
     def _read_report(self, rank: int) -> None:
         """Look for the report of a worker that could not send it."""
         path = os.path.join(self.directory, str(rank), REPORT)
-        with contextlib.suppress(OSError), following.open_regular(path) as file:
+        with contextlib.suppress(OSError), open_regular(path) as file:
             self._take_report(rank, file.read(_MESSAGE))
 
     def _take_report(self, rank: int, message: bytes) -> None:
@@ -250,7 +250,7 @@ class Turn:
 
     async def _send_payload(self, rank: int, path: str) -> None:
         try:
-            file = following.open_regular(path)
+            file = open_regular(path)
         except OSError:
             return
         with file:

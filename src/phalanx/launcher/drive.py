@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from phalanx import __version__, wire
 from phalanx.background import Background
 from phalanx.clock import Interval
-from phalanx.errors import WireError
+from phalanx.errors import StartFailed, WireError
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.deciding import Decide, host_of
 from phalanx.launcher.meeting import Meeting
@@ -372,7 +372,15 @@ class Drive:
         agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
         opening = Opening(self.plan, self._provision, self._outlets, agents)
         if not self.plan.meets_others:
-            meeting = Meeting(self.plan, round_, agents)
+            try:
+                meeting = Meeting(self.plan, round_, agents)
+            except StartFailed as error:
+                first = round_.members[0].agent
+                if not self.plan.is_elastic or first not in agents:
+                    raise
+                agents[first].left = True
+                self._lose(first, agents[first], str(error))
+                return
             self._do(meeting.try_to_reach())
             store = Endpoint(meeting.address, round_.store.port)
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())

@@ -23,7 +23,7 @@ class Meeting:
         self._first = first = round_.members[0]
         self._agents = {m.agent: agents[m.agent] for m in round_.members if m.agent in agents}
         self._hellos = {i: a.hello for i, a in self._agents.items() if a.hello is not None}
-        here = [index for index, agent in self._agents.items() if not agent.placed.is_abroad]
+        here = {index for index, agent in self._agents.items() if not agent.placed.is_abroad}
         settings = plan.settings
         given = settings.address if first.agent == plan.members[0].agent else None
         self.address = given or choose(self._hellos, first.agent, here, settings.interface)
@@ -83,7 +83,7 @@ def choose(
     if first not in hellos:
         return LOOPBACK  # it has gone meanwhile: there will be another round
     if interface is None:
-        if len({hello.space for hello in hellos.values()}) == 1:
+        if set(here) == hellos.keys() or len({hello.space for hello in hellos.values()}) == 1:
             return LOOPBACK
         if first in here:
             for index, hello in hellos.items():

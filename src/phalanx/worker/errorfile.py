@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import stat
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from phalanx.rounds import Fault
-from phalanx.worker.outcome import format_traceback, type_name
+from phalanx.worker.outcome import format_traceback, open_regular, type_name
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _LIMIT = 1 << 20
@@ -61,10 +60,7 @@ def write(message: str, callstack: str, *, again: bool = True) -> None:
 def read(path: str) -> Fault | None:
     """What an error file says; None where there is none, or it is none."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                return None
+        with open_regular(path) as file:
             said = json.loads(file.read(_LIMIT)).get("message", "")
         extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
         text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
