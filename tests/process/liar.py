@@ -202,7 +202,7 @@ def frames_of_another_app_without_end(host):
 
 def first_spool_of_somebody_else(host):
     host.prepared()
-    host.hello(spool=os.path.expanduser("~"))
+    host.hello(spool="/tmp/that-is-not-its-own")
 
 
 def first_spool_that_climbs(host):
@@ -210,9 +210,9 @@ def first_spool_that_climbs(host):
     host.hello(spool="/tmp/phalanx-x/../phalanx-../../etc/phalanx-")
 
 
-def first_spool_of_everybody(host):
+def first_spool_that_is_nowhere(host):
     host.prepared()
-    host.hello(spool="")
+    host.hello(spool="phalanx-x")
 
 
 def first_tree_that_nobody_sends(host):

@@ -78,7 +78,7 @@ LIES = {
     "frames_of_another_app_without_end": r"\d+ frames",
     "first_spool_of_somebody_else": "as its spool directory",
     "first_spool_that_climbs": "as its spool directory",
-    "first_spool_of_everybody": "as its spool directory",
+    "first_spool_that_is_nowhere": "'phalanx-x' as its own",
     "first_tree_that_nobody_sends": "that it wants the project",
     "first_address_that_is_none": "as its address",
     "first_noise": "not a frame: b'Welcome to box2!",

@@ -52,7 +52,7 @@ def forge(done):
 def test_a_worker_speaks_for_itself_alone(tmp_path, start_method):
     """Who has sent a report is known from the kernel."""
     launcher = phalanx.Launcher(workers_per_host=3, backend=None, start_method=start_method)
-    assert launcher.run(forge, (str(tmp_path / "done"),)).values == (0, 1, 2)
+    assert launcher.run(forge, {"done": str(tmp_path / "done")}).values == (0, 1, 2)
 
 
 def claim():
@@ -92,5 +92,5 @@ def misuse(what):
 def test_files_of_a_workers_own_making_do_not_hold_up_its_agent(what):
     """How it ended is told all the same."""
     with pytest.raises(WorkerFailed, match="rank 1 .* exited with code 3") as failed:
-        phalanx.Launcher(workers_per_host=2, backend=None, stop_grace=1.0).run(misuse, (what,))
+        phalanx.Launcher(workers_per_host=2, backend=None, stop_grace=1.0).run(misuse, {"what": what})
     assert failed.value.exit_code == 3

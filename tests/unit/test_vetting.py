@@ -42,6 +42,13 @@ def agent():
     return vetting
 
 
+@pytest.mark.parametrize("spool", ["", "/", "/root", "/tmp", "phalanx-1", "/tmp/phalanx-1/..", "~"])
+def test_a_spool_is_a_directory_of_ours(spool):
+    """It is removed when the agent is lost, and what has it in its environment is ended."""
+    with pytest.raises(WireError, match="phalanx|spool|as its own"):
+        Vetting(shipped=False, began=0.0).check(hello(spool=spool), member_of, 0.0)
+
+
 def log(size=100, **fields):
     return wire.Log(**{"round": 1, "rank": 2, "stream": "stdout", "data": b"x" * size, **fields})
 
