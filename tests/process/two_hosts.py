@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
-from phalanx.channel import SocketChannel
+from phalanx.channel import PipeChannel
 from phalanx.errors import LaunchError
 from phalanx.launcher import Launcher
 from phalanx.launcher.deciding import decide_here
@@ -66,7 +66,9 @@ class Players:
             ours, theirs = socket.socketpair()
             change = self.mutator.change if index else (lambda frame: [wire.encode(frame)])
             playing = asyncio.create_task(play(theirs, self.plan.app, change))
-            yield Played(index, await SocketChannel.over(ours), playing)
+            read, write = (open(os.dup(ours.fileno()), mode, 0) for mode in ("rb", "wb"))
+            ours.close()
+            yield Played(index, await PipeChannel.open(read, write), playing)
 
     async def again(self, index):
         return NotPlaced(index, "it is not there")
