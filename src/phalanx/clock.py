@@ -21,6 +21,11 @@ class Interval:
         """The same moment, so much earlier."""
         return Interval(self.earliest - seconds, self.latest - seconds)
 
+    def within(self, first: float, last: float) -> Interval:
+        """The same moment, where it is known to lie between these as well."""
+        earliest = min(max(self.earliest, first), last)
+        return Interval(earliest, max(earliest, min(self.latest, last)))
+
 
 class ClockOffset:
     """The offset of a peer's clock, refined by every round trip."""

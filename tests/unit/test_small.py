@@ -124,8 +124,8 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 
 LAYERS = [
-    {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"}
-    | {"stacks"},
+    {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting"},
+    {"plain", "values", "stacks"},
     {"plugins"},
     {"specs"},
     {"arrival", "background", "channel", "examination", "hosts", "network", "trust"},

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
 import time
 from collections.abc import Container, Iterator
+
+from phalanx.worker.outcome import open_regular
 
 CHUNK = 256 << 10
 CAP = 4 << 30
@@ -88,10 +91,15 @@ class Stream:
             self._file = None
 
     def _open(self) -> bool:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+            number = os.open(self._path, flags)
+        except OSError:
             return False
+        if not stat.S_ISREG(os.fstat(number).st_mode):  # the worker has put something else there
+            os.close(number)
+            return False
+        self._file = number
         return True
 
     def _drop(self, size: int) -> None:
@@ -116,9 +124,9 @@ class Stream:
 
 def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:
     """The last lines of a file, as text; empty when there is none."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-        text = file.read().decode("utf-8", "replace")
+        text = file.read(size).decode("utf-8", "replace")
         return "\n".join(text.rstrip("\n").splitlines()[-lines:])
     return ""
 

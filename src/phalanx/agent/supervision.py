@@ -296,7 +296,12 @@ class Agent:
     # ── the zygote ────────────────────────────────────────────────────────────
 
     def _hear_zygote(self) -> None:
-        frames = self._nursery.receive()
+        try:
+            frames = self._nursery.receive()
+        except WireError as error:
+            asyncio.get_running_loop().remove_reader(self._nursery.control)
+            self._spawn(self._break(f"the zygote sent {error}"))
+            return
         if frames is None:
             asyncio.get_running_loop().remove_reader(self._nursery.control)
             self._spawn(self._zygote_died())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import socket
+import struct
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from phalanx import network, wire
 from phalanx.agent import following, stacks
@@ -19,13 +21,15 @@ from phalanx.ranks import APP, STOP_FILE, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker import errorfile
 from phalanx.worker.leaving import UNWRITTEN
-from phalanx.worker.outcome import PAYLOAD, REPORT
+from phalanx.worker.outcome import PAYLOAD, REPORT, open_regular
 
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
-LOG_WINDOW = 8 << 20
-"""How many bytes of log may be on their way before the launcher has taken some."""
+_MESSAGE = 1 << 18
+"""The most that a worker's report takes."""
+_UCRED = struct.Struct("3i")
+_CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
 
 _FAST, _SLOW = 0.01, 0.05
 """Seconds between looks at the workers' files: after something was found, and when idle."""
@@ -53,6 +57,7 @@ class Turn:
         self.directory = directory
         self.reports, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports.setblocking(False)
+        self.reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.started = False
         self.stop_file = os.path.join(directory, "stop")
         self.cleared = asyncio.Event()
@@ -61,15 +66,15 @@ class Turn:
         self._send = send
         self._spawn = spawn
         self._pids: dict[int, int] = {}
+        self._entered: set[int] = set()
         self._ended: set[int] = set()
         self._held: dict[int, Outcome] = {}
         """Programs that have come to their end, and are only leaving."""
         self._taking_stacks = asyncio.Lock()
-        self._window = LOG_WINDOW
+        self._window = wire.LOG_WINDOW
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         os.mkdir(directory, 0o700)
-        asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
         self._following = spawn(self._follow())
 
     # ── start ─────────────────────────────────────────────────────────────────
@@ -114,9 +119,11 @@ class Turn:
 
     def workers_started(self, pids: dict[int, int]) -> None:
         """The zygote has forked them."""
-        self._pids = pids
+        self._pids = {rank: pid for rank, pid in pids.items() if rank in self.member.ranks}
         self.theirs.close()
-        self._spawn(self._send(self._stamp(wire.Started(pids=pids))))
+        self._spawn(self._send(self._stamp(wire.Started(pids=self._pids))))
+        # Not sooner: only now do we know who is who.
+        asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
 
     def ask_to_stop(self) -> None:
         """Let the workers know that the host will be taken away."""
@@ -143,6 +150,8 @@ class Turn:
 
     def worker_exited(self, rank: int, status: int, clock: float, signalled: int | None) -> None:
         """A process is gone; unless it said how its function ended, this is how."""
+        if rank not in self.member.ranks:
+            return
         self._hear_workers()
         self._read_report(rank)
         if (held := self._held.pop(rank, None)) is not None and status == 0:
@@ -199,33 +208,45 @@ class Turn:
     def _hear_workers(self) -> None:
         while True:
             try:
-                message = self.reports.recv(1 << 18)
+                message, said, *_ = self.reports.recvmsg(_MESSAGE, _CREDENTIALS)
             except (BlockingIOError, OSError):
                 return
-            if not message:
+            pid = _sender(said)
+            if not message and not pid:
                 asyncio.get_running_loop().remove_reader(self.reports)
                 return
-            self._take_report(message)
+            # All workers have the socket; each speaks for itself.
+            rank = next((rank for rank, own in self._pids.items() if own == pid), None)
+            if rank is not None:
+                self._take_report(rank, message)
 
     def _read_report(self, rank: int) -> None:
         """Look for the report of a worker that could not send it."""
         path = os.path.join(self.directory, str(rank), REPORT)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            self._take_report(file.read())
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            self._take_report(rank, file.read(_MESSAGE))
 
-    def _take_report(self, message: bytes) -> None:
+    def _take_report(self, rank: int, message: bytes) -> None:
+        """What a worker says of itself, and nothing else: its socket and files are the user's."""
         try:
             frames = wire.Decoder().feed(message)
         except WireError:
             return  # whatever has the socket: its end will be seen
         for frame in frames:
-            if isinstance(frame, wire.Report) and frame.outcome.rank not in self._ended:
-                if self.begin.exits and frame.outcome.succeeded:
-                    self._held[frame.outcome.rank] = frame.outcome  # it may still fail
-                else:
-                    self._end(frame.outcome)
-            elif isinstance(frame, wire.Entered):
-                self._spawn(self._send(frame))
+            match frame:
+                case wire.Report(outcome=Outcome() as ended) if rank not in self._ended:
+                    if ended.rank == rank and _makes_sense(ended):
+                        self._take_outcome(dataclasses.replace(ended, pid=self._pids.get(rank)))
+                case wire.Entered() if rank not in self._entered and math.isfinite(frame.clock):
+                    self._entered.add(rank)
+                    entered = wire.Entered(rank=rank, clock=frame.clock)
+                    self._spawn(self._send(self._stamp(entered)))
+
+    def _take_outcome(self, outcome: Outcome) -> None:
+        if self.begin.exits and outcome.succeeded:
+            self._held[outcome.rank] = outcome  # it may still fail
+        else:
+            self._end(outcome)
 
     def _end(self, outcome: Outcome) -> None:
         self._ended.add(outcome.rank)
@@ -245,13 +266,14 @@ class Turn:
 
     async def _send_payload(self, rank: int, path: str) -> None:
         try:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115, ASYNC230 closed below, on local disk
-        except FileNotFoundError:
+            file = open_regular(path)
+        except OSError:
             return
         with file:
             total = os.fstat(file.fileno()).st_size
             offset = 0
-            while offset < total and (data := file.read(wire.PIECE)):
+            # Not more than was announced, though the worker may still write.
+            while offset < total and (data := file.read(min(wire.PIECE, total - offset))):
                 piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
                 await self._send(self._stamp(piece))
                 offset += len(data)
@@ -261,7 +283,7 @@ class Turn:
     # ── logs ──────────────────────────────────────────────────────────────────
 
     def taken(self, size: int) -> None:
-        """The launcher has written so many bytes of log away."""
+        """The launcher has written so much of the log away."""
         self._window += size
         self._room.set()
 
@@ -293,11 +315,33 @@ class Turn:
         while self._window <= 0:
             self._room.clear()
             await self._room.wait()
-        self._window -= len(data)
-        await self._send(self._stamp(wire.Log(rank=stream.rank, stream=stream.name, data=data)))
+        log = wire.Log(rank=stream.rank, stream=stream.name, data=data)
+        self._window -= wire.cost_of(log)
+        await self._send(self._stamp(log))
 
     def _stamp(self, frame: wire.Frame) -> wire.Frame:
         return dataclasses.replace(frame, app=self.begin.app, round=self.begin.round)
+
+
+def _sender(said: Sequence[tuple[int, int, bytes]]) -> int:
+    """The process that has sent a message, as the kernel says; 0 at the end of the stream."""
+    for level, kind, data in said:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return int(_UCRED.unpack_from(data)[0])
+    return 0
+
+
+def _makes_sense(outcome: Outcome) -> bool:
+    """A worker can say this of itself."""
+    numbers = (outcome.clock, outcome.seconds, outcome.joined or 0.0)
+    return (
+        outcome.kind in (Ended.RETURNED, Ended.RAISED, Ended.EXITED)
+        and all(map(math.isfinite, numbers))
+        and 0 <= (outcome.code or 0) < 256
+        and outcome.signal is None
+        and not outcome.detail
+        and not outcome.stopped
+    )
 
 
 def _interface_towards(address: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from phalanx import wire
 from phalanx.clock import ClockOffset
 from phalanx.launcher.placement import PlacedAgent
+from phalanx.launcher.vetting import Vetting
 from phalanx.logs import logger
 from phalanx.rounds import Outcome
 
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 LAST_LOGS = 3.0
 """Seconds that the logs of a cancelled app may take before they are given up."""
+_LEAST = 64 << 10
+"""Bytes of log by which one that was told to end shows that it only has much left to send."""
 _LOST = 0.5
 """Seconds for what leads to a host that is lost: there is nothing left to wait for."""
 
@@ -29,8 +33,8 @@ _LOST = 0.5
 class Agent:
     """What the launcher knows of one agent of an app."""
 
-    def __init__(self, placed: PlacedAgent, app: str) -> None:
-        """It has not said anything yet."""
+    def __init__(self, placed: PlacedAgent, app: str, *, shipped: bool = False) -> None:
+        """It has not said anything yet. `shipped`: the project may have to be sent to it."""
         loop = asyncio.get_running_loop()
         self.placed = placed
         self.channel = placed.channel
@@ -38,9 +42,12 @@ class Agent:
         self.heard = 0
         self.silent = 0.0
         self.last_heard = time.monotonic()
+        self.vetting = Vetting(shipped=shipped, began=self.last_heard)
         self.gone = False
         self.left = False
         """It was told to end: it is not wanted back."""
+        self.dismissed = False
+        """It was asked to end, or to rest."""
         self.rests = False
         self.lost = asyncio.Event()
         self.hello: wire.Hello | None = None
@@ -56,6 +63,11 @@ class Agent:
         """Say something; that it is gone is heard where it is listened to."""
         with contextlib.suppress(ConnectionError):
             await self.channel.send(dataclasses.replace(frame, app=self._app))
+
+    @property
+    def is_shipped(self) -> bool:
+        """The project is sent to it."""
+        return self.hello is not None and bool(self.hello.tree)
 
     def pass_time(self, seconds: float) -> float:
         """So much time was waited for; gives how long it has been silent, once it has spoken."""
@@ -95,11 +107,17 @@ class Agent:
         lost.cancel()
         return awaited.result() if awaited.done() else None
 
-    async def dismiss(self, gave_up: asyncio.Event, grace: float, *, orderly: bool) -> None:
-        """Let it go: `orderly`, once its logs are here; otherwise by force."""
+    async def dismiss(
+        self, gave_up: asyncio.Event, grace: float, *, orderly: bool, patience: float = math.inf
+    ) -> None:
+        """Let it go: `orderly`, once its logs are here; otherwise by force.
+
+        One that says nothing of use for so long, and does not end, is given up.
+        """
         if orderly:
-            await self.send(self.placed.rest or wire.Leave())
-            await self._await_logs(gave_up)
+            self.dismissed = True
+            await self._tell_to_go(gave_up)
+            await self._await_logs(gave_up, patience)
             if self.rests:
                 self.placed.keep()
             else:
@@ -110,15 +128,42 @@ class Agent:
         if self.hello is not None:
             await self.placed.sweep(self._app, self.hello)
 
-    async def _await_logs(self, gave_up: asyncio.Event) -> None:
+    async def _tell_to_go(self, gave_up: asyncio.Event) -> None:
+        """One that does not read hears it from the end of its channel."""
+        telling = asyncio.ensure_future(self.send(self.placed.rest or wire.Leave()))
+        await self._unless(telling, gave_up, self.lost, LAST_LOGS)
+        telling.cancel()
+
+    async def _await_logs(self, gave_up: asyncio.Event, patience: float) -> None:
         """Until it has nothing left to say; not much longer once the app was given up."""
         if self.listening is None:
             return
-        ends = [asyncio.create_task(event.wait()) for event in (gave_up, self.lost)]
-        await asyncio.wait({self.listening, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        while not gave_up.is_set() and not self.lost.is_set():
+            before = self.vetting.output
+            if await self._unless(self.listening, gave_up, self.lost, patience):
+                return
+            idle = self.vetting.output - before < _LEAST and not self.vetting.unwritten
+            if idle and not gave_up.is_set() and not self.lost.is_set():
+                logger.warning(
+                    "phalanx: %s was told to end, and has not for %g s: it is given up",
+                    *(self.placed.host, patience),
+                )
+                return
+        if not await self._unless(self.listening, None, None, LAST_LOGS):
+            logger.warning("phalanx: the last of the workers' output was given up")
+
+    @staticmethod
+    async def _unless(
+        awaited: asyncio.Future[Any],
+        gave_up: asyncio.Event | None,
+        lost: asyncio.Event | None,
+        patience: float,
+    ) -> bool:
+        """Wait for something, at most so long, unless one of these happens; whether it is done."""
+        ends = [asyncio.create_task(event.wait()) for event in (gave_up, lost) if event is not None]
+        limit = None if patience == math.inf else patience
+        waited: set[asyncio.Future[Any]] = {awaited, *ends}
+        await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()
-        if not self.listening.done():
-            await asyncio.wait({self.listening}, timeout=LAST_LOGS)
-            if not self.listening.done():
-                logger.warning("phalanx: the last of the workers' output was given up")
+        return awaited.done()

@@ -6,18 +6,20 @@ import dataclasses
 import inspect
 import os
 import platform
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx import examination, network
 from phalanx.errors import StartFailed
 from phalanx.launcher import targets
 from phalanx.launcher.places import Place, find
 from phalanx.launcher.targets import Target
+from phalanx.plain import plain_line
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
@@ -27,6 +29,8 @@ _PINGS = 5
 _PATIENCE = 60.0
 """Seconds for a host to answer everything."""
 _GIB = 1 << 30
+_GPUS = 1 << 12
+"""More than any host has."""
 
 
 @dataclass(frozen=True)
@@ -143,18 +147,18 @@ class Visit:
             facts = line.ask(ask="facts")
             python = time.monotonic() - line.begun_at
             offset, trip = self._compare_clocks(line)
+            known, self.peer = read_facts(facts, self.report.hostname)
         except LineEnded as ended:
             self._fail(ended.describe())
         except StartFailed as error:
             self._fail(str(error))
+        except ValueError as error:
+            self._fail(f"it sent {plain_line(str(error))}")
         else:
-            port, name = facts.pop("port"), facts.pop("name")
-            address = facts.pop("address") or name
-            self.peer = (self.report.hostname, address, port)
             self.report = dataclasses.replace(
                 self.report,
-                **{**facts, "gpus": tuple(facts["gpus"])},
-                address=address,
+                **known,
+                address=self.peer[1],
                 login_seconds=line.begun_at - began,
                 python_seconds=python,
                 clock_offset=offset,
@@ -162,11 +166,11 @@ class Visit:
             )
 
     def _compare_clocks(self, line: Line) -> tuple[float, float]:
-        """The offset, and the round trip, of the quickest of a few questions."""
+        """The offset, and the round trip, of the quickest of a few. Raises `ValueError`."""
         best = (0.0, float("inf"))
         for _ in range(_PINGS):
             sent = time.time()
-            clock = line.ask(ask="ping")["clock"]
+            clock = _number(line.ask(ask="ping"), "clock", float)
             received = time.time()
             best = min(best, (clock - (sent + received) / 2, received - sent), key=lambda b: b[1])
         return best
@@ -179,11 +183,15 @@ class Visit:
             return
         others = [peer for peer in peers if peer != self.peer]
         try:
-            reached = self._line.ask(ask="peers", peers=others)["reached"]
+            reached = self._line.ask(ask="peers", peers=others).get("reached")
         except LineEnded as ended:
             self._fail(ended.describe())
             return
-        unreached = {name: problem for name, problem in reached.items() if problem}
+        if not isinstance(reached, dict):
+            self._fail("it did not say whether it reaches the others")
+            return
+        said = {name: reached.get(name, "it did not say") for name, _, _ in others}
+        unreached = {name: plain_line(str(problem)) for name, problem in said.items() if problem}
         self.report = dataclasses.replace(self.report, unreached=unreached)
 
     def leave(self) -> None:
@@ -193,6 +201,42 @@ class Visit:
 
     def _fail(self, reason: str) -> None:
         self.report = HostReport(self.report.hostname, problem=reason)
+
+
+def read_facts(
+    facts: Mapping[str, Any], hostname: str
+) -> tuple[dict[str, Any], tuple[str, str, int]]:
+    """What a host says of itself: the fields of its report, and where others find it.
+
+    Raises `ValueError` for what no host says. Pure.
+    """
+    gpus = facts.get("gpus")
+    if not isinstance(gpus, list) or len(gpus) > _GPUS or not all(isinstance(g, str) for g in gpus):
+        raise ValueError(f"gpus={gpus!r:.80}")
+    known: dict[str, Any] = {"gpus": tuple(map(plain_line, gpus))}
+    for name in ("python", "executable"):
+        known[name] = _text(facts, name)
+    for name in ("torch", "cuda"):
+        known[name] = None if facts.get(name) is None else _text(facts, name)
+    for name in ("processors", "memory", "memory_free", "disk_free", "memlock"):
+        known[name] = int(_number(facts, name, int))
+    address, port = _text(facts, "address"), int(_number(facts, "port", int))
+    if not 0 < port < 1 << 16 or not re.fullmatch(r"[\w.:%-]*", address):
+        raise ValueError(f"address={address!r} and port={port}")
+    return known, (hostname, address or _text(facts, "name"), port)
+
+
+def _text(facts: Mapping[str, Any], name: str) -> str:
+    if not isinstance(facts.get(name), str):
+        raise ValueError(f"{name}={facts.get(name)!r:.80}")  # noqa: TRY004 one error for all of it
+    return plain_line(facts[name])
+
+
+def _number(facts: Mapping[str, Any], name: str, kind: type[int | float]) -> float:
+    value: Any = facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not -2 < value < 1 << 62:
+        raise ValueError(f"{name}={value!r:.80}")
+    return float(value) if kind is float else value
 
 
 def _here(name: str) -> Target:

@@ -93,6 +93,10 @@ class Harvest:
     def _load_exception(self, rank: int) -> BaseException | None:
         try:
             error = self._inboxes[rank].load()
-        except Exception:  # noqa: BLE001 its description is used instead
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 its description is used instead
             return None
-        return error if isinstance(error, BaseException) else None
+        # A worker does not send those, and a host that does must not end the caller's process.
+        ends = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        return error if isinstance(error, BaseException) and not ends else None

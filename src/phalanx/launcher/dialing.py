@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import threading
@@ -22,10 +23,13 @@ from phalanx.launcher.bundle import Bundle
 from phalanx.launcher.children import Child
 from phalanx.launcher.line import Line, LineEnded
 from phalanx.launcher.targets import Target
+from phalanx.plain import plain, plain_line
 
 _RETRIED = 5.0
 """Seconds for which a refusal that may pass is tried again."""
 _SWEEPING = 30.0
+_PROCESSORS, _GPUS = 1 << 16, 1 << 12
+"""More than any host has: workers are counted by them."""
 
 _PASSING = re.compile(
     "Connection refused|Connection reset|Connection closed|kex_exchange_identification|"
@@ -122,7 +126,7 @@ class Dial:
             line.child.end(0.0)
             raise
         child = line.child
-        child.early = line.early
+        child.early = bytes(line.early)
         assert child.abroad is not None
         child.abroad = dataclasses.replace(child.abroad, **answer)
         return child
@@ -143,9 +147,13 @@ class Dial:
                 "changed": list(changed),
                 "processors": int(processors),
                 "gpus": int(gpus),
-            }:
+            } if all(isinstance(name, str) for name in changed):
+                if not (0 < processors <= _PROCESSORS and 0 <= gpus <= _GPUS):
+                    raise self._failure(f"it claims {processors} processors and {gpus} GPUs")
                 return {"changed": frozenset(changed), "processors": processors, "gpus": gpus}
-        raise self._failure(str(answer.get("message", f"it sent {answer!r:.80}")))
+            case {"state": "refused", "message": str(message)}:
+                raise self._failure(plain(message))
+        raise self._failure(f"it sent {plain_line(json.dumps(answer))!r}")
 
 
 def sweep(target: Target, app: str, hello: wire.Hello) -> None:

@@ -13,13 +13,13 @@ import functools
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
 from phalanx.background import Background
 from phalanx.clock import Interval
-from phalanx.errors import WireError
+from phalanx.errors import StartFailed, WireError
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.deciding import Decide, host_of
 from phalanx.launcher.meeting import Meeting
@@ -33,6 +33,7 @@ from phalanx.launcher.provision import Provision
 from phalanx.launcher.stackbook import StackBook
 from phalanx.logs import logger
 from phalanx.logs.writer import LogWriter
+from phalanx.plain import plain
 from phalanx.rendezvous import protocol as p
 from phalanx.rounds import Endpoint, Round
 from phalanx.stacks import RankStacks
@@ -40,6 +41,8 @@ from phalanx.stacks import RankStacks
 _TICK = 0.1
 _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
+_REASON = 16 << 10
+"""How much of an agent's last words is shown."""
 _RECALLED, _LONGEST = 1.0, 30.0
 """Seconds after which a lost host is tried again, and the longest that this grows to."""
 
@@ -119,7 +122,8 @@ class Drive:
             if self.plan.is_elastic:
                 self._do(self._recall(placed.index))
             return
-        agent = self._agents[index] = Agent(placed, self.plan.app)
+        shipped = placed.is_abroad and self.plan.workspace is not None
+        agent = self._agents[index] = Agent(placed, self.plan.app, shipped=shipped)
         placed.on_errors(functools.partial(self._outlets.write_errors, index))
         agent.listening = self._do(self._listen(index, agent))
 
@@ -217,22 +221,33 @@ class Drive:
         return self.progress.describe(self.plan, self.decider, there, sending, ready=ready)
 
     async def _listen(self, index: int, agent: Agent) -> None:
+        member_of = functools.partial(self._outlets.member, agent=index)
         try:
             async for frame in agent.channel.frames():
                 agent.last_heard = time.monotonic()
                 if frame.app not in ("", self.plan.app):
                     # Of an app that the agent served before, or of what phalanx.warm asked for.
+                    agent.vetting.skip(frame, agent.last_heard)
                     if isinstance(frame, wire.Ready):
-                        self.notes += [f"could not preload {failed}" for failed in frame.failed]
+                        self._add_notes(agent, _not_preloaded(frame.failed))
                     continue
-                if isinstance(frame, wire.Rested):
+                checked = agent.vetting.check(frame, member_of, agent.last_heard)
+                if isinstance(checked, wire.Rested) and agent.dismissed:
                     agent.rests = True
                     return
-                self._hear(index, agent, frame)
+                self._hear(index, agent, checked)
             reason = await agent.placed.describe_end()
         except WireError as error:
-            reason = f"it sent {error}"
-        self._lose(index, agent, reason)
+            self._disown(index, agent, error)
+            return
+        self._lose(index, agent, plain(reason, _REASON))
+
+    def _disown(self, index: int, agent: Agent, lie: WireError) -> None:
+        """Do without an agent that says what cannot be true, now and later."""
+        agent.left = True
+        agent.channel.abort()
+        said = plain(str(lie), _REASON)
+        self._lose(index, agent, f"it sent {said}: it is not part of the app any more")
 
     def _hear(self, index: int, agent: Agent, frame: wire.Frame) -> None:
         match frame:
@@ -241,19 +256,19 @@ class Drive:
             case wire.Pong():
                 agent.clock.observe(frame.sent, frame.clock, time.monotonic())
             case wire.Want():
-                self._do(self._provision.send(index, agent, frame.digests))
+                self._do(self._provide(index, agent, frame))
             case wire.Arrived():
                 self._provision.arrived(index, frame)
             case wire.Reached() if agent.tried == (frame.address, frame.port):
                 if not agent.reached.done():
                     agent.reached.set_result(frame.problem)
             case wire.Note():
-                self.notes.append(frame.message)
+                self._add_notes(agent, [frame.message])
             case wire.Ready() if not agent.ready.done():
-                self._note(frame)
+                self._note(agent, frame)
                 agent.ready.set_result(frame)
                 self.progress.reach("packages loaded")
-            case wire.Log() if frame.stream in ("stdout", "stderr", "records"):
+            case wire.Log():
                 self._log(index, agent, frame)
             case wire.Stopped() if frame.round == self.decider.round_of(index):
                 hello = agent.hello
@@ -281,17 +296,30 @@ class Drive:
             case wire.Piece() if frame.rank is not None:
                 self.inboxes.collect(frame, frame.rank)
             case wire.Report():
-                when = agent.clock.interval(frame.outcome.clock).shifted(self._asleep)
-                awake = when.shifted(-self._asleep)
+                # Whatever its clock says: not before the round began, and not after now.
+                heard = agent.clock.interval(frame.outcome.clock)
+                awake = heard.within(self._outlets.begun_at(frame.round), time.monotonic())
                 hostname = self.plan.member(index).hostname
-                self.progress.ended(frame.outcome.rank, hostname, frame.outcome, awake)
                 outcome = agent.translate(frame.outcome, self.plan.workspace)
+                if outcome.succeeded and not self.plan.exits:
+                    outcome = self.inboxes.settle(outcome)
+                self.progress.ended(outcome.rank, hostname, outcome, awake)
+                when = awake.shifted(self._asleep)
                 self._feed(p.WorkerEnded(index, frame.round, outcome, when))
 
-    def _note(self, ready: wire.Ready) -> None:
+    async def _provide(self, index: int, agent: Agent, want: wire.Want) -> None:
+        try:
+            await self._provision.send(index, agent, want.digests)
+        except WireError as error:
+            self._disown(index, agent, error)
+
+    def _note(self, agent: Agent, ready: wire.Ready) -> None:
         named = ready.failed if self.plan.settings.preload != "auto" else ()
-        notes = [*ready.notes, *(f"could not preload {failed}" for failed in named)]
-        self.notes += [note for note in notes if note not in self.notes]
+        self._add_notes(agent, [*ready.notes, *_not_preloaded(named)])
+
+    def _add_notes(self, agent: Agent, notes: Sequence[str]) -> None:
+        new = [note for note in notes if note not in self.notes]
+        self.notes += agent.vetting.fit_notes(new)
 
     def _greet(self, index: int, agent: Agent, hello: wire.Hello) -> None:
         ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
@@ -342,11 +370,17 @@ class Drive:
 
     def _log(self, index: int, agent: Agent, frame: wire.Log) -> None:
         loop = asyncio.get_running_loop()
-        taken = wire.Taken(app=frame.app, round=frame.round, size=len(frame.data))
+
+        async def tell() -> None:
+            if frame.rank is not None:
+                size = wire.cost_of(frame)
+                await agent.send(wire.Taken(app=frame.app, round=frame.round, size=size))
+            # Not sooner: one that does not read what it is told must not be able to go on.
+            agent.vetting.written(frame)
 
         def done() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
-                loop.call_soon_threadsafe(lambda: self._do(agent.send(taken)))
+                loop.call_soon_threadsafe(lambda: self._do(tell()))
 
         self._outlets.write(self.plan, index, frame, done)
 
@@ -364,7 +398,15 @@ class Drive:
         agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
         opening = Opening(self.plan, self._provision, self._outlets, agents)
         if not self.plan.meets_others:
-            meeting = Meeting(self.plan, round_, agents)
+            try:
+                meeting = Meeting(self.plan, round_, agents)
+            except StartFailed as error:
+                first = round_.members[0].agent
+                if not self.plan.is_elastic or first not in agents:
+                    raise
+                agents[first].left = True
+                self._lose(first, agents[first], str(error))
+                return
             self._do(meeting.try_to_reach())
             store = Endpoint(meeting.address, round_.store.port)
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
@@ -393,6 +435,7 @@ class Drive:
                     self._gave_up,
                     self.plan.settings.stop_grace,
                     orderly=not agent.gone and index not in verdict.unconfirmed,
+                    patience=self.plan.settings.host_timeout,
                 )
                 for index, agent in self._agents.items()
             )
@@ -420,5 +463,10 @@ class Drive:
         while True:
             for agent in list(self._agents.values()):
                 if not agent.gone and not agent.channel.congested:
-                    await agent.send(wire.Ping(sent=time.monotonic()))
+                    # Not awaited: one that does not read must not keep others from being asked.
+                    self._do(agent.send(wire.Ping(sent=time.monotonic())))
             await asyncio.sleep(self.plan.prepare[0].heartbeat)
+
+
+def _not_preloaded(failed: Sequence[str]) -> list[str]:
+    return [f"could not preload {name}" for name in failed]

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import select
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,15 @@ from phalanx import arrival
 from phalanx.errors import StartFailed
 from phalanx.launcher.children import Child
 from phalanx.launcher.targets import Target
+from phalanx.plain import plain
 
+_REASON = 8 << 10
 _LINE_LIMIT = 1 << 20
 _NOISE_LIMIT = 16 << 20
 """How much a login shell may print."""
+_ERRORS_KEPT = 64 << 10
+_ENDING = 5.0
+"""Seconds for a command whose stream has ended to end itself."""
 
 
 class LineEnded(Exception):
@@ -29,7 +35,8 @@ class LineEnded(Exception):
 
     def __init__(self, reason: str, target: Target, *, code: int = 0, begun: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.target, self.code, self.begun = reason, target, code, begun
+        self.reason, self.target = plain(reason, _REASON), target
+        self.code, self.begun = code, begun
 
     def describe(self) -> str:
         """For a user."""
@@ -61,6 +68,15 @@ def _advice(said: str, target: Target) -> str:
     return ""
 
 
+def _is_flat(value: object, depth: int = 2) -> bool:
+    """There are no more lists within lists than we ever send: whoever shows it can."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return True
+    return depth > 0 and all(_is_flat(item, depth - 1) for item in value)
+
+
 class Line:
     """The command, as a process here, and the conversation with it."""
 
@@ -69,8 +85,8 @@ class Line:
 
         All of the conversation may take so many seconds.
         """
-        self.early = b""
-        """What came outside of the conversation."""
+        self.early = bytearray()
+        """What came outside of the conversation; of much, the end."""
         self.begun_at = 0.0
         self._target = target
         self._limit = time.monotonic() + patience
@@ -101,7 +117,7 @@ class Line:
         noise, _, rest = bytes(self._buffer).partition(marker)
         if len(noise) > _NOISE_LIMIT:
             raise LineEnded("its login shell prints without end", self._target)
-        self.early += noise
+        self._keep(noise)
         self._buffer = bytearray(rest)
         self.begun_at = time.monotonic()
         source = program.encode()
@@ -119,9 +135,9 @@ class Line:
         self._buffer = bytearray(rest)
         try:
             message = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
-        if not isinstance(message, dict):
+        if not isinstance(message, dict) or not _is_flat(message):
             raise LineEnded(f"it sent {raw[:80]!r}", self._target, begun=True)
         return message
 
@@ -165,6 +181,9 @@ class Line:
                 if not data:
                     self._end()
                 self._buffer += data
+                if len(self._buffer) > _NOISE_LIMIT + _LINE_LIMIT:
+                    reason = "it sends without end"
+                    raise LineEnded(reason, self._target, begun=bool(self.begun_at))
             elif number == errors:
                 self._take_errors()
 
@@ -172,12 +191,22 @@ class Line:
         data = os.read(self.child.descriptors[2], 1 << 16)
         self._errors_ended = not data
         self._errors += data
+        del self._errors[:-_ERRORS_KEPT]
+        self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
         self.early += data
+        del self.early[:-_NOISE_LIMIT]
 
     def _end(self) -> None:
         """It is over: say why."""
-        code = self.child.process.wait()
-        while (
+        try:
+            code = self.child.process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            reason = "it closed its channel and does not end"
+            raise LineEnded(reason, self._target, begun=bool(self.begun_at)) from None
+        limit = time.monotonic() + _ENDING
+        while time.monotonic() < limit and (
             not self._errors_ended and select.select([self.child.descriptors[2]], [], [], 0.05)[0]
         ):
             self._take_errors()

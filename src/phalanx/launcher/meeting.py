@@ -23,7 +23,7 @@ class Meeting:
         self._first = first = round_.members[0]
         self._agents = {m.agent: agents[m.agent] for m in round_.members if m.agent in agents}
         self._hellos = {i: a.hello for i, a in self._agents.items() if a.hello is not None}
-        here = [index for index, agent in self._agents.items() if not agent.placed.is_abroad]
+        here = {index for index, agent in self._agents.items() if not agent.placed.is_abroad}
         settings = plan.settings
         given = settings.address if first.agent == plan.members[0].agent else None
         self.address = given or choose(self._hellos, first.agent, here, settings.interface)
@@ -40,6 +40,7 @@ class Meeting:
         if first is None:
             return
         frame = wire.Reach(address=self.address, port=first.door)
+        asked: list[Agent] = []
         for index, agent in self._agents.items():
             place = (self.address, first.door)
             if agent.tried == place or index not in self._hellos:
@@ -49,7 +50,9 @@ class Meeting:
             if self._hellos[index].space == first.space:
                 agent.reached.set_result("")
             else:
-                await agent.send(frame)
+                asked.append(agent)
+        # At once: one that does not read must not keep others from being asked.
+        await asyncio.gather(*(agent.send(frame) for agent in asked))
 
     async def problems(self) -> dict[int, str]:
         """Wait for what came of it: the agents that do not reach it, and why."""
@@ -80,7 +83,7 @@ def choose(
     if first not in hellos:
         return LOOPBACK  # it has gone meanwhile: there will be another round
     if interface is None:
-        if len({hello.space for hello in hellos.values()}) == 1:
+        if set(here) == hellos.keys() or len({hello.space for hello in hellos.values()}) == 1:
             return LOOPBACK
         if first in here:
             for index, hello in hellos.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 
 from phalanx import wire
@@ -18,26 +20,39 @@ class Outlets:
         """No round has begun."""
         self._logs = logs
         self._rounds: dict[int, Round] = {}
+        self._begun_at: dict[int, float] = {}
 
     def begin(self, round_: Round) -> None:
         """Know the ranks of a round; what comes of older ones is still taken."""
         self._rounds[round_.number] = round_
+        self._begun_at[round_.number] = time.monotonic()
 
-    def write_errors(self, agent: int, data: bytes) -> None:
-        """Something that an agent said outside of its channel."""
-        self._logs.write(agent_key(agent), "stderr", data)
+    def member(self, number: int, agent: int) -> Member | None:
+        """An agent's part in a round that has begun; None if it has none."""
+        round_ = self._rounds.get(number)
+        members = () if round_ is None else round_.members
+        return next((member for member in members if member.agent == agent), None)
+
+    def begun_at(self, number: int) -> float:
+        """When a round began here, by the monotonic clock."""
+        return self._begun_at.get(number, -math.inf)
+
+    def write_errors(self, agent: int, data: bytes, done: Callable[[], None]) -> None:
+        """Something that an agent said outside of its channel; `done` when it is written."""
+        self._logs.write(agent_key(agent), "stderr", data, done)
 
     def write(self, plan: Plan, agent: int, frame: wire.Log, done: Callable[[], None]) -> None:
         """Write what a worker, or the agent, has said; `done` is called when that is done."""
         rank = frame.rank
+        member = self.member(frame.round, agent)
         if rank is None:
-            self._logs.write(agent_key(agent), frame.stream, frame.data)
-        elif (round_ := self._rounds.get(frame.round)) is not None:
-            member = round_.member(agent)
+            self._logs.write(agent_key(agent), frame.stream, frame.data, done)
+        elif member is not None:
+            restarts = self._rounds[frame.round].restarts
             local = rank - member.first_rank
             key = plan.member(agent).first_rank + local
             name = f"{member.hostname}[{local}]"
-            now = Source(rank, name, member.hostname, rank, local, round_.restarts)
+            now = Source(rank, name, member.hostname, rank, local, restarts)
             self._logs.write(key, frame.stream, frame.data, done, now)
 
     def wanted_records(self, plan: Plan, member: Member) -> tuple[int, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import hashlib
 import io
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,8 +19,9 @@ from types import ModuleType
 from typing import IO, Any
 
 from phalanx import wire
-from phalanx.errors import ConfigError, LaunchError
+from phalanx.errors import ConfigError, WireError
 from phalanx.launcher.imports import Needs
+from phalanx.rounds import Ended, Fault, Outcome
 from phalanx.worker import outcome
 
 _IN_MEMORY = 4 << 20
@@ -108,19 +112,40 @@ def _is_importable(module: Any) -> bool:
 class Inboxes(dict[int, "Inbox"]):
     """What ranks have sent, by global rank."""
 
+    def __init__(self) -> None:
+        """Nothing was sent."""
+        super().__init__()
+        self._refused: dict[int, tuple[int, str]] = {}
+        """The sizes of what could not be kept, and why."""
+
     def collect(self, piece: wire.Piece, rank: int) -> None:
-        """Take the next piece of a rank's payload. Raises `LaunchError`."""
+        """Take the next piece of a rank's payload. Raises `WireError` for one that is not it."""
+        if rank in self._refused:
+            return
         try:
             if rank not in self:
                 self[rank] = Inbox(piece.total)
             self[rank].add(piece)
         except OSError as error:
-            raise LaunchError(
-                f"the value of rank {rank} ({piece.total} bytes) cannot be kept here: {error}"
-            ) from error
+            self.forget((rank,))
+            self._refused[rank] = piece.total, error.strerror or str(error)
+
+    def settle(self, ended: Outcome) -> Outcome:
+        """The outcome of a rank that has returned: a failure unless its value is here, whole."""
+        rank = ended.rank
+        if rank in self and self[rank].is_whole:
+            return ended
+        size, why = self._refused.get(rank, (0, "it did not arrive whole"))
+        if rank in self._refused:
+            why = f"there is no place for it here: {why}"
+        name = f"value of {size} bytes" if size else "value"
+        fault = Fault(name, why, "", reraise=False, result=True)
+        return dataclasses.replace(ended, kind=Ended.RAISED, fault=fault)
 
     def forget(self, ranks: Container[int] | None) -> None:
         """What these ranks, or all, gave in another round does not count any more."""
+        for rank in [rank for rank in self._refused if ranks is None or rank in ranks]:
+            del self._refused[rank]
         for rank in [rank for rank in self if ranks is None or rank in ranks]:
             self.pop(rank).close()
 
@@ -129,14 +154,29 @@ class Inbox:
     """Collects the pieces of one rank's payload, in memory or, if large, in a nameless file."""
 
     def __init__(self, total: int) -> None:
-        """Expect so many bytes."""
+        """Expect so many bytes. Raises `OSError` if there is no place for them."""
+        self._total = total
+        self._size = 0
         self._file: IO[bytes] = io.BytesIO()
         if total > _IN_MEMORY:
+            if total > shutil.disk_usage(tempfile.gettempdir()).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
 
+    @property
+    def is_whole(self) -> bool:
+        """All of it is here."""
+        return self._size == self._total
+
     def add(self, piece: wire.Piece) -> None:
-        """Take the next piece."""
+        """Take the next piece. Raises `WireError` for any other, and `OSError`."""
+        end = piece.offset + len(piece.data)
+        if piece.total != self._total or piece.offset != self._size or not self._size < end:
+            raise WireError(f"a piece at {piece.offset} of {piece.total} bytes out of its turn")
+        if end > self._total:
+            raise WireError(f"{end} bytes of a value of {self._total}")
         self._file.write(piece.data)
+        self._size = end
 
     def load(self) -> Any:
         """Unpickle it. Never on the loop's thread: it runs the user's code."""

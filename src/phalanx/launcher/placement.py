@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from phalanx.launcher.dialing import Dial
 
 _TAIL = 64 << 10
+_PASSED_ON, _UNWRITTEN = 256 << 20, 1 << 20
+"""Bytes that an agent may say outside of its channel, and that may wait to be written."""
 _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
 _SWEEPING = 0.5
@@ -265,8 +267,16 @@ class PlacedAgent:
         else:
             self._child.end(2.0)
 
-    def on_errors(self, take: Callable[[bytes], None]) -> None:
-        """Have what it says outside of its channel, from the beginning, passed on to this."""
+    @property
+    def host(self) -> str:
+        """Where it is, for a message."""
+        return "the agent here" if self._child.abroad is None else self._child.abroad.host
+
+    def on_errors(self, take: Callable[[bytes, Callable[[], None]], None]) -> None:
+        """Have what it says outside of its channel, from the beginning, passed on to this.
+
+        It is given what to call, from any thread, when that is done.
+        """
         self._errors.pass_on(take)
 
     async def describe_end(self) -> str:
@@ -308,7 +318,7 @@ class PlacedAgent:
         host that does not answer is not waited for.
         """
         if self._target is None:
-            sweep_up(hello.spool)
+            sweep_up(hello.spool)  # it was vetted when it said hello
             shutil.rmtree(hello.spool, ignore_errors=True)
             return
         from phalanx.launcher.dialing import sweep
@@ -337,22 +347,47 @@ class _Tail(asyncio.Protocol):
     def __init__(self, early: bytes) -> None:
         self.ended = asyncio.Event()
         self._data = bytearray(early)
-        self._transport: asyncio.BaseTransport | None = None
-        self._take: Callable[[bytes], None] | None = None
+        self._transport: asyncio.ReadTransport | None = None
+        self._take: Callable[[bytes, Callable[[], None]], None] | None = None
+        self._unwritten = 0
+        self._left = _PASSED_ON
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
         self._transport = transport
 
-    def pass_on(self, take: Callable[[bytes], None]) -> None:
+    def pass_on(self, take: Callable[[bytes, Callable[[], None]], None]) -> None:
         self._take = take
         if self._data:
-            take(bytes(self._data))
+            self._hand_on(bytes(self._data))
 
     def data_received(self, data: bytes) -> None:
-        if self._take is not None:
-            self._take(data)
+        self._hand_on(data)
         self._data += data
         del self._data[:-_TAIL]
+
+    def _hand_on(self, data: bytes) -> None:
+        """Pass on no faster than it is written, and not without end: it may be a host that lies."""
+        if self._take is None or self._left <= 0 or self._transport is None:
+            return
+        self._left -= len(data)
+        self._unwritten += len(data)
+        if self._unwritten > _UNWRITTEN:
+            self._transport.pause_reading()
+        loop = asyncio.get_running_loop()
+
+        def done() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._written, len(data))
+
+        if self._left <= 0:
+            data += b"\n[phalanx: the rest is left out]\n"
+        self._take(data, done)
+
+    def _written(self, size: int) -> None:
+        self._unwritten -= size
+        if self._unwritten <= _UNWRITTEN and self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()

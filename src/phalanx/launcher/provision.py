@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from phalanx import wire
+from phalanx.errors import WireError
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.payload import Function
 from phalanx.launcher.plan import Plan
@@ -39,12 +40,14 @@ class Provision:
         await agent.send(wire.Ship(manifest=manifest.digest))
 
     async def send(self, index: int, agent: Agent, digests: tuple[str, ...]) -> None:
-        """Send what was asked for."""
+        """Send what was asked for. Raises `WireError` for what there is not."""
         function = await self.function()
         if function.digest in digests:
             for piece in function.pieces():
                 await agent.send(piece)
-        elif self._shipping is not None:
+        elif self._shipping is None or not agent.is_shipped:
+            raise WireError("a request for what is not sent to it")
+        else:
             await self._shipping.send(index, digests, agent.send)
 
     def arrived(self, index: int, frame: wire.Arrived) -> None:

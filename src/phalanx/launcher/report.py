@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -244,10 +245,12 @@ def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
 def with_source(lines: Sequence[str]) -> list[str]:
     """Fill in the lines of code that a worker could not know: those of a notebook's cells."""
     complete: list[str] = []
-    for line, after in zip(lines, (*lines[1:], ""), strict=True):
+    for line, after in itertools.pairwise((*lines, "")):
         complete.append(line)
-        place = re.fullmatch(r'(\s*)File "(.+)", line (\d+), in .*', line)
-        if place is not None and not after.startswith(place[1] + "  "):
+        place = re.fullmatch(r'(\s*)File "(.+)", line (\d{1,9}), in .*', line)
+        known = place is not None and place[2] in linecache.cache
+        # Nothing is opened here by a name that came from elsewhere.
+        if place is not None and known and not after.startswith(place[1] + "  "):
             code = linecache.getline(place[2], int(place[3])).strip()
             if code:
                 complete.append(f"{place[1]}  {code}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from phalanx import wire
+from phalanx.errors import WireError
 from phalanx.launcher.workspace import Manifest, Workspace
 from phalanx.rounds import Member
 
@@ -23,6 +25,7 @@ class Shipping:
         """Nothing is read yet."""
         self._workspace = workspace
         self._manifest: asyncio.Task[Manifest] | None = None
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: dict[int, int] = {}
         self._total: dict[int, int] = {}
 
@@ -33,15 +36,21 @@ class Shipping:
         return await asyncio.shield(self._manifest)
 
     async def send(self, agent: int, digests: Sequence[str], send: Send) -> None:
-        """Send files to an agent. Raises `LaunchError` for one that has changed."""
+        """Send files to an agent. Raises `LaunchError` for one that has changed, and `WireError`
+        for one that there is not.
+        """
         manifest = await self.manifest()
-        total = sum(manifest.sizes.get(digest, 0) for digest in digests)
-        self._left[agent] = self._total[agent] = total
-        for digest in digests:
-            pieces = manifest.pieces(digest)
-            while batch := await asyncio.to_thread(_take, pieces):
-                for piece in batch:
-                    await send(piece)
+        if any(d != manifest.digest and d not in manifest.sources for d in digests):
+            raise WireError("a request for a file that is not of the project")
+        # One request after another: some of each is read ahead.
+        async with self._turns[agent]:
+            total = sum(manifest.sizes.get(digest, 0) for digest in digests)
+            self._left[agent] = self._total[agent] = total
+            for digest in digests:
+                pieces = manifest.pieces(digest)
+                while batch := await asyncio.to_thread(_take, pieces):
+                    for piece in batch:
+                        await send(piece)
 
     def arrived(self, agent: int, frame: wire.Arrived) -> None:
         """An agent has said how much is there: what was sent may be on its way for long."""

@@ -30,15 +30,49 @@ def pack_message(message: str, level: int) -> bytes:
 
 
 def unpack(line: bytes, source: Source) -> tuple[logging.LogRecord, bytes]:
-    """The record, with whose it is, and what was printed of it. Raises `ValueError`."""
-    fields = json.loads(line)
-    if not isinstance(fields, dict):
+    """The record, with whose it is, and what was printed of it. Raises `ValueError`.
+
+    A handler may rely on what every record has, whatever a worker or a host has written.
+    """
+    try:
+        fields = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"not a record: {line!r:.80}") from None
+    printed = fields.pop("printed", "") if isinstance(fields, dict) else None
+    if not isinstance(printed, str):
         raise ValueError(f"not a record: {line!r:.80}")  # noqa: TRY004 one error for all of it
-    printed = str(fields.pop("printed", "")).encode("utf-8", "surrogatepass")
-    record = logging.makeLogRecord(fields)
+    record = logging.makeLogRecord(_DEFAULTS)
+    # Beside what every record has there are the user's own fields; none may hide a method.
+    vars(record).update(
+        (name, value)
+        for name, value in fields.items()
+        if name not in _LEFT and not hasattr(logging.LogRecord, name) and _fits(name, value)
+    )
     record.name = record.name or source.name
     belongs_to(record, source)
-    return record, printed
+    return record, printed.encode("utf-8", "surrogatepass")
+
+
+_DEFAULTS = {"name": "", "levelno": logging.INFO, "levelname": "INFO"}
+_USUAL: dict[str, Any] = vars(logging.LogRecord("", 0, "", 0, "", None, None))
+_NEVER_NONE = ("name", "levelno", "levelname", "msg", "created", "msecs", "relativeCreated")
+_LARGEST = {"created": 1e11}
+"""Later moments have no date."""
+
+
+def _fits(name: str, value: object) -> bool:
+    """It is of the kind that every record has under this name, or the user's own."""
+    if name not in _USUAL:
+        return True
+    usual = _USUAL[name]
+    if value is None:
+        return name not in _NEVER_NONE
+    if not isinstance(usual, int | float):
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    whole = isinstance(value, int) or isinstance(usual, float)
+    return whole and -1.0 <= value < _LARGEST.get(name, 1 << 63)
 
 
 def of_line(text: str, source: Source) -> logging.LogRecord:

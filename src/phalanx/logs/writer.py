@@ -16,6 +16,7 @@ from phalanx.logs.lines import Assembly, Source
 from phalanx.logs.losses import Loss
 from phalanx.logs.records import of_line, unpack
 from phalanx.logs.spec import Route
+from phalanx.plain import plain
 
 RECORDS = "records"
 """The stream that carries records; the others carry what was printed."""
@@ -23,6 +24,7 @@ RECORDS = "records"
 _TICK = 0.1
 _HELD = 64 << 20
 """Bytes that may wait for one handler; what comes on top is counted and left out."""
+_LONGEST_RECORD = 16 << 20
 _STALLED, _LAST_RECORDS = 3.0, 30.0
 """Seconds that the end of a launch waits for a handler: one that does nothing, one that is slow."""
 
@@ -46,7 +48,8 @@ class LogWriter:
         self._routes = routes
         self._status = status
         self._mark = mark
-        self._begun: dict[int, bytes] = {}
+        self._begun: dict[int, bytearray] = {}
+        self._reading = _Records()
         self._losses: list[Loss] = []
         shown = [route for route in routes.values() if route.shown is not None]
         prefixed = any(route.shown is not None and route.shown.prefixed for route in shown)
@@ -163,13 +166,11 @@ class LogWriter:
     def _pass_on(self, route: Route, stream: str, data: bytes, source: Source) -> None:
         key = route.source.key
         if stream == RECORDS:
-            # A record is a line, however long; it may come in pieces.
-            whole, newline, self._begun[key] = (self._begun.get(key, b"") + data).rpartition(b"\n")
-            data = whole + newline
+            data = self._whole_records(key, data)
         for handler in route.handlers:
             self._threads[id(handler)].put((route.source, stream, data))
         if stream == RECORDS:
-            data = b"".join(printed for _, printed in _records(route.source, data))
+            data = b"".join(printed for _, printed in self._reading.records(route.source, data))
             stream = "stderr"
         if not data:
             return
@@ -181,6 +182,18 @@ class LogWriter:
         if there is not None and there.shown is not None:
             self._console.take(source, stream, data)
 
+    def _whole_records(self, key: int, data: bytes) -> bytes:
+        """A record is a line; it may come in pieces. One without an end is left out."""
+        begun = self._begun.setdefault(key, bytearray())
+        begun += data
+        if b"\n" in data:
+            whole, newline, rest = begun.rpartition(b"\n")
+            self._begun[key] = rest
+            return bytes(whole + newline)
+        if len(begun) > _LONGEST_RECORD:
+            begun.clear()  # what is left of it is none, and will be said to be none
+        return b""
+
 
 def finish(routes: Mapping[int, Route]) -> None:
     """Nothing more comes: let go of the files."""
@@ -189,13 +202,23 @@ def finish(routes: Mapping[int, Route]) -> None:
             file.finish()
 
 
-def _records(source: Source, data: bytes) -> Iterable[tuple[logging.LogRecord, bytes]]:
-    for line in data.split(b"\n"):
-        try:
-            if line:
-                yield unpack(line, source)
-        except ValueError as error:  # the worker has written into the file itself
-            logger.warning("phalanx: a log record of %s is lost: %s", source.name, error)
+class _Records:
+    """Reads records, and says once of each source that one of them was none."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._told: set[int] = set()
+
+    def records(self, source: Source, data: bytes) -> Iterable[tuple[logging.LogRecord, bytes]]:
+        for line in data.split(b"\n"):
+            try:
+                if line:
+                    yield unpack(line, source)
+            except ValueError as error:  # the worker has written into the file itself
+                if not self._quiet and source.key not in self._told:
+                    self._told.add(source.key)
+                    text = "phalanx: a log record of %s is lost: %s (said once)"
+                    logger.warning(text, source.name, plain(str(error)))
 
 
 class HandlerThread:
@@ -206,6 +229,7 @@ class HandlerThread:
         self._handler = handler
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._assemblies: dict[int, tuple[Source, Assembly]] = {}
+        self._reading = _Records(quiet=True)  # the writer has read them before
         self._held = 0
         self._left_out = 0
         self._told = False
@@ -259,7 +283,7 @@ class HandlerThread:
             if left_out:
                 self._handle(of_line(f"[phalanx: {left_out} lines left out: too slow]", source))
             if stream == RECORDS:
-                for record, _ in _records(source, data):
+                for record, _ in self._reading.records(source, data):
                     self._handle(record)
             else:
                 _, assembly = self._assemblies.setdefault(source.key, (source, Assembly()))

@@ -78,7 +78,8 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
         waited = [f for f in known if gave_up_waiting(f.outcome) and f.when.earliest <= since]
         candidates = waited or candidates
     earliest = [f for f in candidates if not any(_is_before(other, f) for other in candidates)]
-    return min(earliest, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+    # Clocks that contradict each other may have everything before something else.
+    return min(earliest or candidates, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
 
 
 def _is_before(one: Failure, other: Failure) -> bool:

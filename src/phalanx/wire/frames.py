@@ -165,7 +165,7 @@ class Stop(Frame):
 
 @frame
 class Taken(Frame):
-    """So many bytes of log have been written away; as many may be sent again."""
+    """So much of the log (see `cost_of`) has been written away; as much may be sent again."""
 
     size: Size
 
@@ -315,6 +315,17 @@ class Log(Frame):
 
     stream: Name
     data: bytes
+
+
+LOG_WINDOW = 8 << 20
+"""How much of a round's logs may be on its way before the launcher has taken some."""
+LOG_COST = 256
+"""What a frame of log counts beside its bytes: many small ones are as dear as a large one."""
+
+
+def cost_of(log: Log) -> int:
+    """What a frame of log counts in the window."""
+    return len(log.data) + LOG_COST
 
 
 @frame

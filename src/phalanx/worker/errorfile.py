@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from phalanx.rounds import Fault
-from phalanx.worker.outcome import format_traceback, type_name
+from phalanx.worker.outcome import format_traceback, open_regular, type_name
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _LIMIT = 1 << 20
@@ -60,14 +60,14 @@ def write(message: str, callstack: str, *, again: bool = True) -> None:
 def read(path: str) -> Fault | None:
     """What an error file says; None where there is none, or it is none."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             said = json.loads(file.read(_LIMIT)).get("message", "")
-    except (OSError, ValueError, AttributeError):
+        extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
+        text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
+        callstack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
-    text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
     kind, _, message = text.partition(": ")
     if not kind.replace(".", "").isidentifier():
         kind, message = "an error", text
-    callstack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
-    return Fault(kind, message, str(callstack), reraise=False) if text else None
+    return Fault(kind, message, callstack, reraise=False) if text else None

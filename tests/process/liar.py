@@ -1,0 +1,448 @@
+"""A program that is started in the place of an agent, speaks real frames, and lies.
+
+`python liar.py LIE READ WRITE`. Each lie is a function below; it is called when the host has said
+hello and was told to begin, unless its name begins with `first_`.
+"""
+
+import dataclasses
+import json
+import os
+import pickle
+import platform
+import subprocess
+import sys
+import time
+
+from phalanx import __version__, hosts, wire
+from phalanx.rounds import Ended, Fault, Outcome
+
+VALUE = pickle.dumps("the liar's value")
+
+
+class Host:
+    """The agent's end of the channel."""
+
+    def __init__(self, read, write):
+        self.read, self.write = read, write
+        self.decoder, self.held = wire.Decoder(), []
+        self.app, self.round, self.rank = "", 0, None
+
+    def receive(self):
+        while not self.held:
+            data = os.read(self.read, 1 << 16)
+            if not data:
+                sys.exit(0)
+            self.held += self.decoder.feed(data)
+        return self.held.pop(0)
+
+    def until(self, *kinds):
+        while not isinstance(frame := self.receive(), kinds):
+            if isinstance(frame, wire.Ping):
+                self.send(wire.Pong(sent=frame.sent, clock=time.monotonic()))
+        return frame
+
+    def say(self, data):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.write, view) :]
+
+    def send(self, frame, **changes):
+        self.say(wire.encode(dataclasses.replace(frame, app=self.app, **changes)))
+
+    def tell(self, kind, **fields):
+        """Of the round and the host's own rank."""
+        self.send(kind(**{"round": self.round, "rank": self.rank, **fields}))
+
+    # ── what an honest one says ───────────────────────────────────────────────
+
+    def prepared(self):
+        self.app = self.until(wire.Prepare).app
+
+    def hello(self, **changes):
+        fields = {
+            "version": __version__,
+            "python": platform.python_version(),
+            "hostname": "liar",
+            "pid": os.getpid(),
+            "port": 1,
+            "spool": f"/tmp/phalanx-liar-{os.getpid()}",
+        }
+        self.send(wire.Hello(**{**fields, **changes}))
+        self.send(wire.Ready(torch=False, spawn=False))
+
+    def begin(self):
+        begin = self.until(wire.Begin)
+        self.round = begin.round
+        (self.rank,) = begin.membership.member(begin.agent).ranks
+        self.tell(wire.Started, pids={self.rank: os.getpid()}, rank=None)
+        self.tell(wire.Entered, clock=time.monotonic())
+
+    def outcome(self, kind=Ended.RETURNED, **fields):
+        return Outcome(**{"rank": self.rank, "kind": kind, "clock": time.monotonic(), **fields})
+
+    def value(self):
+        self.tell(wire.Piece, key="payload", offset=0, total=len(VALUE), data=VALUE)
+        self.tell(wire.Report, outcome=self.outcome())
+
+    def stop(self):
+        self.tell(wire.Stopped, rank=None, port=1)
+
+    def end(self):
+        """Be an honest one to the end."""
+        self.stop()
+        self.until(wire.Leave)
+        sys.exit(0)
+
+    def stay(self):
+        """As long as the launcher has us."""
+        while True:
+            self.receive()
+
+
+# ── ranks ─────────────────────────────────────────────────────────────────────
+
+
+def report_of_another_rank(host):
+    host.tell(wire.Report, rank=0, outcome=host.outcome(rank=0))
+
+
+def report_on_another_rank(host):
+    host.tell(wire.Report, outcome=host.outcome(rank=0))
+
+
+def report_of_no_rank(host):
+    host.tell(wire.Report, rank=None, outcome=host.outcome())
+
+
+def report_of_a_rank_there_is_not(host):
+    host.tell(wire.Report, rank=99, outcome=host.outcome(rank=99))
+
+
+def report_again(host):
+    host.value()
+    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED))
+
+
+def report_of_a_loss(host):
+    host.tell(wire.Report, outcome=host.outcome(Ended.LOST, detail="it was not me"))
+
+
+def report_at_no_moment(host):
+    host.tell(wire.Report, outcome=host.outcome(clock=float("nan")))
+
+
+def value_of_another_rank(host):
+    data = pickle.dumps("forged")
+    host.tell(wire.Piece, rank=0, key="payload", offset=0, total=len(data), data=data)
+
+
+def output_of_another_rank(host):
+    host.tell(wire.Log, rank=0, stream="stdout", data=b"forged\n")
+
+
+def output_of_another_round(host):
+    host.tell(wire.Log, round=7, stream="stdout", data=b"forged\n")
+
+
+def start_of_another_rank(host):
+    host.tell(wire.Started, rank=None, round=host.round, pids={0: 1})
+
+
+def first_start_of_another_rank(host):
+    host.prepared()
+    host.hello()
+    round_ = host.until(wire.Begin).round
+    host.send(wire.Started(round=round_, pids={0: 1, 1: 1}))
+
+
+# ── order ─────────────────────────────────────────────────────────────────────
+
+
+def hello_again(host):
+    host.hello()
+
+
+def first_ready_without_hello(host):
+    host.prepared()
+    host.send(wire.Ready(torch=True, spawn=False))
+
+
+def a_frame_of_the_launchers(host):
+    host.send(wire.Leave())
+
+
+def a_frame_of_the_zygotes(host):
+    host.tell(wire.Exit, status=0, clock=0.0, signalled=None)
+
+
+def rest_too_early(host):
+    host.send(wire.Rested())
+    host.tell(wire.Report, rank=0, outcome=host.outcome(rank=0))
+
+
+def stopped_without_end(host):
+    for _ in range(100_000):
+        host.tell(wire.Stopped, rank=None, round=99)
+
+
+def pong_without_end(host):
+    data = wire.encode(wire.Pong(sent=0.0, clock=0.0)) * 1000
+    for _ in range(100):
+        host.say(data)
+
+
+def frames_of_another_app_without_end(host):
+    data = wire.encode(wire.Ready(app="other", torch=True, spawn=False, failed=("x" * 99,))) * 1000
+    for _ in range(100):
+        host.say(data)
+
+
+# ── what it says of itself ────────────────────────────────────────────────────
+
+
+def first_spool_of_somebody_else(host):
+    host.prepared()
+    host.hello(spool="/tmp/that-is-not-its-own")
+
+
+def first_spool_that_climbs(host):
+    host.prepared()
+    host.hello(spool="/tmp/phalanx-x/../phalanx-../../etc/phalanx-")
+
+
+def first_spool_that_is_nowhere(host):
+    host.prepared()
+    host.hello(spool="phalanx-x")
+
+
+def first_tree_that_nobody_sends(host):
+    host.prepared()
+    host.hello(tree="/tmp/tree")
+
+
+def first_address_that_is_none(host):
+    host.prepared()
+    host.hello(address="$(reboot)")
+
+
+def first_another_version(host):
+    host.prepared()
+    host.hello(version="9.9\x1b]0;owned\x07\x1b[2J")
+
+
+def first_noise(host):
+    host.say(b"Welcome to box2!\n")
+
+
+# ── files ─────────────────────────────────────────────────────────────────────
+
+
+def want_of_what_there_is_not(host):
+    host.send(wire.Want(digests=("../../etc/passwd",)))
+
+
+def want_without_end(host):
+    for _ in range(1000):
+        host.send(wire.Want(digests=("0" * 64,)))
+
+
+def arrival_of_less_than_nothing(host):
+    host.send(wire.Arrived(size=-(1 << 60)))
+
+
+# ── values ────────────────────────────────────────────────────────────────────
+
+
+def piece_out_of_order(host):
+    host.tell(wire.Piece, key="payload", offset=5, total=10, data=b"x" * 5)
+
+
+def piece_again(host):
+    for _ in range(2):
+        host.tell(wire.Piece, key="payload", offset=0, total=10, data=b"x" * 5)
+
+
+def piece_beyond_the_end(host):
+    host.tell(wire.Piece, key="payload", offset=0, total=3, data=b"x" * 5)
+
+
+def piece_of_nothing(host):
+    for _ in range(100):
+        host.tell(wire.Piece, key="payload", offset=0, total=1 << 60, data=b"")
+
+
+def piece_of_another_total(host):
+    host.tell(wire.Piece, key="payload", offset=0, total=10, data=b"x" * 5)
+    host.tell(wire.Piece, key="payload", offset=5, total=1 << 60, data=b"x" * 5)
+
+
+def piece_of_something_else(host):
+    host.tell(wire.Piece, key="../../.bashrc", offset=0, total=5, data=b"x" * 5)
+
+
+def piece_after_the_end(host):
+    host.value()
+    host.tell(wire.Piece, key="payload", offset=len(VALUE), total=len(VALUE) + 1, data=b"x")
+
+
+def value_too_large(host):
+    host.tell(wire.Piece, key="payload", offset=0, total=10**18, data=b"x" * (1 << 20))
+    host.tell(wire.Report, outcome=host.outcome())
+    host.end()
+
+
+def value_never_ended(host):
+    host.tell(wire.Piece, key="payload", offset=0, total=100, data=b"x")
+    host.tell(wire.Report, outcome=host.outcome())
+    host.end()
+
+
+def value_never_begun(host):
+    host.tell(wire.Report, outcome=host.outcome())
+    host.end()
+
+
+# ── output ────────────────────────────────────────────────────────────────────
+
+
+def stream_that_there_is_not(host):
+    host.tell(wire.Log, stream="../../x", data=b"x\n")
+
+
+def output_of_nothing(host):
+    host.tell(wire.Log, stream="stdout", data=b"")
+
+
+def output_without_end(host):
+    data = wire.encode(
+        wire.Log(app=host.app, round=host.round, rank=host.rank, stream="stdout", data=b"x\n" * 40)
+    )
+    for _ in range(1000):
+        host.say(data * 1000)
+
+
+def own_output_without_end(host):
+    data = wire.encode(wire.Log(app=host.app, stream="records", data=b"x" * 9000))
+    for _ in range(10_000):
+        host.say(data)
+
+
+# ── what does not end it ──────────────────────────────────────────────────────
+
+
+def notes_without_end(host):
+    for i in range(5000):
+        host.send(wire.Note(message=f"note {i} \x1b[2J" + "x" * 100_000 * (i < 3)))
+    host.value()
+    host.end()
+
+
+def records_that_are_none(host):
+    lines = [
+        "[" * 100_000,
+        "{" * 1000,
+        '{"a":' * 50_000,
+        "null",
+        "17",
+        '{"printed": 3}',
+        '{"levelno": "high", "msg": 3, "printed": ""}',
+        '{"levelno": 1e999, "created": 1e300, "printed": ""}',
+        '{"getMessage": "x", "__class__": "y", "msg": "%d %s", "args": ["x"], "printed": ""}',
+        '{"exc_info": true, "exc_text": ["x"], "stack_info": 5, "msg": "m", "printed": ""}',
+        '{"rank": 0, "hostname": "localhost", "worker": "forged", "msg": "whose", "printed": ""}',
+        '{"created": ' + "9" * 5000 + ', "printed": ""}',
+        json.dumps({"msg": "an honest one", "levelno": 20, "levelname": "INFO", "printed": ""}),
+    ]
+    data = "\n".join(lines).encode() + b"\n"
+    for at in range(0, len(data), 1 << 17):
+        host.tell(wire.Log, stream="records", data=data[at : at + (1 << 17)])
+    host.value()
+    host.end()
+
+
+def escapes_in_a_fault(host):
+    fault = Fault(
+        "E\x1b[2J", "bad\x1b]0;owned\x07\nsecond", "Traceback\x1b[1A\x1b[2Kgone", reraise=False
+    )
+    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED, fault=fault, stderr="\x1b[2J"))
+    host.end()
+
+
+def escapes_in_last_words(host):
+    host.send(wire.Broken(message="no \x1b[2J\udcff way"))
+
+
+def an_exit_that_is_raised(host):
+    data = pickle.dumps(SystemExit(0))
+    host.tell(wire.Piece, key="payload", offset=0, total=len(data), data=data)
+    fault = Fault("SystemExit", "0", "", reraise=True)
+    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED, fault=fault))
+    host.end()
+
+
+def no_end(host):
+    """Answer every ping, for ever."""
+    host.value()
+    host.stop()
+    while True:
+        host.until(wire.Hello)
+
+
+def no_end_with_output(host):
+    """Have always something more to say, a little."""
+    host.value()
+    host.stop()
+    while True:
+        host.until(wire.Ping)
+        host.tell(wire.Log, stream="stdout", data=b".\n")
+
+
+def deaf(host):
+    """Never read again, and talk."""
+    host.value()
+    host.stop()
+    while True:
+        host.send(wire.Pong(sent=0.0, clock=0.0))
+        time.sleep(0.05)
+
+
+def proxy(seed):
+    """A real agent, some of whose frames are changed on their way."""
+    from tests.process.mutation import Mutator
+
+    read, write = map(int, sys.argv[2:4])
+    mutator = Mutator(int(seed))
+    agent = subprocess.Popen(hosts.agent_command("0", "1"), stdin=read, stdout=subprocess.PIPE)
+    os.close(read)
+    decoder = wire.Decoder()
+    while data := os.read(agent.stdout.fileno(), 1 << 16):
+        for frame in decoder.feed(data):
+            for changed in mutator.change(frame):
+                view = memoryview(changed)
+                try:
+                    while view:
+                        view = view[os.write(write, view) :]
+                except OSError:
+                    view = b""
+    os.close(write)
+    sys.exit(agent.wait())
+
+
+def main():
+    lie = sys.argv[1]
+    if lie.startswith("proxy-"):
+        proxy(lie.partition("-")[2])
+    host = Host(int(sys.argv[2]), int(sys.argv[3]))
+    try:
+        if not lie.startswith("first_"):
+            host.prepared()
+            host.hello()
+            host.begin()
+        globals()[lie](host)
+        host.stay()
+    except OSError:
+        pass  # the launcher has had enough
+
+
+if __name__ == "__main__":
+    main()
