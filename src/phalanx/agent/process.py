@@ -9,13 +9,12 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 
 from phalanx import wire
 from phalanx.agent import landing
 from phalanx.agent.nursery import Nursery
 from phalanx.errors import WireError
-from phalanx.worker import processes
+from phalanx.worker import leftovers, processes
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
         if not isinstance(prepare, wire.Prepare):
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
         prepare, tree = landing.settle(prepare)
-        spool = tempfile.mkdtemp(prefix="phalanx-")
+        spool = leftovers.make_spool(prepare.app)
         nursery = _start_zygote(prepare, spool)
         processes.set_title(f"phalanx: {prepare.title} agent")
     except (WireError, OSError) as error:
@@ -43,7 +42,10 @@ def main() -> None:
         sys.exit(1)
 
     import asyncio
+    import threading
 
+    # What others have left on this host; in its own time, a large directory takes a while.
+    threading.Thread(target=leftovers.sweep, daemon=True).start()
     streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
 
     async def serve() -> None:

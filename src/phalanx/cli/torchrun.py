@@ -48,7 +48,7 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 1
     if signals.received is not None:
         name = signal.Signals(signals.received).name
-        print(f"phalanx torchrun: {name}: nothing is left running", file=sys.stderr)
+        print(f"phalanx torchrun: {name}: {app.describe_left()}", file=sys.stderr)
         return 128 + signals.received
     verdict = app.verdict
     if verdict.reason is Reason.SUCCEEDED:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx import wire
+from phalanx.channel import wait_for_silence
 from phalanx.clock import ClockOffset
 from phalanx.launcher.placement import PlacedAgent
 from phalanx.logs import logger
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 LAST_LOGS = 3.0
 """Seconds that the logs of a cancelled app may take before they are given up."""
+ANSWER = 1.0
+"""Seconds for an agent of an app that is over to answer, or it is ended by force."""
 _LOST = 0.5
 """Seconds for what leads to a host that is lost: there is nothing left to wait for."""
 
@@ -41,7 +44,13 @@ class Agent:
         self.gone = False
         self.left = False
         """It was told to end: it is not wanted back."""
+        self.is_silent = False
+        """It was given up because it does not answer: there is nothing to wait for."""
         self.rests = False
+        self.has_begun = False
+        """It was told to start workers."""
+        self.is_cleared = False
+        """It was seen that nothing of it is left."""
         self.lost = asyncio.Event()
         self.hello: wire.Hello | None = None
         self.ready: asyncio.Future[wire.Ready] = loop.create_future()
@@ -96,29 +105,72 @@ class Agent:
         return awaited.result() if awaited.done() else None
 
     async def dismiss(self, gave_up: asyncio.Event, grace: float, *, orderly: bool) -> None:
-        """Let it go: `orderly`, once its logs are here; otherwise by force."""
+        """Let it go: `orderly`, once its logs are here; otherwise, or if it is silent, by force."""
         if orderly:
-            await self.send(self.placed.rest or wire.Leave())
+            await self._say(self.placed.rest or wire.Leave())
             await self._await_logs(gave_up)
             if self.rests:
                 self.placed.keep()
-            else:
-                await self.placed.end(2.0)
-            return
+                self.is_cleared = True
+                return
+            self.is_cleared = not self.is_silent and await self.placed.end(2.0)
+            if self.is_cleared:
+                return
         self.channel.close()
-        await self.placed.end(_LOST if self.placed.is_abroad and self.gone else grace + 3.0)
-        if self.hello is not None:
-            await self.placed.sweep(self._app, self.hello)
+        patience = grace + 3.0
+        if self.is_silent:
+            patience = 0.0
+        elif self.placed.is_abroad and self.gone:
+            patience = _LOST
+        self.is_cleared = await self.placed.destroy(patience, self.hello)
+
+    async def clear_host(self) -> None:
+        """Try once more to end what is left of it."""
+        self.is_cleared = await self.placed.sweep(self.hello)
+
+    async def _say(self, frame: wire.Frame) -> None:
+        """As `send`, but not for longer than a moment: it may not read any more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.send(frame), ANSWER)
 
     async def _await_logs(self, gave_up: asyncio.Event) -> None:
-        """Until it has nothing left to say; not much longer once the app was given up."""
+        """Until it has nothing left to say.
+
+        Not much longer once the app was given up, and then not at all if it does not answer, as if
+        it has never said anything.
+        """
         if self.listening is None:
             return
-        ends = [asyncio.create_task(event.wait()) for event in (gave_up, self.lost)]
-        await asyncio.wait({self.listening, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        if not self.listening.done():
-            await asyncio.wait({self.listening}, timeout=LAST_LOGS)
-            if not self.listening.done():
-                logger.warning("phalanx: the last of the workers' output was given up")
+        over = asyncio.create_task(_either(gave_up, self.lost))
+        if self.hello is not None:
+            await asyncio.wait({self.listening, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if self.listening.done():
+            return
+        silence = asyncio.create_task(self._wait_for_silence())
+        waited: set[asyncio.Future[Any]] = {self.listening, silence}
+        await asyncio.wait(waited, timeout=LAST_LOGS, return_when=asyncio.FIRST_COMPLETED)
+        silence.cancel()
+        if not self.listening.done() and self.ready.done():
+            logger.warning("phalanx: the last of the workers' output was given up")
+
+    async def _wait_for_silence(self) -> None:
+        """Until it has not answered for a moment in which it was asked again and again."""
+
+        def asked() -> bool:
+            if not self.channel.congested:
+                self.channel.send_raw(wire.encode(wire.Ping(app=self._app, sent=time.monotonic())))
+            return True
+
+        await wait_for_silence(self.channel, ANSWER, asked, step=ANSWER / 8)
+        self.is_silent = True
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

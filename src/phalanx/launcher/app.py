@@ -23,7 +23,7 @@ from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import Placement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.printed import read_lines
-from phalanx.launcher.report import message_of, state_of
+from phalanx.launcher.report import add_note, describe_left, message_of, state_of
 from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.tracker import Standing
 from phalanx.launcher.warmth import Shelter
@@ -32,7 +32,7 @@ from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
-from phalanx.rendezvous.protocol import Phase, Verdict
+from phalanx.rendezvous.protocol import Phase, Reason, Verdict
 from phalanx.rounds import Outcome
 from phalanx.specs import AppState, AppStatus
 from phalanx.stacks import RankStacks
@@ -317,6 +317,8 @@ class App(Generic[R]):
             self._call(call)
         verdict = await drive.run()
         self._running = drive.decider.running
+        if drive.left and verdict.reason is Reason.SUCCEEDED:
+            logger.warning("phalanx: %s", self.describe_left())
         for note in drive.notes:
             logger.warning("phalanx: %s", note)
         return verdict
@@ -386,6 +388,13 @@ class App(Generic[R]):
         assert self._verdict is not None
         return self._verdict
 
+    def describe_left(self) -> str:
+        """What is left of it where, once it has ended; that nothing is, only if it was seen."""
+        if self._verdict is None or self._drive is None:
+            return "it is not known what is left"
+        hosts = self._drive.left
+        return describe_left(hosts, self._placement.given_up)
+
     def harvest(self) -> Harvest:
         """What has come home, once it has ended."""
         return Harvest(self.verdict, self._inboxes, self._outcomes, self.stopped_at)
@@ -406,7 +415,10 @@ class App(Generic[R]):
                 self._result = harvest.result()
             else:
                 timeout = self._plan.settings.start_timeout
-                self._error = harvest.exception(self.log_files, self._running, timeout)
+                waits = {} if self._drive is None else self._drive.waits
+                self._error = harvest.exception(self.log_files, self._running, timeout, waits)
+                if self._drive is not None and self._drive.left:
+                    add_note(self._error, f"\n{self.describe_left()}")
         except ResultError as error:
             self._error = error
         harvest.close()
