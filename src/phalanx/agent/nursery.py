@@ -15,6 +15,7 @@ from phalanx.environment import acts_at_start
 from phalanx.hosts import python_command
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import signal_name
+from phalanx.worker import leftovers
 from phalanx.worker.zygote import PRELOADING, TITLE_ROOM
 
 
@@ -36,6 +37,7 @@ class Nursery:
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), first),
         )
+        leftovers.adopt(spool, self._process.pid)
         theirs.close()
         os.close(first)
         self._decoder = wire.Decoder()

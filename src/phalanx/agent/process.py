@@ -6,7 +6,6 @@ The zygote is started before anything else is imported: packages load while the 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 
@@ -75,9 +74,10 @@ def _fill_standard_streams() -> None:
 
 def _start_zygote(prepare: wire.Prepare, spool: str) -> Nursery:
     try:
+        leftovers.make_group(spool)
         return Nursery(prepare, spool)
     except OSError:
-        shutil.rmtree(spool, ignore_errors=True)
+        leftovers.remove(spool)
         raise
 
 

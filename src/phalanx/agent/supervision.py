@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import os
 import platform
-import shutil
 import socket
 import time
 import traceback
@@ -26,7 +25,7 @@ from phalanx.channel import PipeChannel, wait_for_silence
 from phalanx.errors import WireError
 from phalanx.logs.records import pack_message
 from phalanx.rounds import signal_name
-from phalanx.worker import processes
+from phalanx.worker import leftovers, processes
 
 _STACKS_BEFORE_STOP = 1.0
 """Seconds for workers to tell where they are before they are stopped."""
@@ -420,7 +419,7 @@ class Agent:
         processes.kill_descendants(processes.reap)
         self._close_ports()
         await self._project.close()
-        shutil.rmtree(self._spool, ignore_errors=True)
+        leftovers.remove(self._spool)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.flush(), 1.0)
         self._channel.close()

@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
 
         app = torchrun.start(options)
         signals.attach(app)
+        app.show_status(line=False)
         app.wait()
     finally:
         signals.restore()

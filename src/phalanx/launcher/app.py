@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -28,6 +29,7 @@ from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.tracker import Standing
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
+from phalanx.logs.console import is_terminal
 from phalanx.logs.lines import LogLine
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from phalanx.launcher.drive import Drive
+    from phalanx.launcher.waits import LongWaits
 
 R = TypeVar("R")
 
@@ -90,7 +93,7 @@ class App(Generic[R]):
         self._adding = threading.Lock()
         self._drive: Drive | None = None
         self._awaited: tuple[str, ...] = ()
-        self._shows_status = False
+        self._waits: LongWaits | None = None
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
         self._watchers: list[Callable[[], None]] = []
@@ -184,9 +187,14 @@ class App(Generic[R]):
         # Unpickling may take a while, and runs the user's code: not on the loop's thread.
         return await asyncio.to_thread(self.result)
 
-    def show_status(self) -> None:
-        """Say on the terminal, if there is one, how things stand, until the app has ended."""
-        self._shows_status = True
+    def show_status(self, *, line: bool = True) -> None:
+        """Say on the terminal how things stand, until the app has ended.
+
+        Without one, or without a `line` for that, what is waited for is said once it takes long.
+        """
+        from phalanx.launcher.waits import LongWaits
+
+        self._waits = LongWaits(line=line)
 
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
@@ -345,6 +353,10 @@ class App(Generic[R]):
         if self._entry.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
             self._entry.update(self.status())
         now = time.monotonic()
+        if self._waits is not None and not (self._waits.line and is_terminal(sys.stderr)):
+            text = drive.describe()
+            if self._waits.is_due(text, now):
+                logger.warning("phalanx: %s: %s (%.0f s)", self.id, text, now - self._began)
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
             asked = self._entry.cancel_asked()
@@ -364,7 +376,7 @@ class App(Generic[R]):
         """One line for the terminal."""
         seconds = time.monotonic() - self._began
         drive = self._drive
-        if not self._shows_status or drive is None or seconds < _QUIET:
+        if self._waits is None or not self._waits.line or drive is None or seconds < _QUIET:
             return ""
         return f"phalanx: {self.id}: {bar or drive.describe()} ({seconds:.0f} s)"
 

@@ -1,4 +1,4 @@
-"""What a host has not done yet, in words: for errors about a start that takes too long."""
+"""What is waited for, in words: by each host when a start takes too long, and by the app."""
 
 from __future__ import annotations
 
@@ -9,6 +9,33 @@ from collections.abc import Collection, Mapping
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.plan import Plan
 from phalanx.worker.zygote import PRELOADING
+
+_LONG = 2.0
+"""Seconds after which a wait is said where there is no terminal with a status line."""
+_LOADING = 10.0
+"""The same for packages that load, and processes that start, here: most launches do that."""
+
+
+class LongWaits:
+    """Which waits of an app have become long, each once."""
+
+    def __init__(self, *, line: bool) -> None:
+        """Nothing is waited for. `line`: a terminal has a status line instead."""
+        self.line = line
+        self._what = ""
+        self._since = 0.0
+        self._told: set[str] = set()
+
+    def is_due(self, text: str, now: float) -> bool:
+        """What is waited for now is to be said."""
+        what = text.partition(":")[0]
+        if what != self._what:
+            self._what, self._since = what, now
+        limit = _LOADING if what.startswith(("loading", "starting on localhost")) else _LONG
+        if what.startswith("running") or what in self._told or now - self._since < limit:
+            return False
+        self._told.add(what)
+        return True
 
 
 def describe_waits(

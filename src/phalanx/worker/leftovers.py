@@ -3,6 +3,8 @@
 An agent's spool says whose it is. When that very process is certainly gone, nobody but us will ever
 remove the directory, nor end what carries its name: the zygote and everything forked from it in
 their first environment, everything that workers have started in a variable that they were given.
+Where this user may make a control group, they are in one: then it does not matter what they have
+done to their environment.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import time
 from typing import Any
 
 from phalanx.ranks import SPOOL, STOP_FILE
-from phalanx.worker import processes
+from phalanx.worker import cgroup, processes
 from phalanx.worker.identity import identity, is_gone
 
 _PREFIX = "phalanx-"
 _OWNER = "owner.json"
+_GROUP = "cgroup"
+"""The file that names the control group."""
 _HALF_MADE = 60.0
 """Seconds after which an empty directory is nobody's: an owner is written down at once."""
 _PATIENCE = 5.0
@@ -38,6 +42,32 @@ def make_spool(app: str) -> str:
         shutil.rmtree(spool, ignore_errors=True)
         raise
     return spool
+
+
+def make_group(spool: str) -> None:
+    """Make a control group for what will be `adopt`ed, if that can be."""
+    group = cgroup.make(os.path.basename(spool))
+    if group is not None:
+        with open(os.path.join(spool, _GROUP), "w") as file:
+            file.write(group)
+
+
+def adopt(spool: str, pid: int) -> None:
+    """Have a process, with all that it will start, be in the control group, if there is one."""
+    with contextlib.suppress(OSError), open(os.path.join(spool, _GROUP)) as file:
+        cgroup.enter(file.read(), pid)
+
+
+def remove(spool: str) -> bool:
+    """Remove the directory, with the control group and whoever is in it; whether nobody is left."""
+    gone = True
+    if not os.path.basename(spool).startswith(_PREFIX):
+        return gone
+    with contextlib.suppress(OSError), open(os.path.join(spool, _GROUP)) as file:
+        group = file.read()
+        gone = os.path.basename(group) != os.path.basename(spool) or cgroup.end(group)
+    shutil.rmtree(spool, ignore_errors=True)
+    return gone
 
 
 def sweep() -> None:
@@ -56,9 +86,7 @@ def clear(spool: str) -> bool:
     Gives whether it was seen that nothing runs any more.
     """
     gone = _end_marked(spool)
-    if os.path.basename(spool).startswith(_PREFIX):
-        shutil.rmtree(spool, ignore_errors=True)
-    return gone
+    return remove(spool) and gone
 
 
 def end_agent(pid: int, start: int | None, spool: str) -> bool:
@@ -86,7 +114,8 @@ def _is_abandoned(spool: str) -> bool:
     try:
         with open(os.path.join(spool, _OWNER)) as file:
             known: Any = json.load(file)
-        return is_gone(known)
+        sound = isinstance(known["pid"], int) and isinstance(known["start"], int)
+        return sound and is_gone(known)
     except FileNotFoundError:
         # Its agent was killed at that very moment; or it is none of these directories.
         if time.time() - found.st_mtime > _HALF_MADE:
