@@ -82,15 +82,20 @@ def test_an_agent_killed_before_its_first_word(script, tmp_path):
     assert spools() == before
 
 
-def test_a_launcher_that_lives_clears_an_agent_without_a_word(script, tmp_path):
-    """Agent and zygote are killed, and the launcher has not been told of the spool."""
+def test_a_launcher_that_lives_clears_what_it_was_not_told_of(script, tmp_path):
+    """Agent and zygote are killed while packages load, perhaps before the first word."""
     before = spools()
-    (tmp_path / "env.sh").write_text("kill -STOP $$\n")
-    process = script.start("""
-        import phalanx
-        phalanx.launch(print, workers_per_host=1, env_file="env.sh", start_timeout=1)
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "killing.py").write_text(
+        "import os, signal\nfor pid in (os.getppid(), os.getpid()):\n    os.kill(pid, 9)\n"
+    )
+    done = script("""
+        import sys, phalanx
+        sys.path.append("lib")
+        phalanx.launch(print, workers_per_host=1, preload=["killing"])
     """)
-    process.communicate(timeout=20)
+    assert "killed by SIGKILL" in done.stderr
     assert spools() == before
 
 

@@ -130,3 +130,22 @@ def test_a_signal_while_a_host_is_cut_off(remote_script, cluster):
     cluster.hosts[1].mend()
     wait_until(lambda: quiet(cluster), 20)
     wait_until(lambda: not cluster.hosts[1].files(), 20)
+
+
+def test_what_a_kill_of_everything_left_on_a_host_is_swept_by_the_next_launch(
+    remote_script, cluster, launcher
+):
+    """Nobody was there to see it: not the launcher, nor the agent, nor the zygote."""
+    started = remote_script.start(BUSY)
+    wait_until(lambda: running(cluster), 30)
+    host = cluster.hosts[1]
+    ours = [*host.pids(" agent"), *host.pids(" zygote")]
+    stop_there(host, ours)
+    started.kill()
+    started.communicate()
+    host.enter("kill", "-9", *map(str, ours))
+    assert host.pids("sleep 600") and host.pids("sleep 601")
+    assert host.files()
+    assert len(launcher().run(os.getpid)) == 2
+    wait_until(lambda: quiet(cluster), 10)
+    assert not host.files()

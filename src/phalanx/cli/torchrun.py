@@ -56,6 +56,9 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 0
     sys.stdout.flush()
     print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
+    if verdict.reason is Reason.START_TIMEOUT:
+        for host, wait in app.waits.items():
+            print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:
         outcome = verdict.cause.outcome
         fault = outcome.fault

@@ -400,6 +400,11 @@ class App(Generic[R]):
         assert self._verdict is not None
         return self._verdict
 
+    @property
+    def waits(self) -> Mapping[str, str]:
+        """What each host had not done yet when the start was given up."""
+        return {} if self._drive is None else self._drive.waits
+
     def describe_left(self) -> str:
         """What is left of it where, once it has ended; that nothing is, only if it was seen."""
         if self._verdict is None or self._drive is None:
@@ -427,8 +432,7 @@ class App(Generic[R]):
                 self._result = harvest.result()
             else:
                 timeout = self._plan.settings.start_timeout
-                waits = {} if self._drive is None else self._drive.waits
-                self._error = harvest.exception(self.log_files, self._running, timeout, waits)
+                self._error = harvest.exception(self.log_files, self._running, timeout, self.waits)
                 if self._drive is not None and self._drive.left:
                     add_note(self._error, f"\n{self.describe_left()}")
         except ResultError as error:

@@ -32,7 +32,10 @@ class LongWaits:
         if what != self._what:
             self._what, self._since = what, now
         limit = _LOADING if what.startswith(("loading", "starting on localhost")) else _LONG
-        if what.startswith("running") or what in self._told or now - self._since < limit:
+        known = what.startswith(
+            ("running", "waiting for the other hosts")
+        )  # who meets them says so
+        if known or what in self._told or now - self._since < limit:
             return False
         self._told.add(what)
         return True
