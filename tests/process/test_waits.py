@@ -104,10 +104,21 @@ def test_one_that_is_stopped_between_the_order_and_the_start(tmp_path, find_it):
     assert "localhost: its zygote has not started the workers" in errors
 
 
-def test_a_function_that_is_still_being_loaded_is_named(tmp_path):
+def test_a_function_that_is_still_being_loaded_is_named(tmp_path, own_state):
     """It is this process that is waited for."""
-    (tmp_path / "late.py").write_text("import time\ntime.sleep(4)\ndef f():\n    pass\n")
-    started = phalanx_launch("late.py:f", "--workers-per-host", "1", "--start-timeout", "1")
+    (tmp_path / "late.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        "def f():\n    pass\n"
+    )
+    before = set(own_state.glob("*")) if own_state.exists() else set()
+    started = phalanx_launch("late.py:f", "--workers-per-host", "1", "--start-timeout", "6")
+
+    def has_failed():
+        (app,) = set(own_state.glob("*")) - before or {None}
+        return app is not None and "FAILED" in (app / "status.json").read_text()
+
+    wait_until(has_failed, timeout=30)
+    (tmp_path / "go").touch()
     _, errors = started.communicate(timeout=30)
     assert "localhost: the function is still being loaded here" in errors
 

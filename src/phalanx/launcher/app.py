@@ -194,7 +194,8 @@ class App(Generic[R]):
         """
         from phalanx.launcher.waits import LongWaits
 
-        self._waits = LongWaits(line=line)
+        here = all(place.target is None for place in self._plan.places)
+        self._waits = LongWaits(line=line, here=here)
 
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`

@@ -19,9 +19,12 @@ _LOADING = 10.0
 class LongWaits:
     """Which waits of an app have become long, each once."""
 
-    def __init__(self, *, line: bool) -> None:
-        """Nothing is waited for. `line`: a terminal has a status line instead."""
+    def __init__(self, *, line: bool, here: bool) -> None:
+        """Nothing is waited for. `line`: a terminal has a status line instead. `here`: no other
+        machine takes part.
+        """
         self.line = line
+        self._usual = ("loading", "starting") if here else ("loading",)
         self._what = ""
         self._since = 0.0
         self._told: set[str] = set()
@@ -31,7 +34,7 @@ class LongWaits:
         what = text.partition(":")[0]
         if what != self._what:
             self._what, self._since = what, now
-        limit = _LOADING if what.startswith(("loading", "starting on localhost")) else _LONG
+        limit = _LOADING if what.startswith(self._usual) else _LONG
         known = what.startswith(
             ("running", "waiting for the other hosts")
         )  # who meets them says so
