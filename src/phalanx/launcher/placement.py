@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TAIL = 64 << 10
 _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
-_SWEEPING = 1.0
+_SWEEPING = 2.0
 """Seconds that a lost host's sweeping up may hold up the report of its loss."""
 _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
