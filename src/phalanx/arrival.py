@@ -75,28 +75,27 @@ def arrive(incoming: "IO[bytes]") -> None:
     gpus = hosts.gpus()
     if not gpus and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-    _say(state="ready", changed=changed, processors=hosts.processors(), gpus=gpus)
+    pid = os.getpid()
+    start = importlib.import_module("phalanx.worker.processes").start_time(pid)
+    facts = {"processors": hosts.processors(), "gpus": gpus, "pid": pid, "start": start}
+    _say(state="ready", changed=changed, **facts)
     sys.argv = ["phalanx", str(READ), str(WRITE)]
     importlib.import_module("phalanx.agent.process").main()
 
 
 def sweep(incoming: "IO[bytes]") -> None:
-    """End an agent and what carries its app's id in the environment, and remove its spool."""
-    import shutil
-
+    """End an agent and all that it may have left, and remove its spool; says what came of it."""
     wanted = json.loads(incoming.readline().decode())
-    try:
-        with open(f"/proc/{wanted['pid']}/cmdline", "rb") as file:
-            if file.read().startswith(b"phalanx: "):
-                os.kill(wanted["pid"], 9)
-    except OSError:
-        pass  # it is gone
-    sweep_up(wanted["spool"])
-    if os.path.basename(wanted["spool"]).startswith("phalanx-"):
-        shutil.rmtree(wanted["spool"], ignore_errors=True)
+    root = _find_code(wanted["code"])
+    if root is None:
+        _say(state="refused", message="the agent's code is not there")
+        return
+    _load(root)
+    leftovers = importlib.import_module("phalanx.worker.leftovers")
+    gone = leftovers.end_agent(wanted["pid"], wanted["start"], wanted["spool"])
     if wanted["tree"]:
         tidy(wanted["tree"])
-    _say(state="done")
+    _say(state="done" if gone else "left")
 
 
 BUILT = ".phalanx-built"
@@ -138,21 +137,6 @@ def tidy(tree: str) -> "tuple[int, int]":
     return count, size
 
 
-def sweep_up(spool: str) -> None:
-    """End what was a worker's of the agent with this spool, and is nobody's now.
-
-    It is known by a variable of its environment, which names a place below the spool.
-    """
-    mark = b"PHALANX_STOP_FILE=" + os.fsencode(os.path.join(spool, ""))
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read() and pid != os.getpid():
-                    os.kill(pid, 9)
-        except OSError:
-            continue
-
-
 def _say(**message: "Any") -> None:
     data = json.dumps(message).encode() + b"\n"
     while data:
@@ -185,11 +169,9 @@ def caches() -> "Iterator[str]":
 
 def _have_code(digest: str, incoming: "IO[bytes]") -> str:
     """The directory with the code, which is asked for where it is missing or damaged."""
-    for cache in caches():
-        root = os.path.join(cache, "code", digest)
-        if is_own(cache) and digest_of(root) == digest:
-            os.utime(root)  # it is in use
-            return root
+    root = _find_code(digest)
+    if root is not None:
+        return root
     _say(state="want")
     size = int(incoming.readline())
     data = incoming.read(size)
@@ -202,6 +184,15 @@ def _have_code(digest: str, incoming: "IO[bytes]") -> str:
         except OSError as error:
             problems.append(f"{cache}: {error.strerror or error}")
     raise Refused(f"the agent's code cannot be kept there ({'; '.join(problems)})")
+
+
+def _find_code(digest: str) -> "str | None":
+    for cache in caches():
+        root = os.path.join(cache, "code", digest)
+        if is_own(cache) and digest_of(root) == digest:
+            os.utime(root)  # it is in use
+            return root
+    return None
 
 
 def _keep_code(cache: str, digest: str, data: bytes) -> str:
@@ -312,11 +303,13 @@ def _source(env_file: "dict[str, str] | None") -> "list[str]":
     if env_file is None:
         return []
     path, text = env_file["path"], env_file["text"].encode("utf-8", "surrogateescape")
-    number, copy = tempfile.mkstemp(prefix="phalanx-env-")
+    # In memory: it may hold secrets, and nothing is to be left of it wherever this is killed.
+    number = os.memfd_create("phalanx-env-file")
+    copy = f"/dev/fd/{number}"
     # Into files: what the file has started in the background may go on writing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            with open(number, "wb") as file:
+            with open(number, "wb", closefd=False) as file:
                 file.write(text)
             # Where the very file is there as well, what it looks for beside itself is found.
             chosen = path if _is_same(path, text) else copy
@@ -326,10 +319,11 @@ def _source(env_file: "dict[str, str] | None") -> "list[str]":
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
+                pass_fds=(number,),
             )
             _wait_for(bash)
         finally:
-            os.unlink(copy)
+            os.close(number)
         output.seek(0)
         errors.seek(0)
         said = errors.read().replace(os.fsencode(copy), os.fsencode(path))

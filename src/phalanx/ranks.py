@@ -12,6 +12,8 @@ HOST = "PHALANX_HOST"
 ROUND = "PHALANX_ROUND"
 STOP_FILE = "PHALANX_STOP_FILE"
 """Names a file that comes into being when the host is about to be taken away."""
+SPOOL = "PHALANX_SPOOL"
+"""Names an agent's spool, in the first environment of its zygote: what is left is known by it."""
 
 RANK_VARIABLES = frozenset(
     {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from phalanx import wire
 from phalanx.agent.following import tail
 from phalanx.environment import acts_at_start
 from phalanx.hosts import python_command
-from phalanx.ranks import RANK_VARIABLES
+from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import signal_name
+from phalanx.worker import leftovers
 from phalanx.worker.zygote import PRELOADING, TITLE_ROOM
 
 
@@ -31,10 +33,11 @@ class Nursery:
         command = python_command("phalanx.worker.zygote", *numbers, spool, TITLE_ROOM)
         self._process = subprocess.Popen(
             command,
-            env=_environment(prepare),
+            env={**_environment(prepare), SPOOL: spool},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), first),
         )
+        leftovers.adopt(spool, self._process.pid)
         theirs.close()
         os.close(first)
         self._decoder = wire.Decoder()
@@ -60,6 +63,10 @@ class Nursery:
             self.control.sendall(data[sent:])
         except OSError:
             pass
+
+    def wake(self) -> None:
+        """Have a zygote that was stopped go on: there is something for it to do."""
+        self._process.send_signal(signal.SIGCONT)
 
     def is_alive(self) -> bool:
         """The zygote runs."""

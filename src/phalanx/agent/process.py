@@ -6,16 +6,14 @@ The zygote is started before anything else is imported: packages load while the 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 
 from phalanx import wire
 from phalanx.agent import landing
 from phalanx.agent.nursery import Nursery
 from phalanx.errors import WireError
-from phalanx.worker import processes
+from phalanx.worker import leftovers, processes
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
         if not isinstance(prepare, wire.Prepare):
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
         prepare, tree = landing.settle(prepare)
-        spool = tempfile.mkdtemp(prefix="phalanx-")
+        spool = leftovers.make_spool(prepare.app)
         nursery = _start_zygote(prepare, spool)
         processes.set_title(f"phalanx: {prepare.title} agent")
     except (WireError, OSError) as error:
@@ -43,7 +41,10 @@ def main() -> None:
         sys.exit(1)
 
     import asyncio
+    import threading
 
+    # What others have left on this host; in its own time, a large directory takes a while.
+    threading.Thread(target=leftovers.sweep, daemon=True).start()
     streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
 
     async def serve() -> None:
@@ -73,9 +74,10 @@ def _fill_standard_streams() -> None:
 
 def _start_zygote(prepare: wire.Prepare, spool: str) -> Nursery:
     try:
+        leftovers.make_group(spool)
         return Nursery(prepare, spool)
     except OSError:
-        shutil.rmtree(spool, ignore_errors=True)
+        leftovers.remove(spool)
         raise
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import os
 import platform
-import shutil
 import socket
 import time
 import traceback
@@ -26,10 +25,12 @@ from phalanx.channel import PipeChannel, wait_for_silence
 from phalanx.errors import WireError
 from phalanx.logs.records import pack_message
 from phalanx.rounds import signal_name
-from phalanx.worker import processes
+from phalanx.worker import leftovers, processes
 
 _STACKS_BEFORE_STOP = 1.0
 """Seconds for workers to tell where they are before they are stopped."""
+_ENFORCED = 0.3
+"""Seconds past the grace after which a zygote that does nothing is not waited for."""
 
 
 class Agent:
@@ -270,7 +271,16 @@ class Agent:
             await self._clear(turn)  # nothing was forked, and nothing will be
             return
         self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
+        self._nursery.wake()
         self._nursery.send(dataclasses.replace(frame, spared=turn.reported))
+        self._spawn(self._enforce(turn, frame.grace))
+
+    async def _enforce(self, turn: Turn, grace: float) -> None:
+        """End a zygote that is stopped again, or for good, when its workers should be gone."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(turn.cleared.wait(), grace + _ENFORCED)
+        if not turn.cleared.is_set() and processes.is_stopped(self._nursery.pid):
+            self._nursery.dismiss()  # its end is seen, and all that was below it is killed
 
     async def _stop_with_stacks(self, turn: Turn, frame: wire.Stop) -> None:
         """Stop the workers once it is known where they are; not much later in any case."""
@@ -414,7 +424,7 @@ class Agent:
         processes.kill_descendants(processes.reap)
         self._close_ports()
         await self._project.close()
-        shutil.rmtree(self._spool, ignore_errors=True)
+        leftovers.remove(self._spool)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.flush(), 1.0)
         self._channel.close()

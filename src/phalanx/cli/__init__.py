@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if arguments else 2
     if verb == "--version":
         verb = "version"
+    _sweep()
     try:
         if verb in VERBS:
             code: int = importlib.import_module(f"phalanx.cli.{verb}").main(arguments[1:])
@@ -135,6 +136,17 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, PluginError) as error:
         print(f"phalanx {verb}: {error}", file=sys.stderr)
         return 1 if isinstance(error, PluginError) else 2
+
+
+def _sweep() -> None:
+    """Clear what agents of this user that were killed have left; a look where there is nothing."""
+    names = ("TMPDIR", "TEMP", "TMP")
+    place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
+    with contextlib.suppress(OSError):
+        if any(name.startswith("phalanx-") for name in os.listdir(place)):
+            from phalanx.worker import leftovers
+
+            leftovers.sweep()
 
 
 def _run_plugin(verb: str, arguments: list[str]) -> int:

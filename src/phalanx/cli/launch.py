@@ -27,7 +27,7 @@ from phalanx.cli import parsing
 from phalanx.cli.tracebacks import print_users_part
 from phalanx.errors import ConfigError, OutputLost, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
-from phalanx.launcher.interrupts import interruptible
+from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs.console import is_terminal, shows_colour
 from phalanx.logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
 from phalanx.specs import AppStatus
@@ -63,8 +63,9 @@ def main(arguments: list[str]) -> int:
     except StartFailed as error:
         _report(error)
         return 1
-    except KeyboardInterrupt:
-        print("phalanx launch: interrupted; nothing is left running", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        left = getattr(interrupt, "hushed", "nothing was started")
+        print(f"phalanx launch: interrupted; {left}", file=sys.stderr)
         return 130
 
 
@@ -223,13 +224,19 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
     except BaseException as error:
         app.cancel(0.0)
         app.wait()
+        if isinstance(error, KeyboardInterrupt):
+            hush(error, app.describe_left())
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
         print_users_part(error)
         return 1
-    with interruptible() as interrupts:
-        interrupts.attach(app.cancel)
-        app.wait()
+    try:
+        with interruptible() as interrupts:
+            interrupts.attach(app.cancel)
+            app.wait()
+    except KeyboardInterrupt as interrupt:
+        hush(interrupt, app.describe_left())
+        raise
     if options.verbose:
         _print_phases(app.status())
     try:

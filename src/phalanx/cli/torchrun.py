@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
 
         app = torchrun.start(options)
         signals.attach(app)
+        app.show_status(line=False)
         app.wait()
     finally:
         signals.restore()
@@ -48,7 +49,7 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 1
     if signals.received is not None:
         name = signal.Signals(signals.received).name
-        print(f"phalanx torchrun: {name}: nothing is left running", file=sys.stderr)
+        print(f"phalanx torchrun: {name}: {app.describe_left()}", file=sys.stderr)
         return 128 + signals.received
     verdict = app.verdict
     if verdict.reason is Reason.SUCCEEDED:
@@ -58,6 +59,9 @@ def _report(app: App[Any], signals: _Signals) -> int:
         return 0 if lost is None else 1
     sys.stdout.flush()
     print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
+    if verdict.reason is Reason.START_TIMEOUT:
+        for host, wait in app.waits.items():
+            print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:
         outcome = verdict.cause.outcome
         fault = outcome.fault

@@ -184,16 +184,17 @@ class Launcher:
         """
         if self.start_method == "inline":
             return self._run_inline(func, args, kwargs or {})
+        app: App[R] | None = None
         try:
             plan, call = self._prepare(func, args, kwargs)
             with interruptible() as interrupts:
-                app: App[R] = self._start(plan, call)
+                app = self._start(plan, call)
                 interrupts.attach(app.cancel)
                 app.show_status()
                 _wait_or_cancel(app, self.stop_grace)
             return app.result()
         except KeyboardInterrupt as interrupt:
-            hush(interrupt)
+            hush(interrupt, "nothing was started" if app is None else app.describe_left())
             raise
 
     def call(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx import wire
+from phalanx.channel import wait_for_silence
 from phalanx.clock import ClockOffset
 from phalanx.launcher.placement import PlacedAgent
 from phalanx.launcher.vetting import Vetting
@@ -26,6 +27,8 @@ LAST_LOGS = 3.0
 """Seconds that the logs of a cancelled app may take before they are given up."""
 _LEAST = 64 << 10
 """Bytes of log by which one that was told to end shows that it only has much left to send."""
+ANSWER = 1.0
+"""Seconds for an agent of an app that is over to answer, or it is ended by force."""
 _LOST = 0.5
 """Seconds for what leads to a host that is lost: there is nothing left to wait for."""
 
@@ -48,7 +51,13 @@ class Agent:
         """It was told to end: it is not wanted back."""
         self.dismissed = False
         """It was asked to end, or to rest."""
+        self.is_silent = False
+        """It was given up because it does not answer: there is nothing to wait for."""
         self.rests = False
+        self.has_begun = False
+        """It was told to start workers."""
+        self.is_cleared = False
+        """It was seen that nothing of it is left."""
         self.lost = asyncio.Event()
         self.hello: wire.Hello | None = None
         self.ready: asyncio.Future[wire.Ready] = loop.create_future()
@@ -110,60 +119,98 @@ class Agent:
     async def dismiss(
         self, gave_up: asyncio.Event, grace: float, *, orderly: bool, patience: float = math.inf
     ) -> None:
-        """Let it go: `orderly`, once its logs are here; otherwise by force.
+        """Let it go: `orderly`, once its logs are here; otherwise, or if it is silent, by force.
 
         One that says nothing of use for so long, and does not end, is given up.
         """
         if orderly:
             self.dismissed = True
-            await self._tell_to_go(gave_up)
+            await self._say(self.placed.rest or wire.Leave())
             await self._await_logs(gave_up, patience)
             if self.rests:
                 self.placed.keep()
-            else:
-                await self.placed.end(2.0)
-            return
+                self.is_cleared = True
+                return
+            self.is_cleared = not self.is_silent and await self.placed.end(2.0)
+            if self.is_cleared:
+                return
         self.channel.close()
-        await self.placed.end(_LOST if self.placed.is_abroad and self.gone else grace + 3.0)
-        if self.hello is not None:
-            await self.placed.sweep(self._app, self.hello)
+        patience = grace + 3.0
+        if self.is_silent:
+            patience = 0.0
+        elif self.placed.is_abroad and self.gone:
+            patience = _LOST
+        self.is_cleared = await self.placed.destroy(patience, self.hello)
 
-    async def _tell_to_go(self, gave_up: asyncio.Event) -> None:
-        """One that does not read hears it from the end of its channel."""
-        telling = asyncio.ensure_future(self.send(self.placed.rest or wire.Leave()))
-        await self._unless(telling, gave_up, self.lost, LAST_LOGS)
-        telling.cancel()
+    async def clear_host(self) -> None:
+        """Try once more to end what is left of it."""
+        self.is_cleared = await self.placed.sweep(self.hello)
+
+    async def _say(self, frame: wire.Frame) -> None:
+        """As `send`, but not for longer than a moment: it may not read any more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.send(frame), ANSWER)
 
     async def _await_logs(self, gave_up: asyncio.Event, patience: float) -> None:
-        """Until it has nothing left to say; not much longer once the app was given up."""
+        """Until it has nothing left to say.
+
+        Not much longer once the app was given up, and then not at all if it does not answer, as if
+        it has never said anything.
+        """
         if self.listening is None:
             return
+        heard = self.hello is None or await self._hear_out(self.listening, gave_up, patience)
+        if not heard or self.listening.done():
+            return
+        silence = asyncio.create_task(self._wait_for_silence())
+        waited: set[asyncio.Future[Any]] = {self.listening, silence}
+        await asyncio.wait(waited, timeout=LAST_LOGS, return_when=asyncio.FIRST_COMPLETED)
+        silence.cancel()
+        if not self.listening.done() and self.ready.done():
+            logger.warning("phalanx: the last of the workers' output was given up")
+
+    async def _hear_out(
+        self, listening: asyncio.Future[Any], gave_up: asyncio.Event, patience: float
+    ) -> bool:
+        """Listen until its end, or until the app was given up or it was lost.
+
+        False if it was told to end, and neither ends nor says anything of use for so long.
+        """
         while not gave_up.is_set() and not self.lost.is_set():
             before = self.vetting.output
-            if await self._unless(self.listening, gave_up, self.lost, patience):
-                return
-            idle = self.vetting.output - before < _LEAST and not self.vetting.unwritten
-            if idle and not gave_up.is_set() and not self.lost.is_set():
+            over = asyncio.create_task(_either(gave_up, self.lost))
+            limit = None if patience == math.inf else patience
+            waited: set[asyncio.Future[Any]] = {listening, over}
+            await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            ended = over.done()
+            over.cancel()
+            if listening.done() or ended:
+                break
+            if self.vetting.output - before < _LEAST and not self.vetting.unwritten:
                 logger.warning(
                     "phalanx: %s was told to end, and has not for %g s: it is given up",
                     *(self.placed.host, patience),
                 )
-                return
-        if not await self._unless(self.listening, None, None, LAST_LOGS):
-            logger.warning("phalanx: the last of the workers' output was given up")
+                return False
+        return True
 
-    @staticmethod
-    async def _unless(
-        awaited: asyncio.Future[Any],
-        gave_up: asyncio.Event | None,
-        lost: asyncio.Event | None,
-        patience: float,
-    ) -> bool:
-        """Wait for something, at most so long, unless one of these happens; whether it is done."""
-        ends = [asyncio.create_task(event.wait()) for event in (gave_up, lost) if event is not None]
-        limit = None if patience == math.inf else patience
-        waited: set[asyncio.Future[Any]] = {awaited, *ends}
-        await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        return awaited.done()
+    async def _wait_for_silence(self) -> None:
+        """Until it has not answered for a moment in which it was asked again and again."""
+
+        def asked() -> bool:
+            if not self.channel.congested:
+                self.channel.send_raw(wire.encode(wire.Ping(app=self._app, sent=time.monotonic())))
+            return True
+
+        await wait_for_silence(self.channel, ANSWER, asked, step=ANSWER / 8)
+        self.is_silent = True
+
+
+async def _either(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -23,17 +24,18 @@ from phalanx.launcher.payload import Function, Inbox
 from phalanx.launcher.placement import Placement
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.printed import read_lines
-from phalanx.launcher.report import message_of, state_of
+from phalanx.launcher.report import add_note, describe_left, message_of, state_of
 from phalanx.launcher.result import LaunchResult
 from phalanx.launcher.tracker import Standing
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
+from phalanx.logs.console import is_terminal
 from phalanx.logs.lines import LogLine
 from phalanx.logs.losses import Loss, describe
 from phalanx.logs.spec import DefaultLogSpec, routes
 from phalanx.logs.writer import LogWriter, finish
 from phalanx.registry.entry import Entry
-from phalanx.rendezvous.protocol import Phase, Verdict
+from phalanx.rendezvous.protocol import Phase, Reason, Verdict
 from phalanx.rounds import Outcome
 from phalanx.specs import AppState, AppStatus
 from phalanx.stacks import RankStacks
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from phalanx.launcher.drive import Drive
+    from phalanx.launcher.waits import LongWaits
 
 R = TypeVar("R")
 
@@ -91,7 +94,7 @@ class App(Generic[R]):
         self._adding = threading.Lock()
         self._drive: Drive | None = None
         self._awaited: tuple[str, ...] = ()
-        self._shows_status = False
+        self._waits: LongWaits | None = None
         self._looked = 0.0
         self._asked: Mapping[str, Any] | None = None
         self._watchers: list[Callable[[], None]] = []
@@ -185,9 +188,15 @@ class App(Generic[R]):
         # Unpickling may take a while, and runs the user's code: not on the loop's thread.
         return await asyncio.to_thread(self.result)
 
-    def show_status(self) -> None:
-        """Say on the terminal, if there is one, how things stand, until the app has ended."""
-        self._shows_status = True
+    def show_status(self, *, line: bool = True) -> None:
+        """Say on the terminal how things stand, until the app has ended.
+
+        Without one, or without a `line` for that, what is waited for is said once it takes long.
+        """
+        from phalanx.launcher.waits import LongWaits
+
+        here = all(place.target is None for place in self._plan.places)
+        self._waits = LongWaits(line=line, here=here)
 
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
@@ -322,6 +331,8 @@ class App(Generic[R]):
             self._call(call)
         verdict = await drive.run()
         self._running = drive.decider.running
+        if drive.left and verdict.reason is Reason.SUCCEEDED:
+            logger.warning("phalanx: %s", self.describe_left())
         for note in drive.notes:
             logger.warning("phalanx: %s", note)
         return verdict
@@ -348,6 +359,10 @@ class App(Generic[R]):
         if self._entry.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
             self._entry.update(self.status())
         now = time.monotonic()
+        if self._waits is not None and not (self._waits.line and is_terminal(sys.stderr)):
+            text = drive.describe()
+            if self._waits.is_due(text, now):
+                logger.warning("phalanx: %s: %s (%.0f s)", self.id, text, now - self._began)
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
             if self._entry.loss:
@@ -369,7 +384,7 @@ class App(Generic[R]):
         """One line for the terminal."""
         seconds = time.monotonic() - self._began
         drive = self._drive
-        if not self._shows_status or drive is None or seconds < _QUIET:
+        if self._waits is None or not self._waits.line or drive is None or seconds < _QUIET:
             return ""
         return f"phalanx: {self.id}: {bar or drive.describe()} ({seconds:.0f} s)"
 
@@ -406,6 +421,18 @@ class App(Generic[R]):
         losses = [] if self._writer is None else self._writer.losses
         return [*losses, self._entry.loss] if self._entry.loss else losses
 
+    @property
+    def waits(self) -> Mapping[str, str]:
+        """What each host had not done yet when the start was given up."""
+        return {} if self._drive is None else self._drive.waits
+
+    def describe_left(self) -> str:
+        """What is left of it where, once it has ended; that nothing is, only if it was seen."""
+        if self._verdict is None or self._drive is None:
+            return "it is not known what is left"
+        hosts = self._drive.left
+        return describe_left(hosts, self._placement.given_up)
+
     def harvest(self) -> Harvest:
         """What has come home, once it has ended."""
         return Harvest(self.verdict, self._inboxes, self._outcomes, self.stopped_at)
@@ -427,7 +454,9 @@ class App(Generic[R]):
                 self._error = self.lost_output(self._result)
             else:
                 timeout = self._plan.settings.start_timeout
-                self._error = harvest.exception(self.log_files, self._running, timeout)
+                self._error = harvest.exception(self.log_files, self._running, timeout, self.waits)
+                if self._drive is not None and self._drive.left:
+                    add_note(self._error, f"\n{self.describe_left()}")
         except ResultError as error:
             self._error = error
         harvest.close()

@@ -22,6 +22,8 @@ from phalanx import hosts
 from phalanx.worker import processes
 
 _PIPE_SIZE = 1 << 20
+_BURIED = 5.0
+"""Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
 
 
 class Process(Protocol):
@@ -30,7 +32,7 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """Its exit code, if it has ended; 0 where that cannot be known."""
 
     def kill(self) -> None:
         """End it by force."""
@@ -50,6 +52,10 @@ class Abroad:
     """The environment variables that `env_file` has set there."""
     processors: int = 0
     gpus: int = 0
+    pid: int = 0
+    """The agent's process there."""
+    start: int = 0
+    """When that began, in its machine's terms."""
 
 
 class Child:
@@ -149,6 +155,11 @@ class Child:
         read, write, errors = self._files()
         return _copy(read, "rb"), _copy(write, "wb"), _copy(errors, "rb"), unsaid
 
+    @property
+    def is_found(self) -> bool:
+        """It is not our child: how it ended cannot be known."""
+        return isinstance(self.process, _Found)
+
     def close(self) -> None:
         """Let go of the streams: an agent that was not asked to stay ends."""
         for file in self._files():
@@ -161,8 +172,28 @@ class Child:
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
+
+    def kill(self) -> bool:
+        """End it by force, even if it is stopped, and on this machine all that is below it.
+
+        Gives whether it was seen that nothing of it is left here. Blocks for a moment.
+        """
+        gone = True
+        if self.abroad is None and self.process.poll() is None:
+            gone = processes.kill_tree(self.process.pid)
+        self.process.kill()
+        try:
+            self.process.wait(_BURIED)
+        except subprocess.TimeoutExpired:  # it hangs in the kernel
+            return False
+        return gone
+
+    def wake(self) -> None:
+        """Have a process that was stopped go on: there is something for it to do."""
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGCONT)
 
     def _files(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
         return self._read, self._write, self._errors

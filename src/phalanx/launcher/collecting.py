@@ -66,7 +66,11 @@ class Harvest:
             ) from error
 
     def exception(
-        self, log_files: Mapping[int, Path], running: Collection[int], start_timeout: float
+        self,
+        log_files: Mapping[int, Path],
+        running: Collection[int],
+        start_timeout: float,
+        waits: Mapping[str, str],
     ) -> BaseException:
         """What to raise for a verdict that is not success."""
         return make_exception(
@@ -78,6 +82,7 @@ class Harvest:
             running=running,
             start_timeout=start_timeout,
             stopped_at=self._stopped_at,
+            waits=waits,
         )
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 from phalanx import arrival, wire
 from phalanx.errors import StartFailed
 from phalanx.launcher.bundle import Bundle
-from phalanx.launcher.children import Child
+from phalanx.launcher.children import Abroad, Child
 from phalanx.launcher.line import Line, LineEnded
 from phalanx.launcher.targets import Target
 from phalanx.plain import plain, plain_line
@@ -55,6 +55,8 @@ class Dial:
     def __init__(self, target: Target, errand: Errand, turns: threading.Semaphore) -> None:
         """Begin, as soon as it is its turn."""
         self.future: Future[Child] = Future()
+        self.is_silent = False
+        """It failed because nothing was heard of the host: who knows what is there."""
         self._target = target
         self._errand = errand
         self._turns = turns
@@ -107,6 +109,7 @@ class Dial:
             try:
                 return self._call()
             except LineEnded as ended:
+                self.is_silent = ended.silent
                 passing = _PASSING.search(ended.reason) and not _FINAL.search(ended.reason)
                 over = time.monotonic() - began + pause > _RETRIED
                 if over or ended.begun or not passing:
@@ -147,26 +150,34 @@ class Dial:
                 "changed": list(changed),
                 "processors": int(processors),
                 "gpus": int(gpus),
+                "pid": int(pid),
+                "start": int(start),
             } if all(isinstance(name, str) for name in changed):
                 if not (0 < processors <= _PROCESSORS and 0 <= gpus <= _GPUS):
                     raise self._failure(f"it claims {processors} processors and {gpus} GPUs")
-                return {"changed": frozenset(changed), "processors": processors, "gpus": gpus}
+                known = {"processors": processors, "gpus": gpus, "pid": pid, "start": start}
+                return {"changed": frozenset(changed), **known}
             case {"state": "refused", "message": str(message)}:
                 raise self._failure(plain(message))
         raise self._failure(f"it sent {plain_line(json.dumps(answer))!r}")
 
 
-def sweep(target: Target, app: str, hello: wire.Hello) -> None:
-    """End and remove what an agent that was lost may have left on its host; tries once."""
+def sweep(target: Target, code: str, agent: Abroad, hello: wire.Hello | None) -> bool:
+    """End and remove what an agent that was lost may have left on its host; tries once.
+
+    Gives whether the host has said that nothing of it runs any more.
+    """
     try:
         line = Line(target, "sweep", _SWEEPING)
     except StartFailed:
-        return
+        return False
+    spool, tree = ("", "") if hello is None else (hello.spool, hello.tree)
     try:
         line.begin(inspect.getsource(arrival))
-        line.ask(app=app, spool=hello.spool, pid=hello.pid, tree=hello.tree)
+        answer = line.ask(code=code, pid=agent.pid, start=agent.start, spool=spool, tree=tree)
+        return answer.get("state") == "done"
     except LineEnded:
-        pass  # then there is nobody who could be asked
+        return False  # then there is nobody who could be asked
     finally:
         line.child.end(0.0)
 

@@ -13,14 +13,14 @@ import functools
 import platform
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
 from phalanx.background import Background
 from phalanx.clock import Interval
 from phalanx.errors import StartFailed, WireError
-from phalanx.launcher.agents import Agent
+from phalanx.launcher.agents import ANSWER, Agent
 from phalanx.launcher.deciding import Decide, host_of
 from phalanx.launcher.meeting import Meeting
 from phalanx.launcher.opening import Opening
@@ -31,6 +31,7 @@ from phalanx.launcher.plan import Plan
 from phalanx.launcher.progress import Progress, in_words
 from phalanx.launcher.provision import Provision
 from phalanx.launcher.stackbook import StackBook
+from phalanx.launcher.waits import describe_waits
 from phalanx.logs import logger
 from phalanx.logs.writer import LogWriter
 from phalanx.plain import plain
@@ -80,6 +81,14 @@ class Drive:
         self._background = Background(self._failed)
         self._do = self._background.do
         self._gave_up = asyncio.Event()
+        self._stopped_by: float | None = None
+        """When the workers should be gone, once they are told to stop."""
+        self._asked_for = 0.0
+        """Seconds for which agents have been asked all the time whether they are there."""
+        self.waits: dict[str, str] = {}
+        """What each host had not done yet when the start was given up."""
+        self.left: list[str] = []
+        """The hosts of which it was not seen that nothing is left."""
         self._asleep = 0.0
         self._stop_with: int = signal.SIGTERM
         self._provision = Provision(plan, function)
@@ -95,13 +104,12 @@ class Drive:
             verdict = await asyncio.shield(self._verdict)
             self._placement.abandon()
             await placing  # those that are there already are let go in order
-            await self._dismiss(verdict)
+            await self._dismiss(verdict.unconfirmed)
+            if verdict.reason is not p.Reason.CANCELLED:
+                self.left += [name for name in self._placement.given_up if name not in self.left]
             return verdict
         except BaseException:
-            grace = self.plan.settings.stop_grace
-            await asyncio.gather(
-                *(a.dismiss(self._gave_up, grace, orderly=False) for a in self._agents.values())
-            )
+            await self._dismiss(self._agents)
             raise
         finally:
             await self.decider.close()
@@ -155,6 +163,8 @@ class Drive:
         """Ask for the end; workers are told by this signal."""
         self._gave_up.set()
         self._stop_with = number
+        for agent in self._agents.values():
+            agent.placed.wake()
         self._feed(p.Cancel(grace))
 
     def signal(self, number: int) -> None:
@@ -202,6 +212,9 @@ class Drive:
                 self._do(self._begin(round_, agents))
             case p.HaltRound(number, grace, agents, stacks):
                 self.progress.halted(time.monotonic(), agents)
+                self._stopped_by = self._now() + grace
+                if self.decider.is_over and not self.waits:
+                    self.waits = self._describe_waits()  # it may do so when it is told to stop
                 for index, agent in self._agents.items():
                     if agents is None or index in agents:
                         with_ = self._stop_with
@@ -210,6 +223,9 @@ class Drive:
             case p.Expel(index, reason) if index in self._agents:
                 self._lose(index, self._agents[index], reason)
             case p.Finish(verdict) if not self._verdict.done():
+                if verdict.reason is p.Reason.START_TIMEOUT:
+                    self._gave_up.set()
+                    self.waits = self.waits or self._describe_waits()
                 self._verdict.set_result(verdict)
                 self.progress.reach("ended")
 
@@ -219,6 +235,10 @@ class Drive:
         there = {i for i, agent in self._agents.items() if agent.hello is not None}
         sending = self._provision.describe(self.plan)
         return self.progress.describe(self.plan, self.decider, there, sending, ready=ready)
+
+    def _describe_waits(self) -> dict[str, str]:
+        running, known = self.decider.running, self._provision.has_function
+        return describe_waits(self.plan, self._agents, running, has_function=known)
 
     async def _listen(self, index: int, agent: Agent) -> None:
         member_of = functools.partial(self._outlets.member, agent=index)
@@ -416,6 +436,7 @@ class Drive:
             if only is None or index in only:
                 frame = await opening.frame(index, round_)
                 if self.decider.round_of(index) == round_.number:
+                    agent.has_begun = True
                     self._do(agent.send(frame))
 
     def _part_with(self, meeting: Meeting, unreached: dict[int, str]) -> None:
@@ -427,19 +448,26 @@ class Drive:
             agent.left = True
             self._lose(index, agent, f"it cannot reach {meeting.address}: {problem}")
 
-    async def _dismiss(self, verdict: p.Verdict) -> None:
+    async def _dismiss(self, by_force: Container[int]) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
+        agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
+        grace = self.plan.settings.stop_grace
         await asyncio.gather(
             *(
                 agent.dismiss(
                     self._gave_up,
-                    self.plan.settings.stop_grace,
-                    orderly=not agent.gone and index not in verdict.unconfirmed,
+                    grace,
+                    orderly=not agent.gone and index not in by_force,
                     patience=self.plan.settings.host_timeout,
                 )
-                for index, agent in self._agents.items()
-            )
+                for index, agent in agents
+            ),
+            # What was lost may be reached again by now.
+            *(agent.clear_host() for agent in former),
         )
+        gone = [a for a in (*former, *self._agents.values()) if not a.is_cleared]
+        members = [self.plan.members[agent.placed.index] for agent in gone]
+        self.left = list(dict.fromkeys(member.hostname for member in members))
 
     # ── time ──────────────────────────────────────────────────────────────────
 
@@ -455,17 +483,37 @@ class Drive:
             if overslept > _ASLEEP:
                 self._asleep += overslept
             self._feed(p.Tick())
+            self._asked_for = self._asked_for + wait if self._is_due(before=ANSWER) else 0.0
             for index, agent in list(self._agents.items()):
-                if agent.pass_time(wait) >= limit:
-                    self._lose(index, agent, f"no heartbeat for {limit:g} s")
+                silent = agent.pass_time(wait)
+                if silent >= limit:
+                    self._give_up(index, agent, f"no heartbeat for {limit:g} s")
+                elif min(silent, self._asked_for) >= ANSWER and self._is_due():
+                    self._give_up(index, agent, "it did not answer when it was told to stop")
+
+    def _is_due(self, before: float = 0.0) -> bool:
+        """No other round will follow, and the workers should be gone by now, or so long later."""
+        stopping = self.decider.phase is p.Phase.STOPPING
+        over = self._gave_up.is_set() or (stopping and self.decider.is_over)
+        return over and self._stopped_by is not None and self._now() > self._stopped_by - before
+
+    def _give_up(self, index: int, agent: Agent, reason: str) -> None:
+        """Do without an agent that does not answer."""
+        agent.is_silent = True
+        self._lose(index, agent, reason)
 
     async def _ping(self) -> None:
+        beat = self.plan.prepare[0].heartbeat
         while True:
             for agent in list(self._agents.values()):
                 if not agent.gone and not agent.channel.congested:
                     # Not awaited: one that does not read must not keep others from being asked.
                     self._do(agent.send(wire.Ping(sent=time.monotonic())))
-            await asyncio.sleep(self.plan.prepare[0].heartbeat)
+            # Who is told to stop is asked often: one that does not answer is not waited for.
+            waited, step = 0.0, min(_TICK, beat)
+            while waited < (min(beat, ANSWER / 4) if self._is_due(before=ANSWER) else beat):
+                await asyncio.sleep(step)
+                waited += step
 
 
 def _not_preloaded(failed: Sequence[str]) -> list[str]:

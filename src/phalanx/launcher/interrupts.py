@@ -73,16 +73,19 @@ def _is_asyncios(handler: Any) -> bool:
     return getattr(getattr(handler, "func", None), "__qualname__", "") == "Runner._on_sigint"
 
 
-def hush(interrupt: KeyboardInterrupt) -> None:
-    """Have this interrupt, if nobody catches it, end the program without a traceback of ours."""
-    interrupt.hushed = True  # type: ignore[attr-defined]
+def hush(interrupt: KeyboardInterrupt, left: str) -> None:
+    """Have this interrupt, if nobody catches it, end the program without a traceback of ours.
+
+    `left` says what is left of what was interrupted.
+    """
+    interrupt.hushed = left  # type: ignore[attr-defined]
     previous = sys.excepthook
     if getattr(previous, "hushes", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if getattr(error, "hushed", False):
-            print("phalanx: interrupted; nothing is left running", file=sys.stderr)
+        if left := getattr(error, "hushed", ""):
+            print(f"phalanx: interrupted; {left}", file=sys.stderr)
         else:
             previous(kind, error, trace)
 

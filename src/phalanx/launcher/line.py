@@ -33,10 +33,20 @@ _ENDING = 5.0
 class LineEnded(Exception):
     """The command that led to a host has ended, or said what makes no sense."""
 
-    def __init__(self, reason: str, target: Target, *, code: int = 0, begun: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        target: Target,
+        *,
+        code: int = 0,
+        begun: bool = False,
+        silent: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.reason, self.target = plain(reason, _REASON), target
         self.code, self.begun = code, begun
+        self.silent = silent
+        """It did not end: it was not waited for any longer."""
 
     def describe(self) -> str:
         """For a user."""
@@ -167,7 +177,7 @@ class Line:
         if left <= 0:
             awaited = "its answer" if self.begun_at else "the login"
             reason = f"{awaited} took more than {self._patience:g} s"
-            raise LineEnded(reason, self._target, begun=bool(self.begun_at))
+            raise LineEnded(reason, self._target, begun=bool(self.begun_at), silent=True)
         read, write, errors = self.child.descriptors
         poll = select.poll()
         poll.register(read, select.POLLIN)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx import wire
-from phalanx.arrival import SOURCE_FAILED, sweep_up
+from phalanx.arrival import SOURCE_FAILED
 from phalanx.channel import PipeChannel
 from phalanx.errors import StartFailed
 from phalanx.launcher.children import Child
@@ -25,6 +24,7 @@ from phalanx.launcher.targets import Target
 from phalanx.launcher.warmth import Shelter
 from phalanx.logs import logger
 from phalanx.rounds import signal_name
+from phalanx.worker import leftovers
 
 if TYPE_CHECKING:
     from phalanx.launcher.dialing import Dial
@@ -34,7 +34,7 @@ _PASSED_ON, _UNWRITTEN = 256 << 20, 1 << 20
 """Bytes that an agent may say outside of its channel, and that may wait to be written."""
 _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
-_SWEEPING = 0.5
+_SWEEPING = 2.0
 """Seconds that a lost host's sweeping up may hold up the report of its loss."""
 _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
@@ -56,6 +56,8 @@ class _Start:
     around: Surroundings
     shelter: Shelter | None
     target: Target | None
+    code: str = ""
+    """The digest of the agent's code, for another host."""
     child: Child | None = None
     dial: Dial | None = None
 
@@ -69,6 +71,8 @@ class Placement:
         self._shelters = shelters
         self._starts: list[_Start] = []
         self._together = 0
+        self.given_up: list[str] = []
+        """The hosts whose logins we have ended before they had led anywhere."""
 
     def start(self) -> None:
         """Start, dial or find the agents; does not wait. Raises `StartFailed`."""
@@ -77,7 +81,7 @@ class Placement:
             # Now, not later: the program may change its environment at any time.
             around = self._surroundings(index, frame) if self._shelters else {}
             shelter = self._shelters[0] if self._shelters else None
-            start = _Start(frame, around, shelter, self._plan.places[index].target)
+            start = _Start(frame, around, shelter, self._plan.places[index].target, self._code)
             self._starts.append(start)
             start.dial = self._plan.dials.by_index.pop(index, None)
             if start.dial is None and not self._find(index, start):
@@ -88,6 +92,10 @@ class Placement:
         for index in new:
             if index not in dialled:
                 self._start_here(self._starts[index])
+
+    @property
+    def _code(self) -> str:
+        return "" if self._plan.errand is None else self._plan.errand.bundle.digest
 
     def _surroundings(self, index: int, frame: wire.Prepare) -> Surroundings:
         target, errand = self._plan.places[index].target, self._plan.errand
@@ -151,7 +159,7 @@ class Placement:
         self._plan = plan
         index = len(self._starts)
         target = plan.places[index].target
-        self._starts.append(_Start(plan.prepare[index], {}, None, target))
+        self._starts.append(_Start(plan.prepare[index], {}, None, target, self._code))
 
     async def again(self, index: int) -> PlacedAgent | NotPlaced:
         """Start an agent in the place of one that is lost, or was not started yet."""
@@ -174,7 +182,7 @@ class Placement:
             agent = await PlacedAgent.open(index, start, start.child)
             if not start.child.used or await _is_well(agent.channel, start.frame.app):
                 return agent
-            await agent.end(0.0)
+            await agent.destroy(0.0, None)
             start.child = None
             if start.target is None:
                 self._start_here(start)
@@ -185,6 +193,8 @@ class Placement:
                 await asyncio.shield(asyncio.wrap_future(start.dial.future))
                 child = start.child = start.dial.take()
             except StartFailed as error:
+                if start.dial.is_silent and start.target is not None:
+                    self.given_up.append(start.target.name)
                 return NotPlaced(index, str(error))
             child.say(wire.encode(self._told(index, child)))
         assert start.child is not None
@@ -195,6 +205,8 @@ class Placement:
         self._plan.dials.give_up()
         for start in self._starts:
             if start.dial is not None:
+                if not start.dial.future.done() and start.target is not None:
+                    self.given_up.append(start.target.name)
                 start.dial.give_up()
 
     def kill(self) -> None:
@@ -202,8 +214,8 @@ class Placement:
         self.abandon()
         for start in self._starts:
             if start.child is not None:
-                start.child.process.kill()
-                start.child.end(1.0)
+                start.child.kill()
+                start.child.close()
 
 
 async def _is_well(channel: PipeChannel, app: str) -> bool:
@@ -231,9 +243,12 @@ class PlacedAgent:
         self._shelter = start.shelter
         self._around = start.around
         self._target = start.target
+        self._code = start.code
         self._errors = _Tail(child.early)
         child.early = b""
         self._described = False
+        self._killed = True
+        """Where it had to be killed, that was seen to work."""
 
     @classmethod
     async def open(cls, index: int, start: _Start, child: Child) -> PlacedAgent:
@@ -298,34 +313,57 @@ class PlacedAgent:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return f"it {how}" + (f":\n{text}" if text else "")
 
-    async def end(self, patience: float) -> None:
-        """Wait so long for it to end by itself, then kill it."""
+    def wake(self) -> None:
+        """Have it, or what leads to it, go on if it was stopped."""
+        self._child.wake()
+
+    async def end(self, patience: float) -> bool:
+        """Wait so long for it to end by itself, then kill it.
+
+        Gives whether it is known to have left nothing: it has ended in order, or all that was below
+        it was seen to die.
+        """
         try:
             code = await self._wait(patience)
             if code > 0 and not self._described and not self.is_abroad:
                 logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
+            clean = code == 0 and not self._child.is_found
         except TimeoutError:
-            self._process.kill()
-            await self._wait(None)
+            self._killed = await asyncio.to_thread(self._child.kill)
+            clean = self._killed and not self.is_abroad
         self.channel.abort()
         self._errors.close()
         self._child.close()
+        return clean
 
-    async def sweep(self, app: str, hello: wire.Hello) -> None:
-        """After it was lost: end and remove what it can have left behind.
+    async def destroy(self, patience: float, hello: wire.Hello | None) -> bool:
+        """End it, and whatever it can have left behind; whether nothing of it is left was seen.
 
-        Agent and zygote may have been killed both; what workers had started is then nobody's. A
-        host that does not answer is not waited for.
+        Agent and zygote may have been killed both; what workers had started is then nobody's.
         """
-        if self._target is None:
-            sweep_up(hello.spool)  # it was vetted when it said hello
-            shutil.rmtree(hello.spool, ignore_errors=True)
-            return
+        clean = await self.end(patience)
+        if self.is_abroad:
+            return clean or await self.sweep(hello)
+        spool = "" if hello is None else hello.spool
+        swept = await asyncio.to_thread(leftovers.end_agent, 0, None, spool)
+        return swept and self._killed
+
+    async def sweep(self, hello: wire.Hello | None) -> bool:
+        """Log in to its host once more to end and remove what is left of it there.
+
+        A host that does not answer is not waited for; then False.
+        """
+        abroad = self._child.abroad
+        if self._target is None or abroad is None:
+            return self._killed
         from phalanx.launcher.dialing import sweep
 
-        sweeping = threading.Thread(target=sweep, args=(self._target, app, hello), daemon=True)
+        swept: list[bool] = []
+        arguments = self._target, self._code, abroad, hello
+        sweeping = threading.Thread(target=lambda: swept.append(sweep(*arguments)), daemon=True)
         sweeping.start()
         await asyncio.to_thread(sweeping.join, _SWEEPING)
+        return bool(swept and swept[0])
 
     async def _wait(self, patience: float | None) -> int:
         """Poll: a child watcher would want this process's SIGCHLD or a thread."""

@@ -183,6 +183,8 @@ class Progress:
         if not ready:
             tops = [item.module.partition(".")[0] for item in plan.prepare[0].preload]
             return f"loading {some(tops) or 'Python'}"
+        if plan.meets_others and round_ is None:
+            return "waiting for the other hosts"
         return f"starting {workers}"
 
 

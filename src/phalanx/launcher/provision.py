@@ -27,6 +27,11 @@ class Provision:
         # Shielded: whoever provides it must not find it cancelled.
         return await asyncio.shield(asyncio.wrap_future(self._function))
 
+    @property
+    def has_function(self) -> bool:
+        """It is there."""
+        return self._function.done()
+
     async def uses_torch(self, plan: Plan, ready: Iterable[wire.Ready]) -> bool:
         """Whether workers want a store and a group: one decision for all that meet."""
         function, backend = await self.function(), plan.settings.backend

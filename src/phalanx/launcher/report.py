@@ -36,18 +36,20 @@ def make_exception(
     returned: tuple[int, ...],
     running: Collection[int],
     start_timeout: float,
+    waits: Mapping[str, str] = MappingProxyType({}),
     stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
 ) -> BaseException:
     """The exception for a verdict that is not success.
 
     `load` gives the exception that a rank raised, or None where it cannot be had. The note that
-    says rank, host, traceback and log file is added to whatever it is. `stopped_at` says where
-    ranks were when they were stopped because one had given up waiting.
+    says rank, host, traceback and log file is added to whatever it is. `waits` says what hosts had
+    not done when the start took too long, `stopped_at` where ranks were when they were stopped
+    because one had given up waiting.
     """
     if verdict.reason is Reason.CANCELLED:
         return Cancelled("the app was cancelled before it ended")
     if verdict.reason is Reason.START_TIMEOUT:
-        return _start_timeout(verdict, start_timeout)
+        return _start_timeout(verdict, start_timeout, waits)
     if verdict.reason is Reason.NO_QUORUM:
         return LaunchError(no_quorum(verdict))
     cause = verdict.cause
@@ -62,13 +64,13 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        _add_note(error, _where(cause, log_files))
+        add_note(error, _where(cause, log_files))
     else:
         error = _ended(cause, log_files)
     if running:
         notes = _others(cause, verdict.others, returned, stopped_at), attempts(verdict)
         for note in filter(None, notes):
-            _add_note(error, note)
+            add_note(error, note)
     return error
 
 
@@ -134,7 +136,7 @@ def attempts(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _add_note(error: BaseException, note: str) -> None:
+def add_note(error: BaseException, note: str) -> None:
     """Add a note, even to an exception whose class does not want any attribute set."""
     notes = [*getattr(error, "__notes__", ()), note]
     try:
@@ -143,15 +145,28 @@ def _add_note(error: BaseException, note: str) -> None:
         vars(error)["__notes__"] = notes
 
 
-def _start_timeout(verdict: Verdict, timeout: float) -> StartTimeout:
-    missing = verdict.missing
+def _start_timeout(verdict: Verdict, timeout: float, waits: Mapping[str, str]) -> StartTimeout:
+    missing = verdict.missing or tuple(waits)
+    lines = [f"{host}: {wait}" for host, wait in waits.items()]
+    if len(lines) > _OTHERS_SHOWN:
+        lines[_OTHERS_SHOWN:] = [f"and {len(lines) - _OTHERS_SHOWN} more"]
+    said = "\n  ".join(lines) or f"no word from {', '.join(missing) or 'the workers'}"
     return StartTimeout(
-        f"not all workers were running after {timeout:g} s: no word from "
-        f"{', '.join(missing) or 'the workers'}. "
-        "Packages may be slow to import there; raise start_timeout to wait longer.",
+        f"not all workers were running after {timeout:g} s:\n  {said}\n"
+        "Raise start_timeout to wait longer.",
         timeout=timeout,
         missing=missing,
     )
+
+
+def describe_left(hosts: Sequence[str], given_up: Sequence[str] = ()) -> str:
+    """What is known to be left where; that nothing is, only where it was seen."""
+    if hosts:
+        names = ", ".join(hosts)
+        return f"{names} did not answer: processes may be left there (pgrep -fa phalanx:)"
+    if given_up:
+        return f"the login to {', '.join(dict.fromkeys(given_up))} was given up"
+    return "nothing is left running"
 
 
 def _lost(

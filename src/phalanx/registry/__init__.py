@@ -15,12 +15,11 @@ import contextlib
 import json
 import math
 import os
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
-from phalanx.worker.processes import start_time
+from phalanx.worker.identity import identity
 
 VERSION = 1
 
@@ -56,31 +55,8 @@ def _home() -> str:
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:
-    """What names a process of this machine for good; by default this one."""
-    pid = os.getpid() if pid is None else pid
-    return {
-        "host": socket.gethostname(),
-        "boot": boot(),
-        "space": process_table(),
-        "pid": pid,
-        "start": start_time(pid),
-    }
-
-
-def process_table() -> str:
-    """What names the table that our process ids are in."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def boot() -> str:
-    """What names this start of the machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    """What names the process that runs an app; by default this one."""
+    return identity(pid)
 
 
 def place_name(scheduler: str, session: str, app_id: str) -> str:

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +21,15 @@ from phalanx.logs.lines import LogLine
 from phalanx.registry import (
     LAUNCH,
     VERSION,
-    boot,
     directory,
     place_name,
-    process_table,
     read,
     replace,
 )
 from phalanx.registry.reading import Reader, by_time
 from phalanx.specs import AppState, HostState, WorkerState
-from phalanx.worker.processes import catches, start_time
+from phalanx.worker.identity import is_alive, is_here
+from phalanx.worker.processes import catches
 
 _POLL = 0.1
 _GOING = (AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
@@ -190,17 +188,14 @@ class RecordedApp:
     def is_here(self) -> bool:
         """Its owner is, or was, a process that could be seen from here."""
         owner = self.facts["owner"]
-        if owner is None or owner["host"] != socket.gethostname():
-            return False
-        # A container may have this host's name, and a table of processes of its own.
-        return bool(owner["boot"] != boot() or owner.get("space") in (None, process_table()))
+        return owner is not None and is_here(owner)
 
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
-        if not self.is_here or _is_alive(self.facts["owner"]):
+        if not self.is_here or is_alive(self.facts["owner"]):
             return False
         # It may have passed from the process that submitted it to its supervisor meanwhile.
-        return self.is_launch or not _is_alive(self._owner())
+        return self.is_launch or not is_alive(self._owner())
 
     def _owner(self) -> dict[str, Any]:
         """As it is now."""
@@ -214,7 +209,7 @@ class RecordedApp:
             replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
         except OSError as error:
             failure = error  # a full disk: a supervisor that is here can be told all the same
-        if self.is_here and not self.is_launch and _is_alive(owner := self._owner()):
+        if self.is_here and not self.is_launch and is_alive(owner := self._owner()):
             if owner.get("supervises") and catches(owner["pid"], signal.SIGTERM):
                 with contextlib.suppress(OSError):  # it looks for the file at once then
                     os.kill(owner["pid"], signal.SIGTERM)
@@ -351,11 +346,6 @@ def _fits(item: Any, fields: Mapping[str, Any]) -> bool:
     return isinstance(item, dict) and all(
         key in item and isinstance(item[key], kind) for key, kind in fields.items()
     )
-
-
-def _is_alive(owner: Mapping[str, Any]) -> bool:
-    """A process of this machine, as it was recorded, is there."""
-    return bool(owner["boot"] == boot() and start_time(owner["pid"]) == owner["start"])
 
 
 def apps(root: Path | None = None) -> list[RecordedApp]:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from phalanx import nesting, wire
 from phalanx.environment import PASSING
-from phalanx.ranks import RANK_VARIABLES
+from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import Outcome
 from phalanx.worker import errorfile, outcome, preload, processes, stacks
 from phalanx.worker.leaving import leave
@@ -81,6 +81,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     """Become the rank to the user, run the function, report how it ended, and leave."""
     began = time.monotonic()
     stacks.listen(assignment.directory)
+    os.environ.pop(SPOOL, None)  # it has been seen by whom it is for
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed()
     _open_streams()

@@ -15,6 +15,9 @@ from phalanx.rounds import signal_name
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_BURIED = 5.0
+"""Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
+
 
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -84,12 +87,23 @@ def start_time(pid: int) -> int | None:
 
     With the pid, and the boot, it names a process for good.
     """
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """A signal or a debugger has stopped the process: it does nothing until it is continued."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing when it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except (OSError, ValueError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
 
 
 def process_space() -> str:
@@ -173,6 +187,30 @@ def kill_descendants(
             send(pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
+
+
+def kill_tree(pid: int, patience: float = _BURIED) -> bool:
+    """Kill a subreaper and all that is below it; whether it was seen that nothing is left.
+
+    A process that is stopped dies as well. Blocks for as long as that takes, or the patience: what
+    hangs in the kernel cannot be killed. The caller makes sure that it is the process it means.
+    """
+    limit = time.monotonic() + patience
+    send(pid, signal.SIGSTOP)  # or it might start something while what it has started is killed
+    pause, empty = 0.001, 0
+    while empty < 2:  # the kernel's list may be incomplete while it changes
+        left = [below for below in descendants(pid) if start_time(below) is not None]
+        empty = 0 if left else empty + 1
+        for below in left:
+            send(below, signal.SIGKILL)
+        if left and time.monotonic() > limit:
+            break
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+    send(pid, signal.SIGKILL)
+    while start_time(pid) is not None and time.monotonic() < limit:
+        time.sleep(0.002)
+    return not left and start_time(pid) is None
 
 
 def set_title(title: str) -> None:

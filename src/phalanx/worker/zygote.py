@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 
 from phalanx import wire
 from phalanx.hosts import python_command
-from phalanx.worker import bootstrap, leaving, outcome, preload, processes
+from phalanx.worker import bootstrap, leaving, leftovers, outcome, preload, processes
 
 PRELOADING = "preloading"
 """The file in the spool that names the package being imported."""
@@ -390,6 +389,6 @@ def main() -> None:
     assignment = zygote.serve()
     if assignment is None:
         # The agent removes its spool itself, unless it was killed.
-        shutil.rmtree(spool, ignore_errors=True)
+        leftovers.remove(spool)
         os._exit(0)
     bootstrap.run(assignment, preloaded=zygote.preloaded)

@@ -1,0 +1,266 @@
+"""What was killed with everybody who would have cleaned up is swept by the user's next command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.worker import cgroup, leftovers
+from phalanx.worker.identity import identity
+from tests.conftest import is_alive, phalanx_processes, wait_until
+from tests.process.test_cleanup import SLEEPING, agents, find, wait_up
+
+
+def spools():
+    return set(Path(tempfile.gettempdir()).glob("phalanx-*"))
+
+
+def a_command():
+    """Any command of the same user."""
+    done = subprocess.run([sys.executable, "-m", "phalanx", "version"], capture_output=True)
+    assert done.returncode == 0
+
+
+def a_launch():
+    phalanx.launch(os.getpid, workers_per_host=1)
+
+
+ORPHANS = SLEEPING.replace(
+    'name = "up-"',
+    "pid = os.fork()\n        if pid == 0:\n            os.setsid()\n            time.sleep(300)\n"
+    '        with open("forked-" + os.environ["RANK"], "w") as file:\n'
+    "            file.write(str(pid))\n"
+    '        name = "up-"',
+)
+
+
+@pytest.mark.parametrize("next_one", [a_command, a_launch])
+def test_all_of_ours_killed_at_once(script, tmp_path, next_one):
+    """Workers' children are orphans then, those in sessions of their own too, and no agent is left."""
+    before = spools()
+    process = script.start(ORPHANS)
+    pids = wait_up(tmp_path)
+    pids += [int(path.read_text()) for path in tmp_path.glob("forked-*")]
+    ours = [process.pid, *agents(), *find("zygote")]
+    for pid in ours:  # so that none sees the other's end
+        os.kill(pid, signal.SIGSTOP)
+    for pid in ours:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    assert len(spools() - before) == 1
+    assert all(map(is_alive, pids))  # or there would be nothing to sweep
+    next_one()
+    wait_until(lambda: not any(map(is_alive, pids)), message="orphans are left")
+    wait_until(lambda: not phalanx_processes())
+    wait_until(lambda: spools() == before)
+
+
+def test_an_agent_killed_before_its_first_word(script, tmp_path):
+    """With its launcher: nobody else knows of its spool."""
+    before = spools()
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "killing.py").write_text(
+        "import os, signal\nfor pid in (os.getppid(), os.getpid()):\n    os.kill(pid, 9)\n"
+    )
+    process = script.start("""
+        import os, sys, phalanx
+        sys.path.append("lib")
+        app = phalanx.Launcher(workers_per_host=1, preload=["killing"]).start(print)
+        os.kill(os.getpid(), 9)
+    """)
+    process.communicate(timeout=20)
+    wait_until(lambda: not phalanx_processes())
+    a_command()
+    assert spools() == before
+
+
+def test_a_launcher_that_lives_clears_what_it_was_not_told_of(script, tmp_path):
+    """Agent and zygote are killed while packages load, perhaps before the first word."""
+    before = spools()
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "killing.py").write_text(
+        "import os, signal\nfor pid in (os.getppid(), os.getpid()):\n    os.kill(pid, 9)\n"
+    )
+    done = script("""
+        import sys, phalanx
+        sys.path.append("lib")
+        phalanx.launch(print, workers_per_host=1, preload=["killing"])
+    """)
+    assert "killed by SIGKILL" in done.stderr
+    assert spools() == before
+
+
+def make_spool(**differences):
+    """As an agent that is gone has left it, with differences."""
+    ended = subprocess.Popen(["sleep", "60"])
+    facts = identity(ended.pid)
+    ended.kill()
+    ended.wait()
+    spool = Path(leftovers.make_spool("app-1"))
+    (spool / "owner.json").write_text(json.dumps({"app": "app-1", **facts, **differences}))
+    return spool
+
+
+@pytest.mark.parametrize(
+    "differences",
+    [
+        {"host": "another"},
+        {"space": "pid:[1]"},
+        {"pid": os.getpid(), "start": identity()["start"]},
+        {"pid": "1"},
+        {"start": None, "host": None},
+    ],
+)
+def test_what_may_be_somebodys_is_left_alone(differences):
+    """Of another host, another container, a process that runs; or what makes no sense."""
+    spool = make_spool(**differences)
+    try:
+        a_command()
+        assert spool.exists()
+    finally:
+        (spool / "owner.json").unlink()
+        spool.rmdir()
+
+
+def test_what_is_not_a_spool_is_left_alone():
+    """Files, links, directories that others may enter, directories with something in them."""
+    place = Path(tempfile.gettempdir())
+    made = make_spool()
+    made.chmod(0o755)
+    link, file = place / "phalanx-link", place / "phalanx-file"
+    link.symlink_to(made)
+    file.write_text("")
+    full = Path(tempfile.mkdtemp(prefix="phalanx-"))
+    (full / "mine").write_text("")
+    os.utime(full, (0, 0))
+    try:
+        a_command()
+        assert made.exists() and link.exists() and file.exists() and (full / "mine").exists()
+    finally:
+        link.unlink()
+        file.unlink()
+        made.chmod(0o700)
+        (full / "mine").unlink()
+        os.utime(full, (0, 0))
+    a_command()
+    assert not made.exists()
+    assert not full.exists()  # nobody has written down an owner, long ago
+
+
+def test_after_a_restart_of_the_machine_spools_are_removed():
+    """Their processes are gone, whatever has their numbers now."""
+    spool = make_spool(boot="another", space="pid:[1]", pid=os.getpid())
+    a_command()
+    assert not spool.exists()
+    assert is_alive(os.getpid())
+
+
+def test_apps_that_run_are_not_touched(script, tmp_path):
+    """While others sweep."""
+    process = script.start("""
+        import os, time, phalanx
+
+        def f():
+            open("up-" + os.environ["RANK"], "w").close()
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            return 1
+
+        print(sum(phalanx.launch(f, workers_per_host=2)))
+    """)
+    wait_up(tmp_path)
+    for _ in range(3):
+        a_command()
+        a_launch()
+    (tmp_path / "go").touch()
+    out, errors = process.communicate(timeout=20)
+    assert out == "2\n", errors
+
+
+def test_a_zygote_that_was_stopped_when_its_agent_was_killed(script, tmp_path):
+    """Nobody would ever continue it."""
+    process = script.start(SLEEPING)
+    pids = wait_up(tmp_path)
+    (zygote,) = find("zygote")
+    os.kill(zygote, signal.SIGSTOP)
+    ours = [process.pid, *agents()]
+    for pid in ours:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in ours:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    time.sleep(0.1)
+    assert is_alive(zygote)
+    a_command()
+    wait_until(lambda: not any(map(is_alive, [zygote, *pids])))
+
+
+def can_make_groups():
+    group = cgroup.make("phalanx-tests-of-groups")
+    return group is not None and cgroup.end(group)
+
+
+def test_what_hides_its_environment_is_found_by_its_control_group(script, tmp_path):
+    """Where one can be made: all of ours are killed at once, and the orphan is known by nothing else."""
+    if not can_make_groups():
+        pytest.skip("no control group of version 2 can be made here")
+    process = script.start("""
+        import os, subprocess, time, phalanx
+
+        def f():
+            hidden = subprocess.Popen(["env", "-i", "sleep", "300"], start_new_session=True)
+            with open("up-0.tmp", "w") as file:
+                file.write(str(hidden.pid))
+            os.rename("up-0.tmp", "up-0")
+            time.sleep(300)
+
+        phalanx.launch(f, workers_per_host=1)
+    """)
+    before = set(groups())
+    pids = wait_up(tmp_path, 1)
+    ours = [process.pid, *agents(), *find("zygote")]
+    for pid in ours:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in ours:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    assert all(map(is_alive, pids))
+    a_command()
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not set(groups()) - before)
+
+
+def groups():
+    """Directories of control groups of these tests."""
+    own = cgroup._own()
+    return [] if own is None else list(Path(own).glob("phalanx-*"))
+
+
+def test_control_groups_do_not_stay(script, tmp_path):
+    """However the app ends: in order, by a killed agent, by a killed launcher; within another."""
+    before = set(groups())
+    a_launch()
+
+    def nested():
+        return list(phalanx.launch(os.getpid, workers_per_host=1))
+
+    phalanx.launch(nested, workers_per_host=1)
+    for who in (agents, lambda: find("zygote"), None):
+        process = script.start(SLEEPING)
+        wait_up(tmp_path)
+        for pid in [process.pid] if who is None else who():
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+        for path in tmp_path.glob("up-*"):
+            path.unlink()
+    wait_until(lambda: not phalanx_processes())
+    wait_until(lambda: not set(groups()) - before)

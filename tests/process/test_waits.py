@@ -1,0 +1,204 @@
+"""H5, H6: every wait has an end, and what is said to be gone was seen to be gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import phalanx
+from tests.conftest import is_alive, phalanx_processes, wait_until
+from tests.process.test_cleanup import SLEEPING, agents, find, sleepers_gone, wait_up
+
+STOPPED_AT_BIRTH = "kill -STOP $$\n"
+"""An env_file: the shell that becomes the agent stops."""
+
+
+def phalanx_launch(*arguments, **options):
+    command = [sys.executable, "-m", "phalanx", "launch", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, **options)
+
+
+def the_zygote():
+    return wait_until(lambda: find("zygote"))[0]
+
+
+def the_agent():
+    return wait_until(agents)[0]
+
+
+class Stopper:
+    """Keeps a process stopped, whoever continues it: as good as one that hangs."""
+
+    def __init__(self, pid):
+        self._pid = pid
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        while not self._done.is_set() and is_alive(self._pid):
+            os.kill(self._pid, signal.SIGSTOP)
+            time.sleep(0.001)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+
+
+def test_an_agent_that_is_stopped_before_its_first_word(script, tmp_path):
+    """It is ended, and the message says that nothing was heard of it."""
+    (tmp_path / "env.sh").write_text(STOPPED_AT_BIRTH)
+    done = script(
+        """
+        import phalanx
+        phalanx.launch(print, workers_per_host=1, env_file="env.sh", start_timeout=1)
+        """
+    )
+    assert "StartTimeout: not all workers were running after 1 s" in done.stderr
+    assert "localhost: no word from its agent" in done.stderr
+    assert "may be left" not in done.stderr
+
+
+@pytest.mark.parametrize("who", ["zygote", "agent"])
+def test_one_that_is_stopped_while_packages_load(script, tmp_path, who):
+    """The package is named that it was in the middle of."""
+    site = tmp_path / "lib"
+    site.mkdir()
+    pid = "os.getpid()" if who == "zygote" else "os.getppid()"
+    (site / "slow.py").write_text(
+        f"import os, signal, time\ntime.sleep(0.5)\nos.kill({pid}, signal.SIGSTOP)\n"
+        "time.sleep(300)\n"
+    )
+    done = script("""
+        import sys, phalanx
+        sys.path.append("lib")
+        phalanx.launch(print, workers_per_host=1, preload=["slow"], start_timeout=2)
+    """)
+    assert "localhost: its zygote has not loaded slow" in done.stderr
+    assert "may be left" not in done.stderr
+
+
+@pytest.mark.parametrize("find_it", [the_zygote, the_agent])
+def test_one_that_is_stopped_between_the_order_and_the_start(tmp_path, find_it):
+    """After its first word, with everything loaded."""
+    (tmp_path / "late.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        "def f():\n    pass\n"
+    )
+    started = phalanx_launch("late.py:f", "--workers-per-host", "2", "--start-timeout", "4")
+    log = tmp_path / "logs"
+    wait_until(lambda: any("packages loaded" in p.read_text() for p in log.glob("*localhost.log")))
+    os.kill(find_it(), signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    _, errors = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert "StartTimeout: not all workers were running after 4 s" in errors
+    assert "localhost: its zygote has not started the workers" in errors
+
+
+def test_a_function_that_is_still_being_loaded_is_named(tmp_path, own_state):
+    """It is this process that is waited for."""
+    (tmp_path / "late.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        "def f():\n    pass\n"
+    )
+    before = set(own_state.glob("*")) if own_state.exists() else set()
+    started = phalanx_launch("late.py:f", "--workers-per-host", "1", "--start-timeout", "6")
+
+    def has_failed():
+        (app,) = set(own_state.glob("*")) - before or {None}
+        return app is not None and "FAILED" in (app / "status.json").read_text()
+
+    wait_until(has_failed, timeout=30)
+    (tmp_path / "go").touch()
+    _, errors = started.communicate(timeout=30)
+    assert "localhost: the function is still being loaded here" in errors
+
+
+@pytest.mark.parametrize("find_it", [the_zygote, the_agent])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_one_is_stopped(script, tmp_path, find_it, number):
+    """It is continued, so that workers are stopped in order; nothing is left."""
+    code = SLEEPING.replace(
+        "time.sleep(300)\n\n    if", "time.sleep(300)\n\n    import signal\n    if"
+    ).replace(
+        'name = "up-"',
+        'signal.signal(15, lambda *_: (open("told-" + os.environ["RANK"], "w"), os._exit(0)))\n'
+        '        name = "up-"',
+    )
+    code = code.replace("import os, sub", "import signal, os, sub")
+    process = script.start(code.replace("per_host=2", "per_host=2, stop_grace=30"))
+    pids = wait_up(tmp_path)
+    os.kill(find_it(), signal.SIGSTOP)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=25)
+    assert process.returncode == -number, errors
+    assert {p.name for p in tmp_path.glob("told-*")} == {"told-0", "told-1"}
+    sleepers_gone(pids)
+    assert not phalanx_processes()
+    if number == signal.SIGINT:
+        assert "phalanx: interrupted; nothing is left running" in errors
+
+
+@pytest.mark.parametrize("find_it", [the_zygote, the_agent])
+def test_a_signal_while_one_hangs(script, tmp_path, find_it):
+    """What cannot be continued is killed, soon after the grace."""
+    process = script.start(SLEEPING.replace("per_host=2", "per_host=2, stop_grace=0.5"))
+    pids = wait_up(tmp_path)
+    with Stopper(find_it()):
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        print("took", time.monotonic() - began)
+    assert process.returncode == -signal.SIGINT
+    assert "phalanx: interrupted; nothing is left running" in errors
+    assert not any(map(is_alive, pids))  # it was seen, so it is so by now
+    assert not phalanx_processes()
+
+
+@pytest.mark.parametrize("find_it", [the_zygote, the_agent])
+def test_cancel_while_one_hangs(script, tmp_path, find_it):
+    """As from another terminal."""
+    process = script.start(SLEEPING.replace("per_host=2", "per_host=2, stop_grace=0.5"))
+    pids = wait_up(tmp_path)
+    with Stopper(find_it()):
+        done = subprocess.run(
+            [sys.executable, "-m", "phalanx", "cancel"], capture_output=True, text=True, timeout=30
+        )
+        _, errors = process.communicate(timeout=30)
+    assert "CANCELLED" in done.stdout, done.stderr
+    assert "Cancelled: the app was cancelled" in errors
+    sleepers_gone(pids)
+
+
+def test_a_warm_agent_that_hangs_is_replaced_and_ended():
+    """With its zygote, which hangs as well."""
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        launcher.run(os.getpid)
+        stopped = [the_agent(), the_zygote()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        assert len(launcher.run(os.getpid)) == 1
+        assert not any(map(is_alive, stopped))
+
+
+def test_an_agent_and_its_zygote_that_hang_are_ended_after_host_timeout(script, tmp_path):
+    """Both: nobody of them sees the other's end."""
+    process = script.start(
+        SLEEPING.replace("per_host=2", "per_host=2, host_timeout=1, stop_grace=0.5")
+    )
+    pids = wait_up(tmp_path)
+    for pid in (the_zygote(), the_agent()):
+        os.kill(pid, signal.SIGSTOP)
+    _, errors = process.communicate(timeout=20)
+    assert "AgentLost: lost the agent on localhost: no heartbeat for 1 s" in errors
+    assert "may be left" not in errors
+    sleepers_gone(pids)
