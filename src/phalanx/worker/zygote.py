@@ -380,8 +380,8 @@ def main() -> None:
         raise TypeError(f"the zygote was started with {type(prepare).__name__}, not Prepare")
     processes.reset_signals()
     # The agent decides when workers end: Slurm, for one, signals all processes of a step alike.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # Held back, not ignored: what a worker is sent before it is one must still reach it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     processes.become_subreaper()
     _keep_output(spool)
     zygote = Zygote(control, prepare, spool)
