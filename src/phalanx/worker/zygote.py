@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from phalanx import wire
 from phalanx.hosts import python_command
-from phalanx.worker import bootstrap, leaving, outcome, preload, processes
+from phalanx.worker import bootstrap, jax_cluster, leaving, outcome, preload, processes
 
 PRELOADING = "preloading"
 """The file in the spool that names the package being imported."""
@@ -75,6 +75,7 @@ class Zygote:
         imports = self._prepare.preload
         processes.set_title(f"phalanx: {self._prepare.title} zygote")
         bootstrap.adopt(self._prepare)
+        jax_cluster.announce()
         if not self._spawn:
             if self._loaded.missing(imports) or not self.preloaded:
                 with _killed_by_end_of(self._control):
