@@ -68,7 +68,7 @@ class Round:
     """How many restarts it took; the same for everybody."""
     torch: bool | None = None
     """Whether the store is carried for the workers; None: whoever begins the round decides."""
-    bound: int = 0
+    bound: Port = 0
     """The port that was bound for the round's store, if it is found at another."""
 
     def member(self, agent: int) -> Member:

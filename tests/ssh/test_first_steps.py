@@ -126,38 +126,96 @@ def _here(typed):
     return network.interface_towards(re.search(r"HostName (\S+)", config)[1])
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_torchrun_is_typed_on_each_host(cluster, tmp_path, count):
-    """With the first host's address, and nothing else."""
-    pack = subprocess.run(
-        ["tar", "-cC", Path(phalanx.__file__).parent.parent, "--exclude=__pycache__", "phalanx"],
-        capture_output=True,
-        check=True,
-    ).stdout
-    running = []
-    for rank, host in enumerate(cluster.hosts[:count]):
-        enter = ["nsenter", "-t", str(host.pid), "-a", "--", "env", "-i", "HOME=/root"]
-        enter += [f"PATH={PATH}", "PYTHONPATH=/root/src"]
-        subprocess.run(
-            [*enter, "sh", "-c", "mkdir -p /root/src; tar -xC /root/src"], input=pack, check=True
-        )
-        host.write("/root/train.py", SUM)
-        first = cluster.hosts[0].address
-        # Half of the users do it in this way, half in that.
-        how = f"--node-rank {rank} --master-addr {first} --master-port 29533"
-        if count == 3:
-            how = f"--rdzv-backend c10d --rdzv-id job --rdzv-endpoint {first}:29533"
-        command = f"-m phalanx torchrun --nnodes {count} {how} --nproc-per-node 1 /root/train.py"
-        log = open(tmp_path / f"{rank}.log", "wb")
-        with log:
-            process = subprocess.Popen(
-                [*enter, sys.executable, *command.split()], stdout=log, stderr=subprocess.STDOUT
-            )
-        running.append(process)
-    codes = [process.wait(120) for process in running]
-    shown = "".join((tmp_path / f"{rank}.log").read_text() for rank in range(count))
-    assert codes == [0] * count, shown
-    assert sums(shown) == [(str(count), "eth0", f"box{i + 1}") for i in range(count)]
+@pytest.fixture
+def torchrun(cluster, tmp_path):
+    """Type `phalanx torchrun` on each of the first so many hosts, and wait for all of them."""
+
+    def run(count, how):
+        pack = subprocess.run(
+            [
+                "tar",
+                "-cC",
+                Path(phalanx.__file__).parent.parent,
+                "--exclude=__pycache__",
+                "phalanx",
+            ],
+            capture_output=True,
+            check=True,
+        ).stdout
+        running = []
+        for rank, host in enumerate(cluster.hosts[:count]):
+            enter = ["nsenter", "-t", str(host.pid), "-a", "--", "env", "-i", "HOME=/root"]
+            enter += [f"PATH={PATH}", "PYTHONPATH=/root/src"]
+            unpack = [*enter, "sh", "-c", "mkdir -p /root/src; tar -xC /root/src"]
+            subprocess.run(unpack, input=pack, check=True)
+            host.write("/root/train.py", SUM)
+            flags = f"--nnodes {count} --nproc-per-node 1 {how(rank)}"
+            command = f"-m phalanx torchrun {flags} /root/train.py"
+            with open(tmp_path / f"{rank}.log", "wb") as log:
+                process = subprocess.Popen(
+                    [*enter, sys.executable, *command.split()], stdout=log, stderr=subprocess.STDOUT
+                )
+            running.append(process)
+        codes = [process.wait(120) for process in running]
+        shown = "".join((tmp_path / f"{rank}.log").read_text() for rank in range(count))
+        assert codes == [0] * count, shown
+        return sums(shown)
+
+    return run
+
+
+def test_torchrun_is_typed_on_each_of_two_hosts(cluster, torchrun):
+    """With the first one's address."""
+    first = cluster.hosts[0].address
+    found = torchrun(2, lambda r: f"--node-rank {r} --master-addr {first} --master-port 29533")
+    assert found == [("2", "eth0", "box1"), ("2", "eth0", "box2")]
+
+
+def test_torchrun_is_typed_on_each_of_three_hosts(cluster, torchrun):
+    """Without an order of hosts."""
+    endpoint = f"{cluster.hosts[0].address}:29534"
+    found = torchrun(3, lambda _: f"--rdzv-backend c10d --rdzv-id a --rdzv-endpoint {endpoint}")
+    assert found == [("3", "eth0", f"box{i}") for i in (1, 2, 3)]
+
+
+@pytest.fixture
+def second_network(cluster):
+    """Another interface on two hosts, called otherwise on each, with addresses of version 6."""
+    links = []
+    for number, host in enumerate(cluster.hosts[:2], 1):
+        name = f"fast{number}"
+        link = f"s{host.link}"[:15]
+        for command in (
+            f"ip link add {link} type veth peer name {name} netns {host.space}",
+            f"ip link set {link} master {cluster.bridge} up",
+            f"ip -n {host.space} addr add fd77::{number}/64 dev {name} nodad",
+            f"ip -n {host.space} link set {name} up",
+        ):
+            subprocess.run(command.split(), check=True)
+        links.append(link)
+    yield ["fd77::1", "fd77::2"]
+    for link in links:
+        subprocess.run(["ip", "link", "del", link], check=True)
+
+
+def test_each_host_uses_its_own_interface_on_the_network_where_they_meet(torchrun, second_network):
+    """Of several, by the way to the endpoint; names may differ, addresses may be of version 6."""
+    endpoint = f"[{second_network[0]}]:29535"
+    found = torchrun(2, lambda _: f"--rdzv-backend c10d --rdzv-id b --rdzv-endpoint {endpoint}")
+    assert found == [("2", "fast1", "box1"), ("2", "fast2", "box2")]
+
+
+def test_a_host_s_own_address_names_its_interface(cluster, torchrun, second_network):
+    """`--local-addr`: hosts meet at one address, and the workers use another network."""
+    endpoint = f"{cluster.hosts[0].address}:29536"
+    own = second_network
+    found = torchrun(
+        2,
+        lambda r: (
+            f"--rdzv-backend c10d --rdzv-id c --rdzv-endpoint {endpoint} --local-addr {own[r]}"
+        ),
+    )
+    assert found == [("2", "fast1", "box1"), ("2", "fast2", "box2")]
 
 
 PRINT = "import json, os; print(json.dumps(dict(os.environ)), flush=True)\n"
