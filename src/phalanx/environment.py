@@ -1,7 +1,8 @@
-"""Which environment variables travel, and which must be there when a process starts. Pure."""
+"""Which environment variables travel, whose they are, which must be there at a start. Pure."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -89,6 +90,31 @@ PASSING = (
 )
 """Variables that say where a command was typed, and change from one to the next: a process that was
 started before can take them on. Any other difference wants another process."""
+
+
+OURS = "PHALANX_DEFAULTS"
+"""The variable in which a worker finds what we have set where the user had set nothing, names and
+values as JSON: it must not be taken for the user's wish by what is started inside."""
+
+
+def defaults(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Those of `wanted` that the user has not set, and the note that they are ours."""
+    chosen = {name: value for name, value in wanted.items() if name not in environ}
+    return {**chosen, OURS: json.dumps({**_ours(environ), **chosen})}
+
+
+def users(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what we have set in it; what was changed since is the user's."""
+    ours = _ours(environ)
+    return {k: v for k, v in environ.items() if k != OURS and ours.get(k) != v}
+
+
+def _ours(environ: Mapping[str, str]) -> dict[str, str]:
+    try:
+        noted = json.loads(environ.get(OURS, "{}"))
+    except ValueError:
+        return {}  # somebody else's variable of that name
+    return noted if isinstance(noted, dict) else {}
 
 
 def passing(environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import fcntl
 import ipaddress
 import os
+import secrets
 import socket
 import struct
 
 _SIOCGIFCONF = 0x8912
 _IFREQ = 40
 """The size of what the kernel tells of each address: the name first, the address from 20 on."""
+_LOWEST = 10000
+"""Of the ports to choose from: below it are well-known ones."""
 _NOWHERE = "198.51.100.1"
 """An address for documentation: the way to it is the way out. Nothing is sent there."""
 
@@ -78,6 +83,14 @@ def address_seen_from(name: str) -> str:
     return own
 
 
+def interface_towards(address: str) -> str | None:
+    """The interface that workers of this host use when they meet at an address, or at a name: the
+    one that leads there. The only place where that is decided, whoever starts the workers.
+    """
+    own = address_seen_from(address)
+    return interface_of(own) if own else None
+
+
 def is_loopback(address: str) -> bool:
     """It leads nowhere else than to this host."""
     parsed = _parsed(address)
@@ -111,11 +124,46 @@ def bind(*, anywhere: bool) -> socket.socket:
     return _bind(socket.socket(), "127.0.0.1")
 
 
-def _bind(bound: socket.socket, address: str) -> socket.socket:
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def bind_pair(*, anywhere: bool) -> tuple[socket.socket, socket.socket]:
+    """Bind a free port and the one after it, without listening.
+
+    Others that do the same do not get either; a server that reuses addresses can have both.
+    """
+    for _ in range(200):
+        first = bind(anywhere=anywhere)
+        address, port = first.getsockname()[:2]
+        second = socket.socket(first.family)
+        try:
+            _bind(second, address, port + 1)
+        except (OSError, OverflowError):  # taken, or beyond the last
+            first.close()
+            second.close()
+            continue
+        return first, second
+    raise OSError(errno.EADDRINUSE, "no two free ports in a row")
+
+
+def free_port() -> int:
+    """A port at which nobody listens, for a server that is started in a moment.
+
+    Chosen at random, and not among those that the kernel gives to whoever connects somewhere: it
+    will still be free then.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        below = int(file.read().split()[0])
+    for _ in range(100):
+        port = secrets.randbelow(below - _LOWEST) + _LOWEST if below > 2 * _LOWEST else 0
+        with contextlib.suppress(OSError), _bind(socket.socket(), "0.0.0.0", port) as bound:  # noqa: S104
+            return int(bound.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, "no free port was found")
+
+
+def _bind(bound: socket.socket, address: str, port: int = 0) -> socket.socket:
     if bound.family == socket.AF_INET6:
         bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    bound.bind((address, 0))
+    bound.bind((address, port))
+    # Only now: a port that is asked for by its number must not be shared with one who holds it so.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return bound
 
 

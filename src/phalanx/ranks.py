@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from phalanx.errors import ConfigError
 from phalanx.rounds import Member, Round
@@ -40,6 +40,9 @@ RANK_VARIABLES = frozenset(
     }
 )
 """What differs between workers or rounds: set after the fork, absent before it."""
+
+
+JAX_ADDRESS, JAX_BIND_ADDRESS = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 
 
 def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, ...]:
@@ -94,3 +97,14 @@ def worker_environment(
         HOST: member.hostname,
         ROUND: str(round_.number),
     }
+
+
+def jax_environment(round_: Round, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where JAX's coordinator is, unless the user has said that in `environ`."""
+    if JAX_ADDRESS in environ:
+        return {}
+    address, port = round_.coordinator.address, round_.coordinator.port
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    # By default it listens to the world; nobody from there is to come if all are on this host.
+    local = address == "localhost" or address.startswith("127.")
+    return {JAX_ADDRESS: place} | ({JAX_BIND_ADDRESS: place} if local else {})

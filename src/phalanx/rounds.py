@@ -68,10 +68,20 @@ class Round:
     """How many restarts it took; the same for everybody."""
     torch: bool | None = None
     """Whether the store is carried for the workers; None: whoever begins the round decides."""
+    bound: Port = 0
+    """The port that was bound for the round's store, if it is found at another."""
 
     def member(self, agent: int) -> Member:
         """The part of an agent's host."""
         return next(member for member in self.members if member.agent == agent)
+
+    @property
+    def coordinator(self) -> Endpoint:
+        """Where another framework's own service may be: beside the store, on a port of its own.
+
+        An agent binds two ports in a row for a round; the second is for this.
+        """
+        return Endpoint(self.store.address, (self.bound or self.store.port) + 1)
 
     @property
     def world_size(self) -> int:

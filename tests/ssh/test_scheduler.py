@@ -100,7 +100,7 @@ def test_ddp_on_two_hosts(runner, cfg, tmp_path):
         print("sum", total.item())
         """)
     )
-    args = ["-j", "2x1", "--env", "GLOO_SOCKET_IFNAME=eth0", "--script", "train.py"]
+    args = ["-j", "2x1", "--script", "train.py"]
     handle = runner.run_component("dist.ddp", args, "ssh", cfg)
     status = runner.wait(handle)
     lines = [line for i in (0, 1) for line in runner.log_lines(handle, replica=i)]

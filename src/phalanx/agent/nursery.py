@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from phalanx import wire
 from phalanx.agent.following import tail
-from phalanx.environment import acts_at_start
+from phalanx.environment import acts_at_start, defaults
 from phalanx.hosts import python_command
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import signal_name
@@ -25,6 +25,8 @@ class Nursery:
     def __init__(self, prepare: wire.Prepare, spool: str) -> None:
         """Start the zygote at once."""
         self._spool = spool
+        self.environment = _environment(prepare)
+        """What its workers find, but for what an app brings."""
         self.control, theirs = socket.socketpair()
         first = os.memfd_create("phalanx-prepare")
         os.write(first, wire.encode(prepare))
@@ -33,7 +35,7 @@ class Nursery:
         command = python_command("phalanx.worker.zygote", *numbers, spool, TITLE_ROOM)
         self._process = subprocess.Popen(
             command,
-            env={**_environment(prepare), SPOOL: spool},
+            env={**self.environment, SPOOL: spool},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), first),
         )
@@ -99,5 +101,5 @@ def _environment(prepare: wire.Prepare) -> dict[str, str]:
     environ = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
     environ |= {k: v for k, v in prepare.environment.items() if acts_at_start(k)}
     if prepare.workers > 1 and "OMP_NUM_THREADS" not in prepare.environment:
-        environ.setdefault("OMP_NUM_THREADS", "1")
+        environ |= defaults(environ, {"OMP_NUM_THREADS": "1"})
     return environ

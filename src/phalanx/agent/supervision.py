@@ -65,7 +65,7 @@ class Agent:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
-        self._listening = network.bind(anywhere=prepare.networked)
+        self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
         self._door = Door() if prepare.networked else None
         self._project = Project(tree, prepare.app, self._tell)
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -158,6 +158,7 @@ class Agent:
 
     def _close_ports(self) -> None:
         self._listening.close()
+        self._beside.close()
         if self._door is not None:
             self._door.close()
 
@@ -230,16 +231,19 @@ class Agent:
 
     @property
     def _port(self) -> int:
-        """Where the next round's store can be: not listening yet, so rank 0 may bind it too."""
+        """Where the next round's store can be: not listening yet, so rank 0 may bind it too.
+
+        The one after it is bound as well, for a framework whose own service wants one.
+        """
         if self._listening.fileno() < 0:
-            self._listening = network.bind(anywhere=self._prepare.networked)
+            self._beside.close()
+            self._listening, self._beside = network.bind_pair(anywhere=self._prepare.networked)
         return int(self._listening.getsockname()[1])
 
     def _begin(self, begin: wire.Begin) -> None:
         directory = os.path.join(self._spool, f"{begin.app}-{begin.round}")
-        environment = {**os.environ, **self._prepare.environment}
-        interface = self._prepare.interface
-        turn = Turn(*(begin, directory, environment, interface, self._tell, self._spawn))
+        environment = {**self._nursery.environment, **self._prepare.environment}
+        turn = Turn(begin, directory, environment, self._tell, self._spawn)
         self._turns.begin(turn)
         self._spawn(self._start(turn))
 
@@ -250,6 +254,10 @@ class Agent:
         path = await self._functions.path(begin.function)
         await self._project.wait_until_complete()
         await asyncio.shield(self._ready)
+        store = begin.membership.store.address
+        interface: str | None = self._prepare.interface
+        if not interface:
+            interface = await asyncio.to_thread(network.interface_towards, store)
         if turn.cleared.is_set():
             return
         carries_store = begin.uses_torch and turn.member.first_rank == 0
@@ -258,7 +266,7 @@ class Agent:
             self._listening.listen(1024)
             descriptors.append(self._listening.fileno())
         turn.started = True
-        self._nursery.send(turn.fork(path), descriptors)
+        self._nursery.send(turn.fork(path, interface), descriptors)
         if carries_store:
             # The store's process has it now: when that dies, its clients must not wait for us.
             self._listening.close()

@@ -13,11 +13,12 @@ import struct
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-from phalanx import network, wire
+from phalanx import wire
 from phalanx.agent import following, stacks
+from phalanx.environment import defaults
 from phalanx.errors import WireError
 from phalanx.nesting import DEPTH
-from phalanx.ranks import APP, STOP_FILE, worker_environment
+from phalanx.ranks import APP, STOP_FILE, jax_environment, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker import errorfile
 from phalanx.worker.leaving import UNWRITTEN
@@ -43,14 +44,12 @@ class Turn:
         begin: wire.Begin,
         directory: str,
         environment: Mapping[str, str],
-        interface: str,
         send: Send,
         spawn: Spawn,
     ) -> None:
         """Make the directory that the workers' own are put in.
 
-        `environment` is the workers'; `interface` the network's to use, or empty for the one that
-        leads to the store; `spawn` runs something whose failure is not overlooked.
+        `environment` is the workers'; `spawn` runs something whose failure is not overlooked.
         """
         self.begin = begin
         self.member: Member = begin.membership.member(begin.agent)
@@ -62,7 +61,6 @@ class Turn:
         self.stop_file = os.path.join(directory, "stop")
         self.cleared = asyncio.Event()
         self._environment = environment
-        self._interface = interface or _interface_towards(begin.membership.store.address)
         self._send = send
         self._spawn = spawn
         self._pids: dict[int, int] = {}
@@ -79,14 +77,14 @@ class Turn:
 
     # ── start ─────────────────────────────────────────────────────────────────
 
-    def fork(self, function: str) -> wire.Fork:
-        """The order to the zygote."""
+    def fork(self, function: str, interface: str | None) -> wire.Fork:
+        """The order to the zygote. `interface` is the network's that workers are to use."""
         return wire.Fork(
             app=self.begin.app,
             round=self.begin.round,
             function=function,
             directory=self.directory,
-            workers=tuple(self._variables(rank) for rank in self.member.ranks),
+            workers=tuple(self._variables(rank, interface) for rank in self.member.ranks),
             backend=self.begin.backend,
             uses_torch=self.begin.uses_torch,
             process_group_timeout=self.begin.process_group_timeout,
@@ -97,7 +95,7 @@ class Turn:
     def _records(self) -> tuple[int, ...]:
         return tuple(self.member.first_rank + local for local in self.begin.records)
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def _variables(self, rank: int, interface: str | None) -> dict[str, str]:
         variables = worker_environment(
             self.begin.membership,
             self.member,
@@ -111,11 +109,11 @@ class Turn:
         variables |= {APP: self.begin.app, STOP_FILE: self.stop_file}
         depth = self._environment.get(DEPTH, "0")
         variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
-        defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-        interface = self._interface
+        wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        wanted |= jax_environment(self.begin.membership, self._environment)
         if interface is not None:
-            defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        return variables | {k: v for k, v in defaults.items() if k not in self._environment}
+            wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return variables | defaults(self._environment, wanted)
 
     def workers_started(self, pids: dict[int, int]) -> None:
         """The zygote has forked them."""
@@ -342,8 +340,3 @@ def _makes_sense(outcome: Outcome) -> bool:
         and not outcome.detail
         and not outcome.stopped
     )
-
-
-def _interface_towards(address: str) -> str | None:
-    own = network.address_towards(address)
-    return None if own is None else network.interface_of(own)

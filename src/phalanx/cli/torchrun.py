@@ -11,6 +11,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from phalanx import environment
 from phalanx.elastic.command.options import TorchrunOptions, parse
 from phalanx.errors import LaunchError
 from phalanx.launcher.app import App
@@ -21,7 +22,7 @@ from phalanx.worker import errorfile
 
 def main(arguments: list[str]) -> int:
     """Run; gives the exit code: 0, 1 for a failure, 128 and a signal's number."""
-    options = parse(arguments, os.environ)
+    options = parse(arguments, environment.users(os.environ))
     for note in options.notes:
         print(f"phalanx torchrun: {note}", file=sys.stderr)
     if options.event_log_handler == "console":

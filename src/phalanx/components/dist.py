@@ -18,11 +18,14 @@ _DEBUG = {
 _AGENT = ("-m", "phalanx", "torchrun")
 # Where the first replica is, and under which address the others see this one, is known only where
 # it runs: a shell puts it in. `$$` is a `$`. The first carries the store: no need to find out.
+# A port that is free there is known to some schedulers; others have the usual one.
+_PORT = 29500
+_FREE_PORT = f"$${{PHALANX_RANK0_PORT:-{_PORT}}}"
 _ON_SEVERAL = (
     f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
     'exec "$$(command -v python || command -v python3)" -m phalanx torchrun '
     '$${PHALANX_ADDRESS:+--local_addr "$$PHALANX_ADDRESS"} --rdzv_conf "$$conf" '
-    f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:$$0" "$$@"'
+    f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:%s" "$$@"'
 )
 
 
@@ -39,7 +42,7 @@ def ddp(
     j: str = "1x2",
     env: dict[str, str] | None = None,
     max_retries: int = 0,
-    rdzv_port: int = 29500,
+    rdzv_port: int | None = None,
     rdzv_backend: str = "c10d",
     rdzv_conf: str | None = None,
     mounts: list[str] | None = None,
@@ -64,7 +67,8 @@ def ddp(
         j: [MIN:]REPLICASxWORKERS, such as 1x4, 2:3x1; or WORKERS alone, on one replica
         env: environment variables: A=1,B=2
         max_retries: how often the scheduler starts it again when it fails
-        rdzv_port: the port of the first replica at which several meet; one needs none
+        rdzv_port: the port of the first replica at which several meet; by default one that is free
+            where the scheduler finds one, else 29500
         rdzv_backend: how several replicas meet
         rdzv_conf: more for the rendezvous: k=v,k2=v2
         mounts: type=bind,src=/a,dst=/b[,readonly], one after another
@@ -97,7 +101,7 @@ def ddp(
                 num_replicas=most,
                 max_retries=max_retries,
                 resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-                port_map={"c10d": rdzv_port} if most > 1 else {},
+                port_map={"c10d": rdzv_port or _PORT} if most > 1 else {},
                 mounts=specs.parse_mounts(mounts or ()),
             )
         ],
@@ -164,12 +168,12 @@ def _program(
     return script, args
 
 
-def _command(words: list[str], replicas: int, port: int, conf: str) -> list[str]:
+def _command(words: list[str], replicas: int, port: int | None, conf: str) -> list[str]:
     if replicas == 1:
         # All workers are under one agent: any free port will do.
         more = ["--rdzv_conf", conf] if conf else []
         return [*_AGENT, "--rdzv_endpoint", "localhost:0", *more, *words]
-    return ["-c", _ON_SEVERAL, str(port), conf, *words]
+    return ["-c", _ON_SEVERAL % (port or _FREE_PORT), "dist.ddp", conf, *words]
 
 
 def _parse_j(text: str) -> tuple[int, int, int]:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from phalanx import network
 from phalanx.elastic import host
 from phalanx.elastic.command.options import TorchrunOptions
 from phalanx.elastic.streams import PREFIX, Streams
+from phalanx.environment import defaults
 from phalanx.errors import ConfigError
 from phalanx.launcher import imports, payload
 from phalanx.launcher.app import App
@@ -60,10 +62,10 @@ def _work(options: TorchrunOptions) -> host.HostWork:
         kind, program, words = "binary", options.python, ("-u", *flag, program, *words)
     needs, path = _look(kind, program)
     args = (kind, program, words, options.virtual_local_rank)
-    extra = {}
+    handled = ",".join(number.name for number in options.signals_to_handle)
+    extra = {"TORCHELASTIC_SIGNALS_TO_HANDLE": handled}
     if options.omp_num_threads is not None:
         extra["OMP_NUM_THREADS"] = options.omp_num_threads
-    handled = ",".join(number.name for number in options.signals_to_handle)
     return host.HostWork(
         function=payload.pack(script.run, args, {}, needs),
         needs=needs,
@@ -85,13 +87,22 @@ def _work(options: TorchrunOptions) -> host.HostWork:
             duplicates=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
         ),
         exits=True,
-        extra_env={**extra, "TORCHELASTIC_SIGNALS_TO_HANDLE": handled},
+        extra_env=defaults({}, extra),
         surroundings={
             "python_path": (*path, *_own_path()),
             "argv": (program, *words),
             "main_file": os.path.abspath(program) if kind == "script" else None,
+            "interface": _interface(options),
         },
     )
+
+
+def _interface(options: TorchrunOptions) -> str:
+    """The one that has the address which the user gave as this host's; empty without one."""
+    own = options.local_addr or ""
+    if options.max_hosts == 1 or network.is_loopback(own):
+        return ""
+    return network.interface_of(own) or ""
 
 
 def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:

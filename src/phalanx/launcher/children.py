@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol, Self
 
-from phalanx import hosts
+from phalanx import environment, hosts
 from phalanx.worker import processes
 
 _PIPE_SIZE = 1 << 20
@@ -100,6 +100,7 @@ class Child:
                 stdout=pipes.theirs[2],
                 stderr=pipes.theirs[2],
                 pass_fds=pipes.theirs[:2],
+                env=environment.users(os.environ),
                 start_new_session=True,
             )
             child = cls(process, *pipes.take())
@@ -118,7 +119,7 @@ class Child:
                 stdin=pipes.theirs[0],
                 stdout=pipes.theirs[1],
                 stderr=pipes.theirs[2],
-                env={k: v for k, v in os.environ.items() if k not in without},
+                env={k: v for k, v in environment.users(os.environ).items() if k not in without},
                 start_new_session=True,
             )
             child = cls(process, *pipes.take())

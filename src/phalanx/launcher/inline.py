@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from phalanx.environment import defaults
 from phalanx.errors import ConfigError
 from phalanx.launcher.plan import Plan
 from phalanx.launcher.result import LaunchResult
-from phalanx.ranks import worker_environment
+from phalanx.network import bind_pair
+from phalanx.ranks import jax_environment, worker_environment
 from phalanx.rounds import Endpoint, Round
+from phalanx.worker import jax_cluster
 
 
 def run_inline(
@@ -31,13 +33,17 @@ def run_inline(
             f'start_method="inline" runs one worker in this process, not {count}. '
             "Set workers_per_host=1."
         )
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    first, second = bind_pair(anywhere=False)
+    port = first.getsockname()[1]
+    first.close()
+    second.close()
     round_ = Round(1, plan.members, Endpoint("127.0.0.1", port))
     variables = worker_environment(
         round_, plan.members[0], 0, run_id=plan.app, error_file=os.devnull, agent_store=False
     )
+    environ = {**os.environ, **plan.settings.extra_env_vars}
+    variables |= defaults(environ, jax_environment(round_, environ))
+    jax_cluster.announce()
     with (
         _environment({**plan.settings.extra_env_vars, **variables}),
         _group(plan, wanted=uses_torch),

@@ -190,7 +190,7 @@ class _Elsewhere:
 
     def _copied(self, target: Target) -> dict[str, str]:
         patterns = self.launcher.env_vars
-        copied = environment.copied(os.environ, patterns)
+        copied = environment.copied(environment.users(os.environ), patterns)
         # Where this interpreter is, theirs need not be; what leads to it is no use with another.
         chosen = target.pythons[0] != sys.executable
         for name in ("PYTHONHOME", *(_OF_AN_INTERPRETER if chosen else ())):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import __version__, wire
-from phalanx.environment import PASSING
+from phalanx.environment import PASSING, users
 
 Surroundings = dict[str, Any]
 
@@ -24,7 +24,7 @@ def surroundings(prepare: wire.Prepare, env_file: str | None) -> Surroundings:
     return {
         "interpreter": [sys.executable, sys.version, _interpreter_flags()],
         "phalanx": [__version__, *_newest(Path(__file__).parent.parent)],
-        "environment": {k: v for k, v in os.environ.items() if k not in PASSING},
+        "environment": {k: v for k, v in users(os.environ).items() if k not in PASSING},
         "extra_env_vars": {k: v for k, v in prepare.environment.items() if k not in PASSING},
         "sys.path": list(prepare.python_path),
         "env_file": [env_file, _content(env_file)],

@@ -16,11 +16,12 @@ from phalanx.launcher.app import App
 from phalanx.logs.lines import Source
 from phalanx.logs.losses import Loss
 from phalanx.logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
+from phalanx.network import free_port
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.rounds import Member, signal_name
 from phalanx.schedulers.course import Key
 from phalanx.schedulers.crew import Ending, Wait, open_log
-from phalanx.schedulers.request import AppRequest, ReplicaRequest
+from phalanx.schedulers.request import RANK0_PORT, AppRequest, ReplicaRequest
 from phalanx.worker import program
 
 
@@ -35,8 +36,8 @@ class SshCrew:
         self._graces: dict[Key, float] = {}
         """Of those that are being stopped."""
         self._ended: queue.SimpleQueue[tuple[Key, Ending]] = queue.SimpleQueue()
-        self._first: dict[str, str] = {}
-        """The address of the first replica, by role."""
+        self._first: dict[str, tuple[str, int]] = {}
+        """The address of the first replica and a free port there, by role."""
 
     def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
         """See that all hosts can be used, and find where first replicas are.
@@ -46,12 +47,12 @@ class SshCrew:
         self._wake = wake
         for role in self._request.roles:
             hosts = list(dict.fromkeys(replica.hostname for replica in role.replicas))
-            self._first[role.name] = "localhost"
+            self._first[role.name] = ("localhost", free_port())
             if len(hosts) < 2:
                 continue
             try:
                 launcher = self._launcher(hosts, role.replicas[0])
-                app = _start(launcher, program.first_address, ())
+                app = _start(launcher, program.first_place, ())
                 while not app.status().state.is_final:
                     if not wait(f"logging in to {len(hosts)} hosts"):
                         app.cancel(0.0)
@@ -68,9 +69,10 @@ class SshCrew:
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Launch its program on its host; returns before that has begun."""
         self._graces.pop(replica.key, None)
-        first = self._first.get(replica.role, "localhost")
+        first, port = self._first[replica.role]
+        places = {self._request.settings["rank0_env"]: first, RANK0_PORT: str(port)}
         token = {RENDEZVOUS_TOKEN: os.environ[RENDEZVOUS_TOKEN]}
-        env = {self._request.settings["rank0_env"]: first, **token, **replica.env}
+        env = {**places, **token, **replica.env}
         try:
             launcher = self._launcher([replica.hostname], replica)
             launcher.log_spec = _Logs(replica)

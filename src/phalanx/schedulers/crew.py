@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from phalanx.network import free_port
 from phalanx.rounds import signal_name
 from phalanx.schedulers.course import Key
-from phalanx.schedulers.request import REPLICA, ROLE, AppRequest, ReplicaRequest
+from phalanx.schedulers.request import RANK0_PORT, REPLICA, ROLE, AppRequest, ReplicaRequest
 from phalanx.worker import processes
 
 CANNOT_START = 127
@@ -100,11 +101,14 @@ class LocalCrew:
         self._replicas: Sequence[ReplicaRequest] = request.replicas
         self._running: dict[Key, subprocess.Popen[bytes]] = {}
         self._kill_at: dict[Key, float] = {}
+        self._ports: dict[str, str] = {}
+        """A port for the replicas of a role to meet at."""
 
     def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
-        """Have GPUs for those that want them."""
+        """Have GPUs for those that want them, and ports to meet at."""
         from phalanx.schedulers.gpus import NotEnough, assign
 
+        self._ports = {role.name: str(free_port()) for role in self._request.roles}
         try:
             self._replicas = assign(self._request, self._path, wait)
         except NotEnough as error:
@@ -119,7 +123,7 @@ class LocalCrew:
 
     def start(self, replica: ReplicaRequest) -> Ending | None:
         """Start it, its streams going to its files."""
-        environ = {**os.environ, **replica.env}
+        environ = {**os.environ, RANK0_PORT: self._ports[replica.role], **replica.env}
         try:
             with open_log(replica.logs["stdout"]) as out, open_log(replica.logs["stderr"]) as err:
                 self._running[replica.key] = subprocess.Popen(

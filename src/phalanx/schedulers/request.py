@@ -14,6 +14,8 @@ from phalanx.specs import AppDef, RetryPolicy
 STREAMS = ("stdout", "stderr")
 ROLE, REPLICA = "PHALANX_ROLE", "PHALANX_REPLICA_ID"
 """The variables in which a replica finds its role, and its number in it."""
+RANK0_PORT = "PHALANX_RANK0_PORT"
+"""The variable in which replicas find a port of the first one's host that is free to meet at."""
 
 
 @dataclass(frozen=True)

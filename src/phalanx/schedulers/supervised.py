@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from phalanx.environment import users
 from phalanx.errors import ConfigError, SchedulerError
+from phalanx.ranks import RANK_VARIABLES
 from phalanx.registry import directory, owner, replace, reserve
 from phalanx.registry.reading import Reader, by_time
 from phalanx.registry.recorded import RecordedApp, apps, by_handle
@@ -252,7 +254,9 @@ _BURYING = threading.Lock()
 
 
 def _start(path: Path) -> int:
-    """Start the supervisor, in a session of its own, with nothing of ours but the environment."""
+    """Start the supervisor, in a session of its own, with nothing of ours but the environment; a
+    worker's own variables are not the app's that it submits.
+    """
     from phalanx.hosts import python_command
 
     with _BURYING:
@@ -267,7 +271,7 @@ def _start(path: Path) -> int:
     pid = os.posix_spawn(
         command[0],
         command,
-        os.environ,
+        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
         setsid=True,
         setsigmask=(),
         setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},

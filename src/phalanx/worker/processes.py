@@ -44,7 +44,6 @@ def reset_signals() -> None:
     What Python itself sets up (SIGPIPE ignored, SIGINT raising, the fault handler's signals) is as
     in a fresh interpreter.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     faults = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
     for number in signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
@@ -52,6 +51,7 @@ def reset_signals() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def descendants(pid: int, leaving: Callable[[int], bool] | None = None) -> list[int]:

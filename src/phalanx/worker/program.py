@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from phalanx.environment import users
 from phalanx.hosts import is_installed, program_path
-from phalanx.network import address_towards
+from phalanx.nesting import DEPTH
+from phalanx.network import address_towards, free_port
 from phalanx.ranks import RANK_VARIABLES
 
 ADDRESS = "PHALANX_ADDRESS"
@@ -29,7 +30,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
     SIGTERM is passed on. `python` is the interpreter that this worker has. `first` is where the
     role's first replica is; the program learns under which address it is seen from there.
     """
-    environ = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+    environ = _outside(os.environ)
     if (own := address_towards(first)) is not None:
         environ[ADDRESS] = own
     with tempfile.TemporaryDirectory() as place:
@@ -52,6 +53,17 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
                 return code, "", file.read(1 << 20)
         except OSError:
             return code, "", b""
+
+
+def _outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment as if there were no worker around the program: it is nobody's rank, and what
+    we have set for the worker is not what the user wants.
+    """
+    environ = {k: v for k, v in users(environ).items() if k not in RANK_VARIABLES}
+    depth = environ.pop(DEPTH, "0")
+    if depth.isdigit() and int(depth) > 1:
+        environ[DEPTH] = str(int(depth) - 1)
+    return environ
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -99,6 +111,6 @@ def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [program, *argv[1:]]
 
 
-def first_address() -> Any:
-    """Where the first of the hosts is found by the others."""
-    return os.environ["MASTER_ADDR"]
+def first_place() -> tuple[str, int]:
+    """Where the first of the hosts is found by the others; on that one, with a port to meet at."""
+    return os.environ["MASTER_ADDR"], free_port()

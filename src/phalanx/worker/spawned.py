@@ -7,7 +7,7 @@ import socket
 import sys
 
 from phalanx import wire
-from phalanx.worker import bootstrap
+from phalanx.worker import bootstrap, jax_cluster
 
 
 def main() -> None:
@@ -23,4 +23,5 @@ def main() -> None:
     assignment = bootstrap.Assignment(prepare, fork, variables, channel, os.getppid())
     bootstrap.adopt(prepare)
     os.environ.update(variables)
+    jax_cluster.announce()
     bootstrap.run(assignment, preloaded=frozenset())

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from phalanx import wire
 from phalanx.hosts import python_command
-from phalanx.worker import bootstrap, leaving, leftovers, outcome, preload, processes
+from phalanx.worker import bootstrap, jax_cluster, leaving, leftovers, outcome, preload, processes
 
 PRELOADING = "preloading"
 """The file in the spool that names the package being imported."""
@@ -74,6 +74,7 @@ class Zygote:
         imports = self._prepare.preload
         processes.set_title(f"phalanx: {self._prepare.title} zygote")
         bootstrap.adopt(self._prepare)
+        jax_cluster.announce()
         if not self._spawn:
             if self._loaded.missing(imports) or not self.preloaded:
                 with _killed_by_end_of(self._control):
@@ -380,8 +381,8 @@ def main() -> None:
         raise TypeError(f"the zygote was started with {type(prepare).__name__}, not Prepare")
     processes.reset_signals()
     # The agent decides when workers end: Slurm, for one, signals all processes of a step alike.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # Held back, not ignored: what a worker is sent before it is one must still reach it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     processes.become_subreaper()
     _keep_output(spool)
     zygote = Zygote(control, prepare, spool)

@@ -307,7 +307,8 @@ class TcpSeat:
         if self.part.shares_port and self._listener is not None:
             self._listener.store = round_.store if self.leader is not None else None
             shared = Endpoint(self.part.endpoint.address, self.part.endpoint.port)
-            round_ = replace(round_, store=shared) if round_.torch else round_
+            if round_.torch:
+                round_ = replace(round_, store=shared, bound=round_.store.port)
         if self.is_member(round_):
             self.phase = p.Phase.RUNNING
             self._clear = False

@@ -1,0 +1,282 @@
+"""The first steps over several hosts, as a new user takes them: hosts that share nothing.
+
+Nothing is said of interfaces, addresses or ports; commands are those of the README.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import network
+from tests.ssh.cluster import PATH
+
+ROOT = Path(__file__).parents[2]
+
+SUM = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+dist.barrier()
+dist.destroy_process_group()
+print("sum", int(total), os.environ["GLOO_SOCKET_IFNAME"], socket.gethostname(), flush=True)
+"""
+
+
+@pytest.fixture
+def typed(cluster, tmp_path, monkeypatch):
+    """Type a command in an empty directory; the user's ssh knows the hosts as gpu-1, gpu-2, …"""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    config = re.sub(r"Host box(\d)", r"Host gpu-\1", cluster.ssh_config.read_text())
+    place = tmp_path / "home"
+    place.mkdir()
+    (place / "ssh_config").write_text(config)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text(SUM)
+    (work / ".phalanxconfig").write_text(
+        f'[scheduler.ssh]\nssh_config_file = "{place / "ssh_config"}"\nstop_grace = 2\n'
+    )
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def start(command):
+        return subprocess.Popen(
+            ["bash", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=work,
+            env=environ,
+        )
+
+    def run(command, timeout=120):
+        process = start(command)
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == 0, (command, out, err)
+        return out + err
+
+    run.start, run.directory = start, work
+    return run
+
+
+def sums(text):
+    return sorted(re.findall(r"sum (\d+) (\S+) (\S+)", text))
+
+
+def test_the_readme_s_command_trains_on_two_hosts(typed):
+    """Its script and its command, as they are written there."""
+    text = (ROOT / "README.md").read_text()
+    command = re.search(r"^phalanx run .*dist\.ddp .*--script ddp\.py$", text, re.M)[0]
+    (script,) = re.findall(r"Save as `ddp\.py`:\n\n```py\n(.*?)```", text, re.S)
+    (typed.directory / "ddp.py").write_text(script)
+    shown = typed(command)
+    assert "hosts=gpu-1,gpu-2" in command
+    assert shown.count("the sum is 8") == 1
+
+
+def test_two_hosts_use_the_interface_that_leads_to_each_other(typed):
+    """Not loopback."""
+    command = "phalanx run --wait --log -s ssh -cfg hosts=gpu-1,gpu-2 dist.ddp -j 2x1 train.py"
+    assert sums(typed(command)) == [("2", "eth0", "box1"), ("2", "eth0", "box2")]
+
+
+@pytest.mark.parametrize("component", ["dist.ddp", "dist.spmd"])
+def test_three_hosts_with_two_workers_each(typed, component):
+    """Both components."""
+    shown = typed(
+        f"phalanx run --wait --log -s ssh -cfg hosts=gpu-1,gpu-2,gpu-3 {component} -j 3x2 "
+        "--script train.py"
+    )
+    assert [n for n, *_ in sums(shown)] == ["6"] * 6
+    assert {i for _, i, _ in sums(shown)} == {"eth0"}
+    assert {host for *_, host in sums(shown)} == {"box1", "box2", "box3"}
+
+
+def test_two_apps_at_once_on_the_same_hosts(typed):
+    """Nobody has to choose ports."""
+    command = "phalanx run --wait --log -s ssh -cfg hosts=gpu-1,gpu-2 dist.ddp -j 2x1 train.py"
+    (typed.directory / "train.py").write_text(SUM + "import time; time.sleep(3)\n")
+    both = [typed.start(command) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=180)
+        assert process.returncode == 0, (out, err)
+        assert [n for n, *_ in sums(out + err)] == ["2", "2"]
+
+
+def test_this_machine_beside_another(typed):
+    """`localhost` is met at the address that leads to the other."""
+    shown = typed(
+        "phalanx run --wait --log -s ssh -cfg hosts=localhost,gpu-2 dist.ddp -j 2x1 train.py"
+    )
+    found = sums(shown)
+    assert [n for n, *_ in found] == ["2", "2"]
+    assert {name for _, name, _ in found} == {"eth0", _here(typed)}
+
+
+def _here(typed):
+    """The interface of this machine that leads to the hosts."""
+    config = (typed.directory.parent / "home" / "ssh_config").read_text()
+    return network.interface_towards(re.search(r"HostName (\S+)", config)[1])
+
+
+@pytest.fixture
+def torchrun(cluster, tmp_path):
+    """Type `phalanx torchrun` on each of the first so many hosts, and wait for all of them."""
+
+    def run(count, how):
+        pack = subprocess.run(
+            [
+                "tar",
+                "-cC",
+                Path(phalanx.__file__).parent.parent,
+                "--exclude=__pycache__",
+                "phalanx",
+            ],
+            capture_output=True,
+            check=True,
+        ).stdout
+        running = []
+        for rank, host in enumerate(cluster.hosts[:count]):
+            enter = ["nsenter", "-t", str(host.pid), "-a", "--", "env", "-i", "HOME=/root"]
+            enter += [f"PATH={PATH}", "PYTHONPATH=/root/src"]
+            unpack = [*enter, "sh", "-c", "mkdir -p /root/src; tar -xC /root/src"]
+            subprocess.run(unpack, input=pack, check=True)
+            host.write("/root/train.py", SUM)
+            flags = f"--nnodes {count} --nproc-per-node 1 {how(rank)}"
+            command = f"-m phalanx torchrun {flags} /root/train.py"
+            with open(tmp_path / f"{rank}.log", "wb") as log:
+                process = subprocess.Popen(
+                    [*enter, sys.executable, *command.split()], stdout=log, stderr=subprocess.STDOUT
+                )
+            running.append(process)
+        codes = [process.wait(120) for process in running]
+        shown = "".join((tmp_path / f"{rank}.log").read_text() for rank in range(count))
+        assert codes == [0] * count, shown
+        return sums(shown)
+
+    return run
+
+
+def test_torchrun_is_typed_on_each_of_two_hosts(cluster, torchrun):
+    """With the first one's address."""
+    first = cluster.hosts[0].address
+    found = torchrun(2, lambda r: f"--node-rank {r} --master-addr {first} --master-port 29533")
+    assert found == [("2", "eth0", "box1"), ("2", "eth0", "box2")]
+
+
+def test_torchrun_is_typed_on_each_of_three_hosts(cluster, torchrun):
+    """Without an order of hosts."""
+    endpoint = f"{cluster.hosts[0].address}:29534"
+    found = torchrun(3, lambda _: f"--rdzv-backend c10d --rdzv-id a --rdzv-endpoint {endpoint}")
+    assert found == [("3", "eth0", f"box{i}") for i in (1, 2, 3)]
+
+
+@pytest.fixture
+def second_network(cluster):
+    """Another interface on two hosts, called otherwise on each, with addresses of version 6."""
+    links = []
+    for number, host in enumerate(cluster.hosts[:2], 1):
+        name = f"fast{number}"
+        link = f"s{host.link}"[:15]
+        for command in (
+            f"ip link add {link} type veth peer name {name} netns {host.space}",
+            f"ip link set {link} master {cluster.bridge} up",
+            f"ip -n {host.space} addr add fd77::{number}/64 dev {name} nodad",
+            f"ip -n {host.space} link set {name} up",
+        ):
+            subprocess.run(command.split(), check=True)
+        links.append(link)
+    yield ["fd77::1", "fd77::2"]
+    for link in links:
+        subprocess.run(["ip", "link", "del", link], check=True)
+
+
+def test_each_host_uses_its_own_interface_on_the_network_where_they_meet(torchrun, second_network):
+    """Of several, by the way to the endpoint; names may differ, addresses may be of version 6."""
+    endpoint = f"[{second_network[0]}]:29535"
+    found = torchrun(2, lambda _: f"--rdzv-backend c10d --rdzv-id b --rdzv-endpoint {endpoint}")
+    assert found == [("2", "fast1", "box1"), ("2", "fast2", "box2")]
+
+
+def test_a_host_s_own_address_names_its_interface(cluster, torchrun, second_network):
+    """`--local-addr`: hosts meet at one address, and the workers use another network."""
+    endpoint = f"{cluster.hosts[0].address}:29536"
+    own = second_network
+    found = torchrun(
+        2,
+        lambda r: (
+            f"--rdzv-backend c10d --rdzv-id c --rdzv-endpoint {endpoint} --local-addr {own[r]}"
+        ),
+    )
+    assert found == [("2", "fast1", "box1"), ("2", "fast2", "box2")]
+
+
+PRINT = "import json, os; print(json.dumps(dict(os.environ)), flush=True)\n"
+
+
+def test_a_replica_sees_nothing_of_the_launch_that_it_is_carried_by(typed, monkeypatch):
+    """The same variables as a replica on this machine, and what the user has set."""
+    (typed.directory / "show.py").write_text(PRINT)
+    seen = {}
+    for scheduler in ("local_cwd", "ssh -cfg hosts=gpu-1,gpu-2"):
+        out = typed(f"phalanx run --wait -s {scheduler} utils.python --num_replicas 2 show.py")
+        handle = out.split()[0]
+        line = typed(f"phalanx log {handle.rpartition('/')[2]}/python/0").partition("{")[2]
+        seen[scheduler] = json.loads("{" + line.splitlines()[0])
+    local, remote = seen.values()
+    ours = ("PHALANX_", "TORCHELASTIC_", "MASTER_", "GLOO_", "NCCL_", "JAX_", "OMP_", "TORCH_")
+    ranks = ("RANK", "WORLD_SIZE")
+    names = lambda environ: (
+        {k for k in environ if k.startswith(ours) or k.endswith(ranks)}
+        - {"PHALANX_TESTS", "PHALANX_ADDRESS"}
+    )
+    assert names(remote) <= names(local)
+    assert {"PHALANX_REPLICA_ID", "PHALANX_RANK0_HOST", "PHALANX_RANK0_PORT"} <= names(remote)
+
+
+def test_what_the_user_set_is_kept(typed):
+    """In the command's environment and in the role's."""
+    (typed.directory / "show.py").write_text(
+        "import os; print('IF', os.environ.get('GLOO_SOCKET_IFNAME'), "
+        "os.environ.get('NCCL_SOCKET_IFNAME'), flush=True)\n"
+    )
+    command = "-s ssh -cfg hosts=gpu-1,gpu-2 dist.ddp -j 2x1 --env NCCL_SOCKET_IFNAME=ib7 show.py"
+    shown = typed(f"GLOO_SOCKET_IFNAME=eth+ phalanx run --wait --log {command}")
+    assert shown.count("IF eth+ ib7") == 2
+
+
+def test_torch_s_own_torchrun_in_a_replica(typed):
+    """It is not told by us which interface to use."""
+    (typed.directory / "show.py").write_text(
+        "import os; print('IF', os.environ.get('GLOO_SOCKET_IFNAME'), flush=True)\n"
+    )
+    # Without an address it would look for a name that these hosts do not have.
+    torchrun = "torch.distributed.run -- --standalone --local-addr 127.0.0.1 show.py"
+    shown = typed(f"phalanx run --wait --log -s ssh -cfg hosts=gpu-1 utils.python -m {torchrun}")
+    assert "IF None" in shown
+
+
+def test_a_launch_inside_a_worker_to_other_hosts(remote_script):
+    """Workers of this machine alone use loopback; what they launch elsewhere does not."""
+    code = """
+def inner():
+    import torch, torch.distributed as dist
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return int(total), os.environ["GLOO_SOCKET_IFNAME"]
+
+def outer():
+    return os.environ["GLOO_SOCKET_IFNAME"], list(launcher.run(inner))
+
+if __name__ == "__main__":
+    print(phalanx.launch(outer, workers_per_host=2).rank(0))
+"""
+    done = remote_script(code, timeout=120)
+    assert "('lo', [(2, 'eth0'), (2, 'eth0')])" in done.stdout, done.stderr
