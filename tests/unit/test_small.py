@@ -124,10 +124,12 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 
 LAYERS = [
-    {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"},
+    {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting", "values"}
+    | {"patterns"},
     {"plugins"},
     {"specs"},
-    {"arrival", "background", "channel", "examination", "hosts", "network", "trust"},
+    {"arrival", "background", "channel", "examination", "hosts", "network", "trust"}
+    | {"filetree", "transfer"},
     {"logs"},
     {"delivery"},
     {"events", "metrics"},

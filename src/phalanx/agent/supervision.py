@@ -21,6 +21,7 @@ from phalanx.agent.nursery import Nursery
 from phalanx.agent.project import Project
 from phalanx.agent.turn import Turn
 from phalanx.agent.turns import Turns
+from phalanx.agent.written import WrittenFiles
 from phalanx.background import Background
 from phalanx.channel import PipeChannel, wait_for_silence
 from phalanx.errors import WireError
@@ -64,6 +65,9 @@ class Agent:
         self._listening = network.bind(anywhere=prepare.networked)
         self._door = Door() if prepare.networked else None
         self._project = Project(tree, prepare.app, self._tell)
+        self._written = WrittenFiles(
+            *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
+        )
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._turns = Turns(self._spawn)
         self._rest = None
@@ -200,6 +204,16 @@ class Agent:
                 self.forward(frame.number)
             case wire.Reach():
                 self._spawn(reach(frame, self._tell))
+            case wire.ListWritten():
+                self._spawn(self._written.list(frame))
+            case wire.Fetch():
+                self._spawn(self._written.serve(frame))
+            case wire.Offer():
+                self._spawn(self._written.keep(frame))
+            case wire.Part():
+                self._written.take(frame)
+            case wire.Drop():
+                self._written.drop(frame)
             case wire.Taken() if (turn := self._turns.find(frame)) is not None:
                 turn.taken(frame.size)
             case wire.Stop() if self._turns.give_up(frame.round):

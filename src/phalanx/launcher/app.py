@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from phalanx.errors import ConfigError, LaunchError, ResultError
+from phalanx.errors import ConfigError, FetchError, LaunchError, ResultError
 from phalanx.launcher.collecting import Harvest
 from phalanx.launcher.deciding import Decide, decide_here
 from phalanx.launcher.payload import Function, Inbox
@@ -268,6 +268,8 @@ class App(Generic[R]):
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._state = state_of(self._verdict)
+                if self._unfetched and self._state is AppState.SUCCEEDED:
+                    self._state = AppState.FAILED
                 self._loop = None
                 watchers, self._watchers = self._watchers, []
             try:
@@ -344,8 +346,13 @@ class App(Generic[R]):
 
     def _message(self) -> str:
         if self._verdict is not None:
-            return message_of(self._verdict)
+            return message_of(self._verdict) or "; ".join(self._unfetched)
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+
+    @property
+    def _unfetched(self) -> tuple[str, ...]:
+        """Files that should have come home, and why they did not."""
+        return () if self._drive is None else self._drive.fetch.problems
 
     @property
     def error(self) -> BaseException | None:
@@ -371,9 +378,17 @@ class App(Generic[R]):
         try:
             if harvest.succeeded:
                 self._result = harvest.result()
+                if self._unfetched:
+                    self._error = FetchError(
+                        "all ranks returned, but " + "\n".join(self._unfetched),
+                        problems=self._unfetched,
+                        result=self._result,
+                    )
             else:
                 timeout = self._plan.settings.start_timeout
                 self._error = harvest.exception(self.log_files, self._running, timeout)
+                for problem in self._unfetched:
+                    self._error.add_note(problem)
         except ResultError as error:
             self._error = error
         harvest.close()

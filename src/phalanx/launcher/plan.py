@@ -102,6 +102,11 @@ def make_plan(
     away = room or any(place.target is not None for place in places)
     if launcher.start_method == "inline" and away:
         raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
+    if launcher.fetch and launcher.workspace is None and away:
+        raise ConfigError(
+            "fetch brings files out of the project that hosts are sent, and workspace=None sends "
+            "none. Leave one of the two out."
+        )
     if launcher.backend not in (None, "auto") and not away:
         need_torch(str(launcher.backend))
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())

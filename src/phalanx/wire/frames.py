@@ -78,6 +78,16 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that workers wrote, by its path within their working directory."""
+
+    path: str
+    size: int
+    digest: str = ""
+    """Of its contents; empty where it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Away:
     """What an agent on another host has to know of the launcher's."""
 
@@ -174,6 +184,33 @@ class Reach(Frame):
 
 
 @frame
+class ListWritten(Frame):
+    """Say, in `Written`, which files workers wrote that fit the patterns."""
+
+    number: int
+    """Comes back with the answer."""
+    patterns: tuple[str, ...]
+    digests: bool = True
+
+
+@frame
+class Offer(Frame):
+    """Have this file in the workers' working directory: fetch it, then say `Kept`."""
+
+    number: int
+    path: str
+    size: int
+    digest: str
+
+
+@frame
+class Drop(Frame):
+    """These files of the workers' working directory are home: they need not be kept."""
+
+    paths: tuple[str, ...]
+
+
+@frame
 class Leave(Frame):
     """Nothing more will be asked: send what is left of the logs, and end."""
 
@@ -234,6 +271,27 @@ class Arrived(Frame):
 
     size: Size
     complete: bool = False
+
+
+@frame
+class Written(Frame):
+    """Some of the files that were asked for; `complete` with the last of them.
+
+    Without any it says that they are still looked at.
+    """
+
+    number: int
+    files: tuple[WrittenFile, ...] = ()
+    complete: bool = False
+    problem: str = ""
+
+
+@frame
+class Kept(Frame):
+    """A file that was offered is in its place; or why it is not."""
+
+    number: int
+    problem: str = ""
 
 
 @frame
@@ -344,6 +402,27 @@ class Piece(Frame):
     data: bytes
 
 
+@frame
+class Fetch(Frame):
+    """Send so many bytes of a file, as `Part`s."""
+
+    number: int
+    """Of the transfer; comes back with each part."""
+    path: str
+    offset: int
+    size: int
+
+
+@frame
+class Part(Frame):
+    """The next bytes of a file that is fetched, as many as fit; or why they cannot be sent."""
+
+    number: int
+    offset: int
+    data: bytes
+    problem: str = ""
+
+
 # ── agent to zygote (descriptors travel beside the frame), zygote to agent ────
 
 
@@ -377,7 +456,7 @@ class Exit(Frame):
 
 
 MESSAGES: tuple[type[Frame], ...] = (
-    Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Arrived, Reached,
-    Note, Ready, Started, Entered, Report, Log, Stopped, Leaving, Rested, Broken, Pong, Piece, Fork,
-    Signal, Exit,
+    Prepare, Begin, Stop, Taken, Ship, Reach, ListWritten, Offer, Drop, Leave, Rest, Ping, Hello,
+    Want, Arrived, Written, Kept, Reached, Note, Ready, Started, Entered, Report, Log, Stopped,
+    Leaving, Rested, Broken, Pong, Piece, Fetch, Part, Fork, Signal, Exit,
 )  # fmt: skip
