@@ -56,12 +56,15 @@ def _is_below(path: str, directory: str) -> bool:
 
 def is_inside(path: str) -> bool:
     """A path from elsewhere leads to something within a directory, and is one that can be made."""
-    names = path.split("/")
+    try:
+        names = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:
+        return False
     return (
         "\0" not in path
-        and len(os.fsencode(path)) <= _LONGEST
+        and len(path) <= _LONGEST
         and len(names) <= _DEEPEST
-        and all(n not in ("", ".", "..") and len(os.fsencode(n)) <= _LONGEST_NAME for n in names)
+        and all(n not in (b"", b".", b"..") and len(n) <= _LONGEST_NAME for n in names)
     )
 
 
@@ -76,7 +79,7 @@ def _split(text: str) -> tuple[str, ...]:
         raise ValueError("it names no file")
     if text.startswith("/") or ".." in names or "\0" in text:
         raise ValueError("it leads out of the working directory")
-    return names
+    return (*names, "*") if names[-1] == "**" else names
 
 
 def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
@@ -99,8 +102,7 @@ def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
             elif fnmatchcase(name, wanted):
                 further.add(place + 1)
         places = further
-    # A `**` at the end has to have taken something.
-    return len(pattern) in places or (pattern[-1] == "**" and len(pattern) - 1 in places)
+    return len(pattern) in places
 
 
 def _with_skipped(pattern: Sequence[str], places: set[int]) -> set[int]:

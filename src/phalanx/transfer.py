@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from phalanx import wire
 from phalanx.filetree import FileTree
+from phalanx.patterns import shown
 
 WINDOW = 4 * wire.PIECE
 """How much is asked for at a time; twice that may be on its way."""
@@ -98,7 +99,7 @@ class Incoming:
                     )
                 part = await self._next(stalled)
                 if part.problem:
-                    raise OSError(errno.EIO, part.problem)
+                    raise OSError(errno.EIO, shown(part.problem)[:500])
                 await asyncio.to_thread(file.write, part.data)
                 self.got += len(part.data)
                 on_bytes(len(part.data))

@@ -9,7 +9,10 @@ import pytest
 
 import phalanx
 from phalanx import events
+from phalanx.runner import get_runner
+from phalanx.specs import AppDef, AppState, Role
 from tests.conftest import wait_until
+from tests.ssh.cluster import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -333,8 +336,82 @@ launcher.run(work)
         fetch=["*.bin"],
     )
     wait_until(lambda: any(n.startswith(".phalanx-new") for n in os.listdir()), timeout=60)
-    running.send_signal(signal.SIGINT)
-    running.send_signal(signal.SIGINT)
+
+    def ends_when_asked():
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # one that comes at once is the same to a process that has not looked yet
+        return running.poll() is not None
+
+    wait_until(ends_when_asked, timeout=30)
     _, stderr = running.communicate(timeout=30)
     assert not Path("large.bin").exists()
     assert "given up" in stderr
+
+
+def test_a_directory_that_hosts_share_is_left_alone(tmp_path, monkeypatch, caplog):
+    """Files are here already: nothing is looked at, moved or warned about."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.chdir(shared)
+    cluster = Cluster(2, shared=str(shared))
+    try:
+
+        def work():
+            context = phalanx.context()
+            if context.round == 1:
+                if context.rank == 0:
+                    save("ckpt/last.txt", "rank 0")
+                    raise RuntimeError("the first time it fails")
+                time.sleep(600)
+            return Path("ckpt/last.txt").stat().st_ino
+
+        config = str(cluster.ssh_config)
+        run = phalanx.Launcher(
+            cluster.names, 1, ssh_config_file=config, fetch=["ckpt/*", "none"], max_restarts=1
+        )
+        first, second = run.run(work)
+        assert first == second == Path("ckpt/last.txt").stat().st_ino
+        assert not [m for m in caplog.messages if "fits" in m or "share no" in m or "wrote" in m]
+    finally:
+        cluster.close()
+
+
+def test_a_checkpoint_that_the_project_has_can_be_replaced_and_still_be_sent(launcher, cluster):
+    """A host that comes after the first round is sent the project as it was, then what is new."""
+    Path("ckpt.txt").write_text("old " * 10_000)
+    os.utime("ckpt.txt", (0, 0))  # not just being written: it is read again when it is sent
+
+    def work():
+        context = phalanx.context()
+        if context.round == 1 and context.rank == 0:
+            save("ckpt.txt", "new")
+            raise RuntimeError("the first time it fails")
+        if context.world_size == 1 or context.round == 1:
+            time.sleep(600)
+        return Path("ckpt.txt").read_text()
+
+    app = launcher(1, fetch=["ckpt.txt"], max_restarts=1, max_hosts=2).start(work)
+    wait_until(lambda: Path("ckpt.txt").read_text() == "new", timeout=60)
+    app.add_host("box2")
+    assert list(app.result(60)) == ["new", "new"]
+
+
+def test_files_of_replicas_come_home(cluster):
+    """`-s ssh -cfg fetch=...`: when each has ended; a failure to fetch is the replica's."""
+    config = str(cluster.ssh_config)
+    command = "mkdir -p out; echo $PHALANX_TEST > out/$(hostname); echo x > other"
+    role = Role("role", entrypoint="sh", args=["-c", command], num_replicas=2)
+    role = Role(**{**vars(role), "env": {"PHALANX_TEST": "written"}})
+    cfg = {"hosts": cluster.names[:2], "ssh_config_file": config, "fetch": ["out/*"]}
+    with get_runner() as runner:
+        handle = runner.run(AppDef("job", [role]), "ssh", cfg)
+        status = runner.wait(handle)
+        assert status.state is AppState.SUCCEEDED, status
+        runner.delete(handle)
+        assert {p.name: p.read_text() for p in Path("out").iterdir()} == {
+            "box1": "written\n",
+            "box2": "written\n",
+        }
+        assert not Path("other").exists()
+        with pytest.raises(phalanx.ConfigError, match="below the working directory"):
+            runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["../x"]})

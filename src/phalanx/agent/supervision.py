@@ -81,6 +81,7 @@ class Agent:
             port=self._port,
             spool=self._spool,
             tree=tree.path,
+            apart=self._written.is_apart,
             **(self._door.describe(prepare.interface) if self._door is not None else {}),
         )
         self._spawn(self._tell(hello))

@@ -51,6 +51,11 @@ class WrittenFiles:
         self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
         """By path: what the file was like when it was last read through."""
 
+    @property
+    def is_apart(self) -> bool:
+        """Workers' working directory is this host's alone."""
+        return self._files is not None
+
     async def _tell(self, frame: wire.Frame) -> None:
         await self._send(dataclasses.replace(frame, app=self._app))
 

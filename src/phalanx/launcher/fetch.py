@@ -71,6 +71,7 @@ class Fetch:
         self._warned: set[str] = set()
         self._lock = asyncio.Lock()
         self._moving: asyncio.Task[None] | None = None
+        self._began = time.time_ns()
         self._total = self._moved = 0
         self._told = 0.0
         self._what = ""
@@ -109,7 +110,7 @@ class Fetch:
                 return True
             if last:
                 return await self._run(self._exchange(last, round_, agents))
-            if any(agent.hello is not None and not agent.hello.tree for agent in agents.values()):
+            if len({bool(agent.hello and agent.hello.apart) for agent in agents.values()}) > 1:
                 self._states = dict(await asyncio.to_thread(self._look_here))
             return True
 
@@ -129,7 +130,8 @@ class Fetch:
             for remote in wanting
             if remote in listings and remote is not None
         }
-        self._begin(sum(v.size for offer in offers.values() for v in offer.values()), offers, "to")
+        total = sum(version.size for offer in offers.values() for version in offer.values())
+        self._begin(total, [remote for remote, offer in offers.items() if offer], "to")
         await _all(self._offer(remote, offer) for remote, offer in offers.items())
 
     async def _offer(self, remote: RemoteFiles, offer: Mapping[str, Version]) -> None:
@@ -149,7 +151,7 @@ class Fetch:
         names = [member.hostname for member in round_.members]
         for member in last:
             agent = agents.get(member.agent)
-            if agent is None or agent.gone or agent.hello is None or not agent.hello.tree:
+            if agent is None or agent.gone or agent.hello is None or not agent.hello.apart:
                 continue
             remote = self._remote(member.agent, agent)
             with contextlib.suppress(OSError):
@@ -178,7 +180,8 @@ class Fetch:
         async with self._lock:
             problems: list[str] = []
             if not await self._run(self._bring_home(members, agents, problems)):
-                problems.append("files of the workers were left on their hosts: it was given up")
+                problems.append("fetching was given up: files of workers are left on their hosts")
+                self._say(problems[-1])
             self.problems = tuple(problems)
 
     async def _bring_home(
@@ -189,7 +192,7 @@ class Fetch:
             self._say(problem)
 
         listings = await self._list(members, agents, fail)
-        if not any(remote is not None for remote in listings):
+        if not listings:
             return
         await self._fetch(listings, fail)
         for unused in self._patterns.unused(self._agreed):
@@ -228,11 +231,13 @@ class Fetch:
             agent = agents[index]
             if agent.hello is None or agent.gone:
                 continue
-            if not agent.hello.tree:
+            if not agent.hello.apart:
                 if index in ranks:
                     sources.setdefault(None, {})
                 continue
             sources[self._remote(index, agent)] = {}
+        if not any(sources):
+            return {}  # all share our directory
         await _all(self._list_one(source, sources, fail or self._say) for source in [*sources])
         return sources
 
@@ -274,6 +279,8 @@ class Fetch:
         total = sum(v.size for s, files in wanted.items() if s for v in files.values())
         self._begin(total, filter(None, wanted), "from")
         failed: set[str] = set()
+        if None not in listings:
+            self._tell_replaced(wanted)
         await _all(
             self._fetch_from(source, files, failed, fail) for source, files in wanted.items()
         )
@@ -354,6 +361,18 @@ class Fetch:
                 f"{winner} and {loser} wrote different {some_names(map(shown, paths))}: "
                 f"that of {winner}, which has the lower rank, is taken"
             )
+
+    def _tell_replaced(self, wanted: Mapping[Source, Mapping[str, Version]]) -> None:
+        """Say which files somebody else has written here since the app began."""
+        for source, files in wanted.items():
+            for path in files:
+                for found in self._home.look(path, self._patterns):
+                    known = self._states.get(path) == found.state
+                    if not known and found.changed > self._began and source is not None:
+                        self._say(
+                            f"{shown(path)} was written here while the app ran: that of "
+                            f"{source.hostname} takes its place"
+                        )
 
 
 def some_names(names: Iterable[str]) -> str:

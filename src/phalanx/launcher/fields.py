@@ -32,7 +32,7 @@ def check(launcher: Launcher) -> None:
     _check_environment(launcher)
     _check_hosts(launcher)
     _check_restarts(launcher)
-    _check_fetch(launcher.fetch)
+    check_fetch(launcher.fetch)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
             f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
@@ -50,7 +50,8 @@ def _is_list_of_names(value: object) -> bool:
     return names and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
 
 
-def _check_fetch(patterns: object) -> None:
+def check_fetch(patterns: object) -> None:
+    """Refuse patterns that mean nothing."""
     if isinstance(patterns, str):
         raise ConfigError(f"fetch is a list of patterns. Write fetch=[{patterns!r}].")
     if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):

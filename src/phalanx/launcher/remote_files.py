@@ -149,10 +149,10 @@ class RemoteFiles:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = number
         self._hear = lambda frame: None if done.done() else hear(frame, done)
-        await self._agent.send(question)
-        await self._unless_lost(self._unless_silent(done))
+        await self._unless_lost(self._unless_silent(question, done))
 
-    async def _unless_silent(self, done: asyncio.Future[None]) -> None:
+    async def _unless_silent(self, question: wire.Frame, done: asyncio.Future[None]) -> None:
+        await self._agent.send(question)
         while True:
             heard = self._heard
             await asyncio.wait({done}, timeout=_STALLED)

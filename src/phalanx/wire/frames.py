@@ -256,6 +256,8 @@ class Hello(Frame):
     """A port that takes connections, for others to try."""
     tree: Path = ""
     """Where the project is put; empty when it is not to be sent."""
+    apart: bool = False
+    """Workers' working directory is in there: what they write is on this host alone."""
 
 
 @frame
