@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 import phalanx
-from phalanx import events
+from phalanx import events, registry
 from phalanx.runner import get_runner
 from phalanx.specs import AppDef, AppState, Role
 from tests.conftest import wait_until
@@ -241,6 +242,26 @@ def test_a_file_that_cannot_be_written_here_is_an_error_and_the_values_are_kept(
     assert not list((tmp_path / "outside").iterdir())
 
 
+def test_a_disk_that_is_full_here_is_said(launcher, caplog):
+    """With the file and its host; the file that was there stays as it was."""
+    Path("ckpt").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", "ckpt"], check=True)
+    try:
+        Path("ckpt/last.bin").write_text("old")
+
+        def work():
+            Path("ckpt").mkdir(exist_ok=True)
+            Path("ckpt/last.bin").write_bytes(bytes(3 << 20))
+
+        with pytest.raises(phalanx.FetchError, match=r"ckpt/last.bin on box1 .*No space left"):
+            launcher(1, fetch=["ckpt/*"]).run(work)
+        assert os.listdir("ckpt") == ["last.bin"]
+        assert Path("ckpt/last.bin").read_text() == "old"
+        assert any("No space left" in message for message in caplog.messages)
+    finally:
+        subprocess.run(["umount", "ckpt"], check=True)
+
+
 def test_a_pattern_that_nothing_fits_is_said(launcher, caplog):
     """It may be a mistake."""
     launcher(1, fetch=["chkpt/*"]).run(os.getpid)
@@ -399,9 +420,8 @@ def test_a_checkpoint_that_the_project_has_can_be_replaced_and_still_be_sent(lau
 def test_files_of_replicas_come_home(cluster):
     """`-s ssh -cfg fetch=...`: when each has ended; a failure to fetch is the replica's."""
     config = str(cluster.ssh_config)
-    command = "mkdir -p out; echo $PHALANX_TEST > out/$(hostname); echo x > other"
+    command = "mkdir -p out; echo written > out/$(hostname); echo x > other"
     role = Role("role", entrypoint="sh", args=["-c", command], num_replicas=2)
-    role = Role(**{**vars(role), "env": {"PHALANX_TEST": "written"}})
     cfg = {"hosts": cluster.names[:2], "ssh_config_file": config, "fetch": ["out/*"]}
     with get_runner() as runner:
         handle = runner.run(AppDef("job", [role]), "ssh", cfg)
@@ -413,5 +433,13 @@ def test_files_of_replicas_come_home(cluster):
             "box2": "written\n",
         }
         assert not Path("other").exists()
+        late = "[ $(hostname) = box1 ] || sleep 5; hostname > same"
+        role = Role("role", entrypoint="sh", args=["-c", late], num_replicas=2)
+        handle = runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["same"]})
+        assert runner.wait(handle).state is AppState.SUCCEEDED
+        (log,) = registry.directory().glob("*/supervisor.log")
+        assert "same was written here while the app ran: that of box2 takes" in log.read_text()
+        assert Path("same").read_text() == "box2\n"
+        runner.delete(handle)
         with pytest.raises(phalanx.ConfigError, match="below the working directory"):
             runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["../x"]})

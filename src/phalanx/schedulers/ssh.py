@@ -31,8 +31,8 @@ class SshOptions:
         None, help="the interpreter on other hosts, or a virtual environment there"
     )
     env_file: str | None = option(None, help="a bash file that is sourced on each host first")
-    fetch: list[str] = option(
-        [],
+    fetch: list[str] | None = option(
+        None,
         help="files that replicas write to bring here from hosts that do not share the directory "
         "(patterns such as ckpt/*), when a replica has ended",
     )
@@ -50,7 +50,7 @@ class SshOptions:
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
         check_grace(self.stop_grace)
-        check_fetch(self.fetch)
+        check_fetch(self.fetch or [])
         if not 0 < self.host_timeout < math.inf:
             raise ConfigError(f"host_timeout={self.host_timeout}: more than 0 seconds are wanted.")
         for name in ("env_file", "ssh_config_file"):
@@ -94,7 +94,7 @@ class SshScheduler(Supervised):
         for name in ("env_file", "ssh_config_file"):
             if launcher[name] is not None:
                 launcher[name] = os.path.abspath(os.path.expanduser(launcher[name]))
-        return {"launcher": launcher, "fetch": options.fetch, "rank0_env": self.rank0_env}
+        return {"launcher": launcher, "fetch": options.fetch or [], "rank0_env": self.rank0_env}
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SshScheduler:
