@@ -176,9 +176,18 @@ def test_files_of_a_cancelled_app_come_home(launcher):
     app.cancel()
     app.wait(30)
     assert Path("ckpt/last.txt").read_text() == "saved"
+    Path("ckpt/last.txt").unlink()
+    app = launcher(1, fetch=["ckpt/*"]).start(work)
+    wait_until(lambda: any(line.text == "saved" for line in app.logs()), timeout=40)
+    app.cancel(0.0)  # at once: not for files either, and that is said
+    app.wait(30)
+    assert not Path("ckpt/last.txt").exists()
+    with pytest.raises(phalanx.Cancelled) as caught:
+        app.result()
+    assert any("given up" in note for note in caught.value.__notes__)
 
 
-def test_the_lowest_rank_wins_and_that_is_said(launcher, caplog):
+def test_the_lowest_rank_wins_and_that_is_said(launcher, cluster, caplog):
     """Everybody has its version in the next round; what only an older round wrote does not count."""
 
     def work():
@@ -195,6 +204,7 @@ def test_the_lowest_rank_wins_and_that_is_said(launcher, caplog):
         return seen
 
     result = launcher(2, fetch=["ckpt/*"], max_restarts=1).run(work)
+    assert not any(name.endswith(".txt") for some in trees(cluster) for name in some)
     assert list(result) == [("rank 0", "first")] * 2
     assert Path("ckpt/both.txt").read_text() == "rank 0"
     assert Path("ckpt/one.txt").read_text() == "second"
@@ -224,7 +234,9 @@ def test_what_workers_remove_does_not_come_back(launcher):
     assert sorted(os.listdir("ckpt")) == ["1", "2"]
 
 
-def test_a_file_that_cannot_be_written_here_is_an_error_and_the_values_are_kept(launcher, tmp_path):
+def test_a_file_that_cannot_be_written_here_is_an_error_and_values_are_kept(
+    launcher, tmp_path, caplog
+):
     """A link in its way leads out: nothing goes through it."""
     (tmp_path / "outside").mkdir()
     Path("work").mkdir()
@@ -240,6 +252,7 @@ def test_a_file_that_cannot_be_written_here_is_an_error_and_the_values_are_kept(
         launcher(1, fetch=["ckpt/*"]).run(work)
     assert list(caught.value.result) == [7]
     assert not list((tmp_path / "outside").iterdir())
+    assert not [message for message in caplog.messages if "no file that fits" in message]
 
 
 def test_a_disk_that_is_full_here_is_said(launcher, caplog):
@@ -283,7 +296,7 @@ def test_without_fetch_the_first_restart_warns_and_names_the_file(launcher, capl
 
     launcher(2, max_restarts=2, restart_backoff=0.1).run(work)
     (said,) = [m for m in caplog.messages if "share no directory" in m]
-    assert "box1: workers wrote ckpt/last.pt; not on box2" in said
+    assert "box1: workers wrote ckpt/last.pt, which box2 cannot see" in said
     assert "fetch=['ckpt/*']" in said
 
 

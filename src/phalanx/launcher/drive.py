@@ -158,7 +158,7 @@ class Drive:
         self._gave_up.set()
         self._stop_with = number
         if grace == 0:
-            self.fetch.stop()
+            self.fetch.give_up()
         self._feed(p.Cancel(grace))
 
     def signal(self, number: int) -> None:

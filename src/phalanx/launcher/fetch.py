@@ -31,6 +31,8 @@ _LARGE = 64 << 20
 """Bytes from which on it is said that files are on their way: it may take a while."""
 _TOLD_EVERY = 1.0
 _NAMED = 3
+_LAST_WARNING = 2.0
+"""Seconds that an app that has ended waits for what there is to warn of."""
 
 Source = RemoteFiles | None
 """A host with files of its own; None: the launcher's directory, and whoever shares it."""
@@ -46,7 +48,7 @@ class Fetch:
         hostname: Callable[[int], str],
         hold: Callable[[str], object],
         on_progress: Callable[[], None],
-        spawn: Callable[[Coroutine[None, None, None]], object],
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         """Files come home into `directory`. `hostname` names an agent's host.
 
@@ -71,6 +73,8 @@ class Fetch:
         self._warned: set[str] = set()
         self._lock = asyncio.Lock()
         self._moving: asyncio.Task[None] | None = None
+        self._warning: asyncio.Task[None] | None = None
+        self._gave_up = False
         self._began = time.time_ns()
         self._total = self._moved = 0
         self._told = 0.0
@@ -92,6 +96,11 @@ class Fetch:
         if self._moving is not None:
             self._moving.cancel()
 
+    def give_up(self) -> None:
+        """Whoever asked for the end does not wait for files either."""
+        self._gave_up = True
+        self.stop()
+
     # ── between rounds ────────────────────────────────────────────────────────
 
     async def exchange(self, round_: Round, agents: Mapping[int, Agent]) -> bool:
@@ -106,7 +115,7 @@ class Fetch:
                 return True
             if not self._patterns:
                 if last and not self._warned:
-                    self._spawn(self._warn_of_unshared(last, round_, agents))
+                    self._warning = self._spawn(self._warn_of_unshared(last, round_, agents))
                 return True
             if last:
                 return await self._run(self._exchange(last, round_, agents))
@@ -165,9 +174,9 @@ class Fetch:
                 pattern = f"{directory}/*" if directory else found[0]
                 missing = some_names(name for path in found for name in alone[path])
                 self._say(
-                    f"{host}: workers wrote {some_names(map(shown, found))}; not on {missing}, "
-                    "since hosts share no directory. Use a shared one, or fetch="
-                    f"[{shown(pattern)!r}]"
+                    f"{host}: workers wrote {some_names(map(shown, found))}, which {missing} "
+                    "cannot see: hosts share no directory. Use a shared one, or "
+                    f"fetch=[{shown(pattern)!r}]"
                 )
                 return
 
@@ -175,6 +184,8 @@ class Fetch:
 
     async def bring_home(self, members: Sequence[Member], agents: Mapping[int, Agent]) -> None:
         """When the app has ended: have all of it here. What cannot be is in `problems`."""
+        if self._warning is not None:
+            await asyncio.wait({self._warning}, timeout=_LAST_WARNING)
         if not self._patterns or not self._last:
             return
         async with self._lock:
@@ -194,11 +205,17 @@ class Fetch:
         listings = await self._list(members, agents, fail)
         if not listings:
             return
-        await self._fetch(listings, fail)
-        for unused in self._patterns.unused(self._agreed):
+        before = dict(self._agreed)
+        failed = await self._fetch(listings, fail)
+        written = {path for listed in listings.values() for path in listed}
+        for unused in self._patterns.unused({*written, *before}):
             self._say(f"fetch: workers wrote no file that fits {unused!r}")
         for remote, listed in listings.items():
-            home = [path for path, version in listed.items() if self._agreed.get(path) == version]
+            home = [
+                path
+                for path, version in listed.items()
+                if path not in failed and version in (self._agreed.get(path), before.get(path))
+            ]
             if remote is not None and home:
                 await remote.drop(home)
 
@@ -207,6 +224,8 @@ class Fetch:
     async def _run(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do it, unless `stop` is called; gives whether it was done."""
         self._moving = asyncio.create_task(work)
+        if self._gave_up:
+            self._moving.cancel()
         try:
             await asyncio.wait({self._moving})
         finally:

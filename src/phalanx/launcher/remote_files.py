@@ -70,7 +70,7 @@ class RemoteFiles:
 
     def hear(self, frame: wire.Frame) -> None:
         """The agent has said something about files."""
-        if getattr(frame, "number", 0) == self._number:
+        if self._number and getattr(frame, "number", 0) == self._number:
             self._heard += 1
             self._hear(frame)
 
