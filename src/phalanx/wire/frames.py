@@ -81,9 +81,9 @@ class Root:
 class WrittenFile:
     """A file that workers wrote, by its path within their working directory."""
 
-    path: str
-    size: int
-    digest: str = ""
+    path: Path
+    size: Size
+    digest: Digest = ""
     """Of its contents; empty where it was not asked for."""
 
 
@@ -187,9 +187,9 @@ class Reach(Frame):
 class ListWritten(Frame):
     """Say, in `Written`, which files workers wrote that fit the patterns."""
 
-    number: int
+    number: AnyCount
     """Comes back with the answer."""
-    patterns: tuple[str, ...]
+    patterns: tuple[Path, ...]
     digests: bool = True
 
 
@@ -197,17 +197,17 @@ class ListWritten(Frame):
 class Offer(Frame):
     """Have this file in the workers' working directory: fetch it, then say `Kept`."""
 
-    number: int
-    path: str
-    size: int
-    digest: str
+    number: AnyCount
+    path: Path
+    size: Size
+    digest: Digest
 
 
 @frame
 class Drop(Frame):
     """These files of the workers' working directory are home: they need not be kept."""
 
-    paths: tuple[str, ...]
+    paths: tuple[Path, ...]
 
 
 @frame
@@ -282,18 +282,18 @@ class Written(Frame):
     Without any it says that they are still looked at.
     """
 
-    number: int
+    number: AnyCount
     files: tuple[WrittenFile, ...] = ()
     complete: bool = False
-    problem: str = ""
+    problem: Message = ""
 
 
 @frame
 class Kept(Frame):
     """A file that was offered is in its place; or why it is not."""
 
-    number: int
-    problem: str = ""
+    number: AnyCount
+    problem: Message = ""
 
 
 @frame
@@ -408,21 +408,21 @@ class Piece(Frame):
 class Fetch(Frame):
     """Send so many bytes of a file, as `Part`s."""
 
-    number: int
+    number: AnyCount
     """Of the transfer; comes back with each part."""
-    path: str
-    offset: int
-    size: int
+    path: Path
+    offset: Size
+    size: Size
 
 
 @frame
 class Part(Frame):
     """The next bytes of a file that is fetched, as many as fit; or why they cannot be sent."""
 
-    number: int
-    offset: int
+    number: AnyCount
+    offset: Size
     data: bytes
-    problem: str = ""
+    problem: Message = ""
 
 
 # ── agent to zygote (descriptors travel beside the frame), zygote to agent ────
