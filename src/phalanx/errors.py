@@ -13,6 +13,7 @@
         ├── StartTimeout     not everything was running in time
         ├── WorkerFailed     a worker exited, was killed, or raised what cannot be raised again
         ├── ResultError      a value could not be brought home
+        ├── FetchError       the app succeeded, and a file that was asked for is not home
         ├── AgentLost        an agent went away or fell silent
         ├── OutputLost       all succeeded, but what workers printed could not be written
         └── Cancelled        someone asked for the end
@@ -30,6 +31,7 @@ __all__ = [
     "Cancelled",
     "ComponentError",
     "ConfigError",
+    "FetchError",
     "LaunchError",
     "OutputLost",
     "PhalanxError",
@@ -157,6 +159,15 @@ class ResultError(LaunchError):
         self.rank = rank
         self.hostname = hostname
         self.type_name = type_name
+
+
+class FetchError(LaunchError):
+    """Every rank returned, but files named by `fetch` are not home; `result` has the values."""
+
+    def __init__(self, message: str, *, problems: tuple[str, ...], result: Any) -> None:
+        super().__init__(message)
+        self.problems = problems
+        self.result = result
 
 
 class AgentLost(LaunchError):

@@ -20,6 +20,7 @@ RANK_VARIABLES = frozenset(
         APP,
         HOST,
         ROUND,
+        SPOOL,
         STOP_FILE,
         "RANK",
         "LOCAL_RANK",

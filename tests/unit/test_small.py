@@ -125,10 +125,11 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 
 LAYERS = [
     {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting"},
-    {"plain", "values", "stacks"},
+    {"patterns", "plain", "values", "stacks"},
     {"plugins"},
     {"specs"},
-    {"arrival", "background", "channel", "examination", "hosts", "network", "trust"},
+    {"arrival", "background", "channel", "examination", "hosts", "network", "trust"}
+    | {"filetree", "transfer"},
     {"logs"},
     {"delivery"},
     {"events", "metrics"},

@@ -234,7 +234,7 @@ class Project:
             message = (
                 f"workers wrote {count} {'file' if count == 1 else 'files'} ({size} bytes) below "
                 f"{tree} on {socket.gethostname()}. What workers write there is not brought "
-                f"home, and is removed after {KEPT_DAYS} days."
+                f"home, unless fetch=[...] names it, and is removed after {KEPT_DAYS} days."
             )
             await self._tell(wire.Note(app=self._app, message=message))
 

@@ -20,6 +20,7 @@ from phalanx.agent.nursery import Nursery
 from phalanx.agent.project import Project
 from phalanx.agent.turn import Turn
 from phalanx.agent.turns import Turns
+from phalanx.agent.written import WrittenFiles
 from phalanx.background import Background
 from phalanx.channel import PipeChannel, wait_for_silence
 from phalanx.errors import WireError
@@ -68,6 +69,9 @@ class Agent:
         self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
         self._door = Door() if prepare.networked else None
         self._project = Project(tree, prepare.app, self._tell)
+        self._written = WrittenFiles(
+            *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
+        )
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._turns = Turns(self._spawn)
         self._rest = None
@@ -81,6 +85,7 @@ class Agent:
             port=self._port,
             spool=self._spool,
             tree=tree.path,
+            apart=self._written.is_apart,
             **(self._door.describe(prepare.interface) if self._door is not None else {}),
         )
         self._spawn(self._tell(hello))
@@ -205,6 +210,16 @@ class Agent:
                 self.forward(frame.number)
             case wire.Reach():
                 self._spawn(reach(frame, self._tell))
+            case wire.ListWritten():
+                self._spawn(self._written.list(frame))
+            case wire.Fetch():
+                self._spawn(self._written.serve(frame))
+            case wire.Offer():
+                self._spawn(self._written.keep(frame))
+            case wire.Part():
+                self._written.take(frame)
+            case wire.Drop():
+                self._written.drop(frame)
             case wire.Taken() if (turn := self._turns.find(frame)) is not None:
                 turn.taken(frame.size)
             case wire.Stop() if self._turns.give_up(frame.round):

@@ -25,7 +25,7 @@ from typing import Any
 from phalanx import nesting
 from phalanx.cli import parsing
 from phalanx.cli.tracebacks import print_users_part
-from phalanx.errors import ConfigError, OutputLost, StartFailed, WorkerFailed
+from phalanx.errors import ConfigError, FetchError, OutputLost, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs.console import is_terminal, shows_colour
@@ -247,6 +247,8 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
             _print_values(error.result)
         return 1
     except Exception as error:  # noqa: BLE001 it is the user's: printed, not judged
+        if isinstance(error, FetchError):
+            _print_values(error.result)
         _report(error)
         return (isinstance(error, WorkerFailed) and error.exit_code) or 1
     _print_values(result)

@@ -67,6 +67,11 @@ class Launcher:
     """The project that hosts without this directory are sent: "auto" (the git repository, or the
     directory that this runs in), a directory, or None for nothing."""
 
+    fetch: list[str] = field(default_factory=list)
+    """Files that workers write to bring here, from hosts that do not share the working directory:
+    patterns such as ckpt/*, relative to it. At the end, and before each restart, when they also go
+    to the other hosts."""
+
     preload: list[str] | Literal["auto"] = "auto"
     """Packages to load once for all workers of a host: "auto" finds what the function imports."""
 

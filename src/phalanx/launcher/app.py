@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from phalanx.errors import ConfigError, LaunchError, OutputLost, ResultError
+from phalanx.errors import ConfigError, FetchError, LaunchError, OutputLost, ResultError
 from phalanx.launcher.collecting import Harvest
 from phalanx.launcher.deciding import Decide, decide_here
 from phalanx.launcher.payload import Function, Inbox
@@ -296,7 +296,7 @@ class App(Generic[R]):
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._state = state_of(self._verdict)
-                if self._losses() and self._state is AppState.SUCCEEDED:
+                if (self._losses() or self._unfetched) and self._state is AppState.SUCCEEDED:
                     self._state = AppState.FAILED
                 self._loop = None
                 if self._drive is not None:
@@ -392,11 +392,25 @@ class App(Generic[R]):
 
     def _message(self) -> str:
         if self._verdict is not None:
-            said = message_of(self._verdict)
+            said = message_of(self._verdict) or "; ".join(self._unfetched)
             return said or (describe(losses) if (losses := self._losses()) else "")
         if self._error is not None:
             return f"{type(self._error).__name__}: {self._error}"
         return f"waiting for {', '.join(self._awaited)}" if self._awaited else ""
+
+    @property
+    def _unfetched(self) -> tuple[str, ...]:
+        """Files that should have come home, and why they did not."""
+        return () if self._drive is None else self._drive.fetch.problems
+
+    def _unfetched_error(self) -> FetchError | None:
+        if not self._unfetched:
+            return None
+        return FetchError(
+            "all ranks returned, but " + "\n".join(self._unfetched),
+            problems=self._unfetched,
+            result=self._result,
+        )
 
     @property
     def error(self) -> BaseException | None:
@@ -451,12 +465,14 @@ class App(Generic[R]):
         try:
             if harvest.succeeded:
                 self._result = harvest.result()
-                self._error = self.lost_output(self._result)
+                self._error = self._unfetched_error() or self.lost_output(self._result)
             else:
                 timeout = self._plan.settings.start_timeout
                 self._error = harvest.exception(self.log_files, self._running, timeout, self.waits)
                 if self._drive is not None and self._drive.left:
                     add_note(self._error, f"\n{self.describe_left()}")
+                for problem in self._unfetched:
+                    add_note(self._error, problem)
         except ResultError as error:
             self._error = error
         harvest.close()

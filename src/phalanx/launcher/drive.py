@@ -22,6 +22,7 @@ from phalanx.clock import Interval
 from phalanx.errors import StartFailed, WireError
 from phalanx.launcher.agents import ANSWER, Agent
 from phalanx.launcher.deciding import Decide, host_of
+from phalanx.launcher.fetch import Fetch
 from phalanx.launcher.meeting import Meeting
 from phalanx.launcher.opening import Opening
 from phalanx.launcher.outlets import Outlets
@@ -92,6 +93,14 @@ class Drive:
         self._asleep = 0.0
         self._stop_with: int = signal.SIGTERM
         self._provision = Provision(plan, function)
+        self.fetch = Fetch(
+            plan.settings,
+            plan.prepare[0].cwd,
+            lambda index: self.plan.member(index).hostname,
+            self._provision.hold,
+            self._delay,
+            self._do,
+        )
         self.decider = decide(plan, self._now)
 
     async def run(self) -> p.Verdict:
@@ -104,6 +113,7 @@ class Drive:
             verdict = await asyncio.shield(self._verdict)
             self._placement.abandon()
             await placing  # those that are there already are let go in order
+            await self.fetch.bring_home(verdict.members, self._confirmed(verdict))
             await self._dismiss(verdict.unconfirmed)
             if verdict.reason is not p.Reason.CANCELLED:
                 self.left += [name for name in self._placement.given_up if name not in self.left]
@@ -113,6 +123,7 @@ class Drive:
             raise
         finally:
             await self.decider.close()
+            self._provision.close()
             self._background.cancel()
             for agent in (*self._agents.values(), *self._former):
                 agent.channel.abort()
@@ -165,6 +176,8 @@ class Drive:
         self._stop_with = number
         for agent in self._agents.values():
             agent.placed.wake()
+        if grace == 0:
+            self.fetch.give_up()
         self._feed(p.Cancel(grace))
 
     def signal(self, number: int) -> None:
@@ -211,6 +224,7 @@ class Drive:
                 self.progress.begin(round_, agents)
                 self._do(self._begin(round_, agents))
             case p.HaltRound(number, grace, agents, stacks):
+                self.fetch.stop()
                 self.progress.halted(time.monotonic(), agents)
                 self._stopped_by = self._now() + grace
                 if self.decider.is_over and not self.waits:
@@ -231,6 +245,8 @@ class Drive:
 
     def describe(self) -> str:
         """Where things stand, in a few words."""
+        if moving := self.fetch.describe():
+            return moving
         ready = all(agent.ready.done() for agent in self._agents.values())
         there = {i for i, agent in self._agents.items() if agent.hello is not None}
         sending = self._provision.describe(self.plan)
@@ -279,6 +295,8 @@ class Drive:
                 self._do(self._provide(index, agent, frame))
             case wire.Arrived():
                 self._provision.arrived(index, frame)
+            case wire.Written() | wire.Kept() | wire.Fetch() | wire.Part():
+                self.fetch.hear(agent, frame)
             case wire.Reached() if agent.tried == (frame.address, frame.port):
                 if not agent.reached.done():
                     agent.reached.set_result(frame.problem)
@@ -415,6 +433,8 @@ class Drive:
         """Send a round to its members, or to these; unless it was given up meanwhile."""
         if not self.plan.is_elastic:
             self.plan.tokens.remove()  # everybody has looked
+        if not await self.fetch.exchange(round_, dict(self._agents)):
+            return  # the round was halted
         agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
         opening = Opening(self.plan, self._provision, self._outlets, agents)
         if not self.plan.meets_others:
@@ -438,6 +458,18 @@ class Drive:
                 if self.decider.round_of(index) == round_.number:
                     agent.has_begun = True
                     self._do(agent.send(frame))
+
+    def _delay(self) -> None:
+        """A round waits for files: that is not a host which does not start."""
+        if self.decider.round is not None and not self.decider.is_over:
+            self._feed(p.Delayed(self.decider.round.number))
+
+    def _confirmed(self, verdict: p.Verdict) -> dict[int, Agent]:
+        return {
+            index: agent
+            for index, agent in self._agents.items()
+            if not agent.gone and index not in verdict.unconfirmed
+        }
 
     def _part_with(self, meeting: Meeting, unreached: dict[int, str]) -> None:
         """Do without hosts that do not reach the first; that may be the end."""

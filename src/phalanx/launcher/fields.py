@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from phalanx import environment, ranks
 from phalanx.errors import ConfigError
+from phalanx.patterns import Patterns
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
@@ -31,6 +32,7 @@ def check(launcher: Launcher) -> None:
     _check_environment(launcher)
     _check_hosts(launcher)
     _check_restarts(launcher)
+    check_fetch(launcher.fetch)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
             f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
@@ -46,6 +48,22 @@ def check(launcher: Launcher) -> None:
 def _is_list_of_names(value: object) -> bool:
     names = isinstance(value, Sequence) and not isinstance(value, str)
     return names and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
+
+
+def check_fetch(patterns: object) -> None:
+    """Refuse patterns that mean nothing."""
+    if isinstance(patterns, str):
+        raise ConfigError(f"fetch is a list of patterns. Write fetch=[{patterns!r}].")
+    if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+        raise ConfigError(f"fetch={patterns!r} is not a list of patterns such as 'ckpt/*'.")
+    for pattern in patterns:
+        try:
+            Patterns([pattern])
+        except ValueError as error:
+            raise ConfigError(
+                f"fetch: {pattern!r}: {error}. Write a pattern below the working directory, such "
+                "as 'ckpt/*'."
+            ) from None
 
 
 def _check_environment(launcher: Launcher) -> None:

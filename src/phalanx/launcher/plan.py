@@ -107,6 +107,8 @@ def make_plan(
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
     errand = _errand(launcher, env_file) if away else None
     workspace = _workspace(launcher, needs) if away else None
+    if launcher.fetch and away:
+        _check_fetch(launcher, workspace)
     tokens = Tokens({} if workspace is None else {n: r.path for n, r in workspace.roots.items()})
     app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
     here = _prepare(launcher, needs, title, app)
@@ -237,6 +239,17 @@ def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
     if found is None or logs is None or _working_directory() is None:
         return found
     return found.leaving_out(os.path.abspath(logs))
+
+
+def _check_fetch(launcher: Launcher, workspace: Workspace | None) -> None:
+    """Where workers do not run in the project, nobody could say what they wrote."""
+    cwd = _working_directory()
+    roots = [] if workspace is None else [root.path for root in workspace.roots.values()]
+    if cwd is None or not any(f"{cwd}/".startswith(f"{root.rstrip('/')}/") for root in roots):
+        raise ConfigError(
+            "fetch is for files of the project that hosts are sent, and workspace="
+            f"{launcher.workspace!r} leaves the working directory out. Change one of the two."
+        )
 
 
 def _main_file() -> str | None:

@@ -55,6 +55,16 @@ class Provision:
         else:
             await self._shipping.send(index, digests, agent.send)
 
+    def hold(self, path: str) -> None:
+        """A file of the project's is about to be replaced: whoever wants it may still have it."""
+        if self._shipping is not None:
+            self._shipping.hold(path)
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        if self._shipping is not None:
+            self._shipping.close()
+
     def arrived(self, index: int, frame: wire.Arrived) -> None:
         """An agent has said how much is there."""
         if self._shipping is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import IO
 
 from phalanx import wire
 from phalanx.errors import WireError
@@ -28,6 +30,7 @@ class Shipping:
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: dict[int, int] = {}
         self._total: dict[int, int] = {}
+        self._held: list[IO[bytes]] = []
 
     async def manifest(self) -> Manifest:
         """The list of files, made once, when it is first wanted. Raises `LaunchError`."""
@@ -51,6 +54,22 @@ class Shipping:
                 while batch := await asyncio.to_thread(_take, pieces):
                     for piece in batch:
                         await send(piece)
+
+    def hold(self, path: str) -> None:
+        """Keep a file open that is about to be replaced, if it is one that may be asked for."""
+        if self._manifest is None or not self._manifest.done() or self._manifest.exception():
+            return
+        for digest, source in self._manifest.result().sources.items():
+            if source == path:
+                with contextlib.suppress(OSError):
+                    self._held.append(open(path, "rb"))  # noqa: SIM115 closed by `close`
+                    held = f"/proc/self/fd/{self._held[-1].fileno()}"
+                    self._manifest.result().sources[digest] = held
+
+    def close(self) -> None:
+        """Let go of what was held."""
+        while self._held:
+            self._held.pop().close()
 
     def arrived(self, agent: int, frame: wire.Arrived) -> None:
         """An agent has said how much is there: what was sent may be on its way for long."""

@@ -138,6 +138,10 @@ class Coordinator:
                 return self._clear(agent, endpoint, now)
             case p.Gone():
                 return self._lose(event, now)
+            case p.Delayed(number):
+                if number == self._number and self.phase is p.Phase.RUNNING and self.deadline:
+                    self._give_up_at = self.deadline = now + self.policy.start_timeout
+                return []
             case p.Cancel(grace):
                 return self._cancel(self.policy.stop_grace if grace is None else grace, now)
             case p.Tick():

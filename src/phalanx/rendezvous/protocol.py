@@ -128,6 +128,13 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Delayed:
+    """A round waits for something of ours: its workers must be running so much later."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Someone wants the end, with this grace (the policy's if none)."""
 
@@ -139,7 +146,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Joined | Running | WorkerEnded | Cleared | Gone | Leaving | Cancel | Tick
+Event = Joined | Running | WorkerEnded | Cleared | Gone | Leaving | Delayed | Cancel | Tick
 
 
 # ── actions ───────────────────────────────────────────────────────────────────

@@ -76,6 +76,7 @@ class SshCrew:
         try:
             launcher = self._launcher([replica.hostname], replica)
             launcher.log_spec = _Logs(replica)
+            launcher.fetch = self._request.settings.get("fetch", [])
             app = _start(launcher, program.run, (list(replica.argv), env, first))
         except (PhalanxError, OSError) as error:
             return Ending(error=str(error))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
+from phalanx.launcher.fields import check_fetch
 from phalanx.schedulers import option
 from phalanx.schedulers.gpus import distribute
 from phalanx.schedulers.request import ReplicaRequest
@@ -30,6 +31,11 @@ class SshOptions:
         None, help="the interpreter on other hosts, or a virtual environment there"
     )
     env_file: str | None = option(None, help="a bash file that is sourced on each host first")
+    fetch: list[str] | None = option(
+        None,
+        help="files that replicas write to bring here from hosts that do not share the directory "
+        "(patterns such as ckpt/*), when a replica has ended",
+    )
     ssh_config_file: str | None = option(None, help="the ssh configuration, if not your own")
     address: str | None = option(
         None, help="the address of the first host for the others; by default the one ssh came to"
@@ -44,6 +50,7 @@ class SshOptions:
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
         check_grace(self.stop_grace)
+        check_fetch(self.fetch or [])
         if not 0 < self.host_timeout < math.inf:
             raise ConfigError(f"host_timeout={self.host_timeout}: more than 0 seconds are wanted.")
         for name in ("env_file", "ssh_config_file"):
@@ -87,7 +94,7 @@ class SshScheduler(Supervised):
         for name in ("env_file", "ssh_config_file"):
             if launcher[name] is not None:
                 launcher[name] = os.path.abspath(os.path.expanduser(launcher[name]))
-        return {"launcher": launcher, "rank0_env": self.rank0_env}
+        return {"launcher": launcher, "fetch": options.fetch or [], "rank0_env": self.rank0_env}
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SshScheduler:

@@ -78,6 +78,16 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that workers wrote, by its path within their working directory."""
+
+    path: Path
+    size: Size
+    digest: Digest = ""
+    """Of its contents; empty where it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Away:
     """What an agent on another host has to know of the launcher's."""
 
@@ -194,6 +204,33 @@ class DumpStacks(Frame):
 
 
 @frame
+class ListWritten(Frame):
+    """Say, in `Written`, which files workers wrote that fit the patterns."""
+
+    number: AnyCount
+    """Comes back with the answer."""
+    patterns: tuple[Path, ...]
+    digests: bool = True
+
+
+@frame
+class Offer(Frame):
+    """Have this file in the workers' working directory: fetch it, then say `Kept`."""
+
+    number: AnyCount
+    path: Path
+    size: Size
+    digest: Digest
+
+
+@frame
+class Drop(Frame):
+    """These files of the workers' working directory are home: they need not be kept."""
+
+    paths: tuple[Path, ...]
+
+
+@frame
 class Leave(Frame):
     """Nothing more will be asked: send what is left of the logs, and end."""
 
@@ -239,6 +276,8 @@ class Hello(Frame):
     """A port that takes connections, for others to try."""
     tree: Path = ""
     """Where the project is put; empty when it is not to be sent."""
+    apart: bool = False
+    """Workers' working directory is in there: what they write is on this host alone."""
 
 
 @frame
@@ -254,6 +293,27 @@ class Arrived(Frame):
 
     size: Size
     complete: bool = False
+
+
+@frame
+class Written(Frame):
+    """Some of the files that were asked for; `complete` with the last of them.
+
+    Without any it says that they are still looked at.
+    """
+
+    number: AnyCount
+    files: tuple[WrittenFile, ...] = ()
+    complete: bool = False
+    problem: Message = ""
+
+
+@frame
+class Kept(Frame):
+    """A file that was offered is in its place; or why it is not."""
+
+    number: AnyCount
+    problem: Message = ""
 
 
 @frame
@@ -383,6 +443,27 @@ class Piece(Frame):
     data: bytes
 
 
+@frame
+class Fetch(Frame):
+    """Send so many bytes of a file, as `Part`s."""
+
+    number: AnyCount
+    """Of the transfer; comes back with each part."""
+    path: Path
+    offset: Size
+    size: Size
+
+
+@frame
+class Part(Frame):
+    """The next bytes of a file that is fetched, as many as fit; or why they cannot be sent."""
+
+    number: AnyCount
+    offset: Size
+    data: bytes
+    problem: Message = ""
+
+
 # ── agent to zygote (descriptors travel beside the frame), zygote to agent ────
 
 
@@ -416,7 +497,7 @@ class Exit(Frame):
 
 
 MESSAGES: tuple[type[Frame], ...] = (
-    Prepare, Begin, Stop, Taken, Ship, Reach, Leave, Rest, Ping, Hello, Want, Arrived, Reached,
-    Note, Ready, Started, Entered, Report, Log, Stopped, Leaving, Rested, Broken, Pong, Piece, Fork,
-    Signal, Exit, DumpStacks, Stacks,
+    Prepare, Begin, Stop, Taken, Ship, Reach, ListWritten, Offer, Drop, Leave, Rest, Ping, Hello,
+    Want, Arrived, Written, Kept, Reached, Note, Ready, Started, Entered, Report, Log, Stopped,
+    Leaving, Rested, Broken, Pong, Piece, Fetch, Part, Fork, Signal, Exit, DumpStacks, Stacks,
 )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Which files are meant: glob patterns, relative to a directory. Pure.
+
+`*` and `?` stay within a name, `**` is any number of directories, and a pattern that fits a
+directory means all that is in it. At the top wildcards leave out names that begin with a dot, and
+nowhere do they mean what is in `.git`: what comes from another host must not land there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+TEMPORARY = ".phalanx-"
+"""How names of our own files begin, which are nobody's to ask for."""
+_NEVER_MEANT = frozenset({".git", "__pycache__"})
+_LONGEST, _LONGEST_NAME, _DEEPEST = 4000, 255, 64
+_WILD = frozenset("*?[")
+
+
+class Patterns:
+    """A list of patterns."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Raises `ValueError` for one that means nothing within the directory."""
+        self.texts = tuple(texts)
+        self._patterns = tuple(map(_split, self.texts))
+
+    def __bool__(self) -> bool:
+        """There are any."""
+        return bool(self.texts)
+
+    def fits(self, path: str) -> bool:
+        """A path, relative to the directory, is meant."""
+        return any(_fits(pattern, path.split("/")) for pattern in self._patterns)
+
+    def unused(self, paths: Iterable[str]) -> list[str]:
+        """The patterns that none of these paths fits."""
+        split = [path.split("/") for path in paths]
+        used = [any(_fits(p, parts) for parts in split) for p in self._patterns]
+        return [text for text, is_used in zip(self.texts, used, strict=True) if not is_used]
+
+    @property
+    def starts(self) -> list[str]:
+        """Files and directories outside of which nothing is meant; an empty one is all."""
+        literal = set()
+        for pattern in self._patterns:
+            wild = next((i for i, name in enumerate(pattern) if _WILD & set(name)), len(pattern))
+            literal.add("/".join(pattern[:wild]))
+        return sorted(p for p in literal if not any(p != o and _is_below(p, o) for o in literal))
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return not directory or path.startswith(f"{directory}/")
+
+
+def is_inside(path: str) -> bool:
+    """A path from elsewhere leads to something within a directory, and is one that can be made."""
+    try:
+        names = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return (
+        "\0" not in path
+        and len(path) <= _LONGEST
+        and len(names) <= _DEEPEST
+        and all(n not in (b"", b".", b"..") and len(n) <= _LONGEST_NAME for n in names)
+    )
+
+
+def shown(path: str) -> str:
+    """A path from elsewhere as it may be printed: a terminal must not obey it."""
+    return path if path.isprintable() else ascii(path)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split("/") if name not in ("", "."))
+    if not names:
+        raise ValueError("it names no file")
+    if text.startswith("/") or ".." in names or "\0" in text:
+        raise ValueError("it leads out of the working directory")
+    return (*names, "*") if names[-1] == "**" else names
+
+
+def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
+    if any(name in _NEVER_MEANT and name not in pattern for name in names):
+        return False
+    if any(name.startswith(TEMPORARY) for name in names):
+        return False
+    places = {0}
+    """How far into the pattern one can be: `**` may have taken any number of names."""
+    for depth, name in enumerate(names):
+        further: set[int] = set()
+        for place in _with_skipped(pattern, places):
+            if place == len(pattern):
+                return True  # a directory above it fits
+            wanted = pattern[place]
+            if depth == 0 and name.startswith(".") and not wanted.startswith("."):
+                continue
+            if wanted == "**":
+                further.add(place)
+            elif fnmatchcase(name, wanted):
+                further.add(place + 1)
+        places = further
+    return len(pattern) in places
+
+
+def _with_skipped(pattern: Sequence[str], places: set[int]) -> set[int]:
+    """With what comes after a `**` that takes nothing."""
+    found = set(places)
+    for place in places:
+        while place < len(pattern) - 1 and pattern[place] == "**":
+            place += 1  # noqa: PLW2901 as far as they go
+            found.add(place)
+    return found
