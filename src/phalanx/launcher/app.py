@@ -295,6 +295,7 @@ class App(Generic[R]):
                 self._writer.close()
             with self._lock:
                 self._ended_at = time.monotonic()
+                self._entry.loss.forget()  # the last word is still to come
                 self._state = state_of(self._verdict)
                 if (self._losses() or self._unfetched) and self._state is AppState.SUCCEEDED:
                     self._state = AppState.FAILED
