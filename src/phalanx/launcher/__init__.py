@@ -277,7 +277,12 @@ def launch(
 
     `options` are the fields of `Launcher`; see there, and `Launcher.run` for what is raised.
     """
-    return check_options("launch", options, func).run(func, kwargs, args=args)
+    try:
+        launcher = check_options("launch", options, func)
+    except KeyboardInterrupt as interrupt:
+        hush(interrupt, "nothing was started")
+        raise
+    return launcher.run(func, kwargs, args=args)
 
 
 def check_options(verb: str, options: Mapping[str, Any], func: Any = None) -> Launcher:

@@ -410,7 +410,9 @@ class TcpSeat:
 
     def _say_who_is_missing(self, waited: float) -> float:
         """Say once, after a moment, that more hosts are waited for; gives how long it has been."""
-        gathered = "" if self.leader is None else self.leader.coordinator.gathered
+        gathered = ""
+        if self.leader is not None and self.meet is not None and not self.part.is_alone:
+            gathered = self.leader.coordinator.gathered
         if gathered and waited < SAID_AFTER <= waited + _TICK:
             place, limit = self.part.endpoint, self.part.settings.join_timeout
             logger.warning(
