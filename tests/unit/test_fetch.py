@@ -14,6 +14,7 @@ from phalanx import wire
 from phalanx.filetree import FileTree
 from phalanx.launcher.remote_files import FILES_LIMIT, Listing, RemoteFiles
 from phalanx.launcher.versions import Version, choose
+from phalanx.launcher.vetting import Vetting
 from phalanx.patterns import Patterns, is_inside, shown
 from phalanx.rendezvous import protocol as p
 from phalanx.rendezvous.coordinator import Coordinator
@@ -211,6 +212,7 @@ class Peer:
 
     def __init__(self, answer):
         self.lost = asyncio.Event()
+        self.vetting = Vetting(shipped=True, began=0.0)
         self.asked = []
         self._answer = answer
         self.files = None
@@ -333,6 +335,18 @@ def test_only_what_is_offered_is_given_out(tmp_path):
     talk(tmp_path, answer, lambda files: files.offer("given", WHOLE, id))
     (part,) = [frame for frame in sent if isinstance(frame, wire.Part)]
     assert part.data == BIG[:5]
+
+
+def test_many_small_files_that_were_asked_for_are_not_chatter():
+    """What nobody asked for is."""
+    vetting = Vetting(shipped=True, began=0.0)
+    part = wire.Part(number=1, offset=0, data=b"small")
+    for _ in range(FILES_LIMIT * 2):
+        vetting.expect(1)
+        vetting.skip(part, 0.0)
+    with pytest.raises(phalanx.WireError, match="the last of them a Part"):
+        for _ in range(FILES_LIMIT * 2):
+            vetting.skip(part, 0.0)
 
 
 def test_what_vanishes_while_it_is_sent_is_said(tmp_path):

@@ -104,6 +104,7 @@ class RemoteFiles:
         number = self._number = next(self._numbers)
         send = self._agent.send
         incoming = Incoming(self._home, number, path, version.size, version.digest, send)
+        self._agent.vetting.expect(1)  # the last part may be a small one
 
         def hear(frame: wire.Frame) -> None:
             if isinstance(frame, wire.Part):
@@ -127,6 +128,7 @@ class RemoteFiles:
                     done.set_exception(OSError(errno.EIO, shown(problem)[:500]))
 
         number = next(self._numbers)
+        self._agent.vetting.expect(2 + version.size // WINDOW)
         offer = wire.Offer(number=number, path=path, size=version.size, digest=version.digest)
         await self._ask(number, offer, hear)
 

@@ -101,6 +101,10 @@ class Vetting:
                 return dataclasses.replace(frame, outcome=_outcome(frame))
         return frame
 
+    def expect(self, frames: int) -> None:
+        """It was asked for something that takes so many frames to answer."""
+        self._frames -= frames
+
     def skip(self, frame: wire.Frame, now: float) -> None:
         """Count one that is of another app. Raises `WireError` when there are too many."""
         self._count(frame, now)
