@@ -92,6 +92,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
             "python_path": (*path, *_own_path()),
             "argv": (program, *words),
             "main_file": os.path.abspath(program) if kind == "script" else None,
+            "terminal": _terminal(),
             "interface": _interface(options),
         },
     )
@@ -103,6 +104,18 @@ def _interface(options: TorchrunOptions) -> str:
     if options.max_hosts == 1 or network.is_loopback(own):
         return ""
     return network.interface_of(own) or ""
+
+
+def _terminal() -> str:
+    """The terminal we were started at, by a path that our workers can open; empty for none.
+
+    One that something else is in the foreground of is not ours to read.
+    """
+    try:
+        ours = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return ""
+    return f"/proc/{os.getpid()}/fd/0" if ours else ""
 
 
 def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import Outcome
-from phalanx.worker import errorfile, outcome, preload, processes, stacks
+from phalanx.worker import debugger, errorfile, outcome, preload, processes, stacks
 from phalanx.worker.leaving import leave
 
 
@@ -73,7 +73,9 @@ def begin(assignment: Assignment) -> None:
     os.setsid()
     processes.reset_signals()
     os.makedirs(assignment.directory, mode=0o700, exist_ok=True)
-    _redirect(assignment.directory, assignment.printed)
+    first = assignment.variables["LOCAL_RANK"] == "0"
+    terminal = assignment.prepare.terminal if first else ""
+    _redirect(assignment.directory, assignment.printed, terminal)
     os.environ.update(assignment.variables)
 
 
@@ -85,6 +87,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed()
     _open_streams()
+    debugger.install(assignment.rank, assignment.prepare.terminal, assignment.directory)
     if assignment.prepare.away is not None:
         importlib.invalidate_caches()  # the project has come since packages were loaded
     if assignment.rank in assignment.fork.records:
@@ -130,6 +133,7 @@ def _call(assignment: Assignment) -> Outcome:
         _end_if_forked(own, code)
         return outcome.exited(rank, code) if code else outcome.returned(rank, None, sink)
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
+        debugger.cut_frames(error)
         trace = outcome.users_part(error.__traceback__)
         ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
         if ended is not None and ended.fault is not None:
@@ -219,11 +223,16 @@ def report(assignment: Assignment, ended: Outcome) -> None:
             file.write(data)
 
 
-def _redirect(directory: str, printed: tuple[bytes, bytes]) -> None:
+def _redirect(directory: str, printed: tuple[bytes, bytes], terminal: str) -> None:
     """Into the rank's files, behind what was printed while packages were loaded for all ranks."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    stdin = -1
+    if terminal:
+        with contextlib.suppress(OSError):  # of another user, before su
+            stdin = debugger.open_terminal(terminal)
+    if stdin < 0:
+        stdin = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     for number, name, head in ((1, "stdout", printed[0]), (2, "stderr", printed[1])):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)
