@@ -17,6 +17,7 @@ from phalanx.launcher import imports, payload
 from phalanx.launcher.app import App
 from phalanx.launcher.deciding import Decide
 from phalanx.launcher.imports import Needs
+from phalanx.ranks import HOST
 from phalanx.rendezvous import handlers, settings
 from phalanx.rendezvous.tcp.handler import TcpHandler
 from phalanx.rounds import Endpoint
@@ -71,6 +72,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
         needs=needs,
         title=os.path.basename(options.program),
         workers=options.workers,
+        hostname=os.environ.get(HOST, ""),  # as whoever started us calls it
         run_id=options.run_id,
         role=options.role,
         max_restarts=options.max_restarts,

@@ -334,7 +334,7 @@ class App(Generic[R]):
         self._running = drive.decider.running
         if drive.left and verdict.reason is Reason.SUCCEEDED:
             logger.warning("phalanx: %s", self.describe_left())
-        for note in drive.notes:
+        for note in (*drive.notes, *drive.away.values()):
             logger.warning("phalanx: %s", note)
         return verdict
 
