@@ -15,7 +15,7 @@ import time
 from collections.abc import Container, Iterator
 
 from phalanx.worker.debugger import PROMPTING
-from phalanx.worker.outcome import open_regular
+from phalanx.worker.outcome import RAISED, open_regular
 
 CHUNK = 256 << 10
 CAP = 4 << 30
@@ -137,6 +137,6 @@ def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:
 def streams(directory: str, ranks: range, records: Container[int] = ()) -> Iterator[Stream]:
     """The streams of these ranks, in the order in which they are looked at."""
     for rank in ranks:
-        for name in ("stdout", "stderr", "records"):
+        for name in ("stdout", "stderr", "records", RAISED):
             if name != "records" or rank in records:
                 yield Stream(os.path.join(directory, str(rank), name), rank, name)

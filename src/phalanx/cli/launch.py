@@ -217,6 +217,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         return 0
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
+    app.tell_failure()
     if not options.quiet:
         app.show_status()
     try:

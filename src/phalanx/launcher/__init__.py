@@ -196,6 +196,7 @@ class Launcher:
                 app = self._start(plan, call)
                 interrupts.attach(app.cancel)
                 app.show_status()
+                app.tell_failure()
                 _wait_or_cancel(app, self.stop_grace)
             return app.result()
         except KeyboardInterrupt as interrupt:

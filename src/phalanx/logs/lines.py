@@ -106,9 +106,13 @@ class Assembly:
 
     def end(self) -> list[str]:
         """What was begun and will not be ended."""
-        left = [_last_state(data) for data in self._begun.values() if data]
+        return [line for _, line in self.end_of_all()]
+
+    def end_of_all(self) -> list[tuple[str, str]]:
+        """The same, each with its stream."""
+        left = [(stream, _last_state(data)) for stream, data in self._begun.items()]
         self._begun.clear()
-        return [line.decode("utf-8", "replace") for line in left if line]
+        return [(stream, line.decode("utf-8", "replace")) for stream, line in left if line]
 
 
 def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:

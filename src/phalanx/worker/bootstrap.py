@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -139,7 +139,7 @@ def _call(assignment: Assignment) -> Outcome:
         if ended is not None and ended.fault is not None:
             fault = ended.fault
             errorfile.write(f"{fault.type_name}: {fault.message}", fault.traceback, again=False)
-        _show(error.with_traceback(trace))
+        _show(error.with_traceback(trace), assignment.directory)
         _end_if_forked(own, 1)
         return ended  # type: ignore[return-value]  # only a fork has none, and has ended
     return outcome.returned(rank, value, sink)
@@ -152,13 +152,38 @@ def _end_if_forked(own: int, code: int) -> None:
         os._exit(code)
 
 
-def _show(error: BaseException) -> None:
-    """Print an exception as the interpreter would; a hook of the user's may itself be broken."""
+def _show(error: BaseException, directory: str) -> None:
+    """Print an exception as the interpreter would; a hook of the user's may itself be broken.
+
+    Apart from stderr: who raises it where the app was launched shows it there, and once.
+    """
+    with _stderr_into(os.path.join(directory, outcome.RAISED)):
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except Exception:  # noqa: BLE001 then by Python's own, into the stream it began with
+            sys.stderr = sys.__stderr__
+            sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+@contextlib.contextmanager
+def _stderr_into(path: str) -> Iterator[None]:
+    """Have stderr go into a file, where that can be."""
+    _flush()
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:  # noqa: BLE001 then by Python's own, into the stream it began with
-        sys.stderr = sys.__stderr__
-        sys.__excepthook__(type(error), error, error.__traceback__)
+        before = os.dup(2)
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, 2)
+        os.close(file)
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _flush() -> OSError | None:

@@ -30,6 +30,9 @@ PAYLOAD = "payload"
 REPORT = "report"
 """The file in a rank's directory that holds the report, where it could not be sent."""
 
+RAISED = "raised"
+"""The file in a rank's directory, and the stream, of the traceback that its worker has printed."""
+
 _TEXT_LIMIT = 32 << 10
 _WRITE = 1 << 20
 _NOT_RAISED_AGAIN = (KeyboardInterrupt, SystemExit, GeneratorExit)
