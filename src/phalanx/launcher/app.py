@@ -248,6 +248,12 @@ class App(Generic[R]):
 
             self._call(add)
 
+    def forget(self) -> None:
+        """Leave no record of it, and no log files: it has ended before its function was there."""
+        self._entry.remove()
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+
     def signal(self, number: int) -> None:
         """Pass a signal on to the workers that catch it. Returns at once."""
         self._call(lambda drive: drive.signal(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -176,6 +177,36 @@ def read_lines(
         found.append((at, line.removesuffix(b"\n").decode("utf-8", "replace")))
         at += len(line)
     return found, at
+
+
+def read_back(path: Path, size: int = 1 << 16) -> Iterator[tuple[int, str]]:
+    """The lines of a file, each with its offset, from the last one to the first.
+
+    What comes meanwhile is not among them. Reads no more than is asked for.
+    """
+    try:
+        with open(path, "rb") as file:
+            at = file.seek(0, os.SEEK_END)
+            rest = b""
+            last = True
+            while at > 0:
+                step = min(size, at)
+                at -= step
+                file.seek(at)
+                first, *lines = (file.read(step) + rest).split(b"\n")
+                offset = at + len(first) + sum(len(line) + 1 for line in lines)
+                for line in reversed(lines):
+                    offset -= len(line)
+                    if line or not last:  # a file that ends its last line has none behind it
+                        yield offset, line.decode("utf-8", "replace")
+                    last = False
+                    offset -= 1
+                rest = first
+                size = min(2 * size, 1 << 20)
+            if rest or not last:
+                yield 0, rest.decode("utf-8", "replace")
+    except FileNotFoundError:
+        return  # someone has tidied up
 
 
 def _split(data: bytes) -> Iterator[bytes]:
