@@ -8,6 +8,7 @@
     ├── PluginError          what an installed package has registered cannot be used
     ├── SchedulerError       a scheduler could not do what it was asked for
     ├── WireError            bytes that are not frames of our version
+    ├── NoTerminal           a worker has come to a breakpoint where nobody can debug it
     └── LaunchError          an app that was started and did not succeed
         ├── StartFailed      an agent, or what it needs, could not be started
         ├── StartTimeout     not everything was running in time
@@ -33,6 +34,7 @@ __all__ = [
     "ConfigError",
     "FetchError",
     "LaunchError",
+    "NoTerminal",
     "OutputLost",
     "PhalanxError",
     "PluginError",
@@ -97,6 +99,10 @@ class SchedulerError(PhalanxError):
 
 class WireError(PhalanxError):
     """A peer sent something that is not a frame of this version."""
+
+
+class NoTerminal(PhalanxError):
+    """A worker has come to a breakpoint, and has no terminal to read commands from."""
 
 
 class LaunchError(PhalanxError):

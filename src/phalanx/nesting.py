@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import TracebackType
 
 from phalanx.errors import ConfigError
 
@@ -21,8 +24,27 @@ def loading(what: str) -> Iterator[None]:
     _loading = what
     try:
         yield
+    except SystemExit as stop:
+        place = _place(stop.__traceback__)
+        raise ConfigError(
+            f"{what} exits when it is loaded: {place} calls sys.exit({stop.code!r}). "
+            'Put what a program does under: if __name__ == "__main__":'
+        ) from None
     finally:
         _loading = None
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The last line that is the user's own: not of Python's library, nor of ours."""
+    place = "it"
+    ours = os.path.dirname(__file__) + os.sep
+    library = os.path.dirname(os.__file__) + os.sep
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        installed = path.startswith(library) and "-packages" not in path
+        if not installed and not path.startswith(("<frozen", ours)):
+            place = f"{path}, line {line},"
+    return place
 
 
 def check_may_launch(environ: Mapping[str, str]) -> None:

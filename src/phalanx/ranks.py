@@ -15,6 +15,9 @@ STOP_FILE = "PHALANX_STOP_FILE"
 SPOOL = "PHALANX_SPOOL"
 """Names an agent's spool, in the first environment of its zygote: what is left is known by it."""
 
+MOST_WORKERS = 10_000
+"""More processes than that on one host are a mistake in a number."""
+
 RANK_VARIABLES = frozenset(
     {
         APP,
@@ -53,6 +56,11 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
             f"workers_per_host has {len(workers)} entries for {len(hostnames)} hosts. "
             "Give one number for all, or one for each host."
         )
+    for hostname, count in zip(hostnames, workers, strict=True):
+        if count > MOST_WORKERS:
+            raise ConfigError(
+                f"{count} workers on {hostname}: {MOST_WORKERS} are the most for one host."
+            )
     table: list[Member] = []
     first = 0
     for agent, (hostname, count) in enumerate(zip(hostnames, workers, strict=True)):

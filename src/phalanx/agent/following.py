@@ -14,7 +14,8 @@ import stat
 import time
 from collections.abc import Container, Iterator
 
-from phalanx.worker.outcome import open_regular
+from phalanx.worker.debugger import PROMPTING
+from phalanx.worker.outcome import RAISED, open_regular
 
 CHUNK = 256 << 10
 CAP = 4 << 30
@@ -33,6 +34,7 @@ class Stream:
         self.rank = rank
         self.name = name
         self._path = path
+        self._prompting = os.path.join(os.path.dirname(path), PROMPTING)
         self._cap = cap
         self._file: int | None = None
         self._at = 0
@@ -60,6 +62,7 @@ class Stream:
         full = len(data) == CHUNK
         last = final or self._at + len(data) >= self._cap
         old = not full and self._is_old(self._at + len(data))
+        old = old or (0 < len(data) < CHUNK and os.path.exists(self._prompting))
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut and (full or not last):
             data = data[:cut]
@@ -134,6 +137,6 @@ def tail(path: str, lines: int = 10, size: int = 8 << 10) -> str:
 def streams(directory: str, ranks: range, records: Container[int] = ()) -> Iterator[Stream]:
     """The streams of these ranks, in the order in which they are looked at."""
     for rank in ranks:
-        for name in ("stdout", "stderr", "records"):
+        for name in ("stdout", "stderr", "records", RAISED):
             if name != "records" or rank in records:
                 yield Stream(os.path.join(directory, str(rank), name), rank, name)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
@@ -233,8 +232,8 @@ class Project:
             os.utime(tree)
             message = (
                 f"workers wrote {count} {'file' if count == 1 else 'files'} ({size} bytes) below "
-                f"{tree} on {socket.gethostname()}. What workers write there is not brought "
-                f"home, unless fetch=[...] names it, and is removed after {KEPT_DAYS} days."
+                f"{tree}. What workers write there is not brought home, unless fetch=[...] names "
+                f"it, and is removed after {KEPT_DAYS} days."
             )
             await self._tell(wire.Note(app=self._app, message=message))
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from phalanx import wire
 from phalanx.agent import following, stacks
@@ -22,7 +22,7 @@ from phalanx.ranks import APP, STOP_FILE, jax_environment, worker_environment
 from phalanx.rounds import Ended, Member, Outcome, signal_name
 from phalanx.worker import errorfile
 from phalanx.worker.leaving import UNWRITTEN
-from phalanx.worker.outcome import PAYLOAD, REPORT, open_regular
+from phalanx.worker.outcome import PAYLOAD, RAISED, REPORT, open_regular
 
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
@@ -298,6 +298,8 @@ class Turn:
                 data = stream.read(final=final)
                 if data:
                     found = True
+                    if stream.name == RAISED:  # what was printed before comes first
+                        await self._send_rest(o for o in streams if o.rank == stream.rank)
                     await self._send_log(stream, data)
                     stream.free()
             if final and not found:
@@ -308,6 +310,11 @@ class Turn:
                     await asyncio.wait_for(self.cleared.wait(), pause)
         for stream in streams:
             stream.close()
+
+    async def _send_rest(self, streams: Iterable[following.Stream]) -> None:
+        for stream in streams:
+            while stream.name != RAISED and (data := stream.read(final=True)):
+                await self._send_log(stream, data)
 
     async def _send_log(self, stream: following.Stream, data: bytes) -> None:
         while self._window <= 0:

@@ -21,6 +21,9 @@ from phalanx.logs.losses import reader_has_left
 GROUP = "phalanx.cli"
 """Where packages register commands of their own."""
 
+_LONGEST = 60
+"""Characters of a mistyped command that are worth repeating."""
+
 VERBS = {
     "launch": "run a function of a file or module on every rank",
     "torchrun": "run a script on every worker of this host, with other hosts",
@@ -168,9 +171,15 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
                 return 1
             return code if isinstance(code, int) else 0
     known = [*VERBS, *(plugin.name for plugin in plugins.of(GROUP))]
-    near = difflib.get_close_matches(verb, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else "See: phalanx --help"
-    print(f"phalanx has no command {verb!r}. {hint}", file=sys.stderr)
+    from phalanx.cli import hints
+
+    near = difflib.get_close_matches(verb[:_LONGEST], known, n=1)
+    if meant := hints.VERBS.get(verb, near[0] if near else None):
+        hint = f"Did you mean {meant!r}?"
+    else:
+        hint = "See: phalanx --help"
+    shown = verb if len(verb) <= _LONGEST else f"{verb[:_LONGEST]}…"
+    print(f"phalanx has no command {shown!r}. {hint}", file=sys.stderr)
     return 2
 
 

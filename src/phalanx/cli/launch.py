@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import nesting
-from phalanx.cli import parsing
+from phalanx.cli import hints, parsing
 from phalanx.cli.tracebacks import print_users_part
 from phalanx.errors import ConfigError, FetchError, OutputLost, StartFailed, WorkerFailed
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"what to launch comes first.\n{_USAGE}")
         target, *rest = arguments
         options, own = _split(rest)
+        hints.check_flags(options)
         parsed = _parse_options(options, target)
         return _launch(parsed, _Target(target), own)
     except ConfigError as error:
@@ -215,8 +216,11 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         if not options.quiet:
             _print_summary(1, began)
         return 0
+    if {"-h", "--help"} & set(own):
+        _load_call(target, own)  # prints it, and exits: nothing is started for that
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
+    app.tell_failure()
     if not options.quiet:
         app.show_status()
     try:
@@ -226,6 +230,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         app.wait()
         if isinstance(error, KeyboardInterrupt):
             hush(error, app.describe_left())
+        app.forget()
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
         print_users_part(error)

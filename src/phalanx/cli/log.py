@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli import following, parsing
+from phalanx.cli import following, parsing, watching
 from phalanx.cli.aside import aside
 from phalanx.cli.finding import find_app
 from phalanx.errors import PhalanxError
-from phalanx.logs.lines import LogLine, read_lines
+from phalanx.logs.console import is_terminal
+from phalanx.logs.lines import LogLine, read_back, read_lines
+from phalanx.registry.reading import by_time
 from phalanx.registry.recorded import RecordedApp
 from phalanx.runner import Runner, get_runner
 from phalanx.runner.handles import Place, parse_place
@@ -50,7 +54,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--streams", choices=("combined", "stdout", "stderr"), help="only one of a replica's"
     )
-    parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines")
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines of each")
     parser.add_argument(
         "--agents", action="store_true", help="what the agents say instead (with -e and -n)"
     )
@@ -79,7 +83,11 @@ def main(arguments: list[str]) -> int:
     if not files:
         print(f"phalanx log: {app.id} has no log files: its log spec made none", file=sys.stderr)
         return 1
-    _print(app, options, several=len(files) > 1)
+    plain = not (options.json or options.regex or options.since or options.until)
+    if options.follow and plain and is_terminal(sys.stdout):
+        watching.watch(app, files)
+    else:
+        _print(app, options, several=len(files) > 1)
     return 0
 
 
@@ -111,7 +119,7 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
         if options.regex is not None:
             found = (line for line in found if options.regex.search(line.text))
         if options.tail is not None:
-            found = deque(found, maxlen=_tail(options))
+            found = _last_of_each(found, options.tail)
         printer = following.Printer(sys.stdout, at_once=options.follow)
         for line in found:
             if options.json:
@@ -142,9 +150,12 @@ def _with_role(place: Place, known: dict[str, int]) -> Place:
 
 
 def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
-    lines: Any = _chosen(app.lines(options.ranks, follow=options.follow), options)
-    if options.tail is not None:
-        lines = deque(lines, maxlen=_tail(options))
+    if options.tail is None:
+        lines = _chosen(app.lines(options.ranks, follow=options.follow), options)
+    else:
+        lines = heapq.merge(
+            *(_last(app, rank, options) for rank in app.log_files(options.ranks)), key=by_time
+        )
     for line in lines:
         if options.json:
             print(json.dumps(dataclasses.asdict(line)), flush=options.follow)
@@ -152,8 +163,22 @@ def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
             print(line if several else line.text, flush=options.follow)
 
 
-def _tail(options: Any) -> int | None:
-    return None if options.tail is None else min(max(0, options.tail), sys.maxsize)
+def _last(app: RecordedApp, rank: int, options: Any) -> list[LogLine]:
+    """The last lines of a rank, read from the end of its file."""
+    chosen = itertools.takewhile(
+        lambda line: options.since is None or (line.time or 0.0) >= options.since,
+        app.lines_back(rank),
+    )
+    return [*itertools.islice(_chosen(chosen, options), max(0, options.tail))][::-1]
+
+
+def _last_of_each(lines: Iterable[Any], count: int) -> Iterator[Any]:
+    """The last lines of every replica, in the order that they are in."""
+    kept: dict[tuple[str, int], deque[tuple[int, Any]]] = {}
+    for number, line in enumerate(lines):
+        own = kept.setdefault((line.role, line.replica), deque(maxlen=max(0, count)))
+        own.append((number, line))
+    return (line for _, line in heapq.merge(*kept.values()))
 
 
 def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
@@ -169,18 +194,26 @@ def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
 
 def _print_agents(app: RecordedApp, options: Any) -> None:
     files: dict[str, Path] = app.agent_log_files()
-    shown: deque[tuple[str, str]] = deque(maxlen=_tail(options))
     for host, path in files.items():
-        at = 0
-        while (found := read_lines(path, at, final=True))[0]:
-            lines, at = found
-            shown.extend(
-                (host, text)
-                for _, text in lines
-                if options.regex is None or options.regex.search(text)
-            )
-    for host, text in shown:
-        if options.json:
-            print(json.dumps({"hostname": host, "text": text}))
-        else:
-            print(f"[{host}] {text}" if len(files) > 1 else text)
+        for text in _of_agent(path, options):
+            if options.json:
+                print(json.dumps({"hostname": host, "text": text}))
+            else:
+                print(f"[{host}] {text}" if len(files) > 1 else text)
+
+
+def _of_agent(path: Path, options: Any) -> Iterable[str]:
+    def fits(text: str) -> bool:
+        return options.regex is None or bool(options.regex.search(text))
+
+    if options.tail is not None:
+        back = (text for _, text in read_back(path) if fits(text))
+        return [*itertools.islice(back, max(0, options.tail))][::-1]
+    return filter(fits, (text for _, text in _whole(path)))
+
+
+def _whole(path: Path) -> Iterator[tuple[int, str]]:
+    at = 0
+    while (found := read_lines(path, at, final=True))[0]:
+        lines, at = found
+        yield from lines

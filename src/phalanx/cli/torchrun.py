@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
         from phalanx.elastic import torchrun
 
         app = torchrun.start(options)
+        app.tell_failure()
         signals.attach(app)
         app.show_status(line=False)
         app.wait()

@@ -96,20 +96,42 @@ class _Outlet(RankFile):
         self._begun: dict[tuple[int, str], bytes] = {}
         self._file_losses: dict[Path, Loss] = {}
         self._sources: dict[tuple[int, str], Source] = {}
+        self._held: list[tuple[Source, bytes]] = []
 
     def take(self, source: Source, stream: str, data: bytes) -> int | None:
         """Show some bytes, or write them down."""
         if stream not in _NUMBERS:
             return None
         with self._guard():
-            bit = _NUMBERS[stream]
-            if self._redirects & bit:
-                self._write(source, f"{self._local}/{stream}.log", data)
-            if self._tee & bit:
-                self._take_lines(source, stream, data)
-            elif not self._redirects & bit and self._is_shown(source):
-                self._terminal.put(bit, data)
+            self._keep(source, stream, data)
+            self._show(source, stream, data)
         return None
+
+    def hold(self, source: Source, data: bytes) -> int | None:
+        """Write it down where that is wanted; what the terminal gets of it waits."""
+        with self._guard():
+            self._keep(source, "stderr", data)
+            self._held.append((source, data))
+        return None
+
+    def show_held(self, but: int | None = None) -> None:
+        """Show what waits."""
+        with self._guard():
+            held, self._held = self._held, []
+            for source, data in held:
+                if source.rank != but:
+                    self._show(source, "stderr", data)
+
+    def _keep(self, source: Source, stream: str, data: bytes) -> None:
+        if self._redirects & _NUMBERS[stream]:
+            self._write(source, f"{self._local}/{stream}.log", data)
+
+    def _show(self, source: Source, stream: str, data: bytes) -> None:
+        bit = _NUMBERS[stream]
+        if self._tee & bit:
+            self._take_lines(source, stream, data)
+        elif not self._redirects & bit and self._is_shown(source):
+            self._terminal.put(bit, data)
 
     def touch(self, attempt: int) -> None:
         """Make the files that an attempt has, though nothing may come."""

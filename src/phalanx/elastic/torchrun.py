@@ -17,6 +17,7 @@ from phalanx.launcher import imports, payload
 from phalanx.launcher.app import App
 from phalanx.launcher.deciding import Decide
 from phalanx.launcher.imports import Needs
+from phalanx.ranks import HOST
 from phalanx.rendezvous import handlers, settings
 from phalanx.rendezvous.tcp.handler import TcpHandler
 from phalanx.rounds import Endpoint
@@ -71,6 +72,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
         needs=needs,
         title=os.path.basename(options.program),
         workers=options.workers,
+        hostname=os.environ.get(HOST, ""),  # as whoever started us calls it
         run_id=options.run_id,
         role=options.role,
         max_restarts=options.max_restarts,
@@ -92,6 +94,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
             "python_path": (*path, *_own_path()),
             "argv": (program, *words),
             "main_file": os.path.abspath(program) if kind == "script" else None,
+            "terminal": _terminal(),
             "interface": _interface(options),
         },
     )
@@ -103,6 +106,18 @@ def _interface(options: TorchrunOptions) -> str:
     if options.max_hosts == 1 or network.is_loopback(own):
         return ""
     return network.interface_of(own) or ""
+
+
+def _terminal() -> str:
+    """The terminal we were started at, by a path that our workers can open; empty for none.
+
+    One that something else is in the foreground of is not ours to read.
+    """
+    try:
+        ours = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return ""
+    return f"/proc/{os.getpid()}/fd/0" if ours else ""
 
 
 def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,20 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(
+        (
+            *("nproc_per_node", "nprocs", "num_workers", "num_processes", "world_size", "workers"),
+            *("ntasks_per_node", "gpus_per_node", "workers_per_node", "num_gpus", "np"),
+        ),
+        "workers_per_host",
+    ),
+    **dict.fromkeys(("hosts", "host", "nodes", "nodelist", "hostlist"), "hostnames"),
+    **dict.fromkeys(("env", "environment"), "extra_env_vars"),
+}
+"""What other tools call some of a launcher's fields."""
 
 
 @dataclass
@@ -196,6 +211,7 @@ class Launcher:
                 app = self._start(plan, call)
                 interrupts.attach(app.cancel)
                 app.show_status()
+                app.tell_failure()
                 _wait_or_cancel(app, self.stop_grace)
             return app.result()
         except KeyboardInterrupt as interrupt:
@@ -301,8 +317,25 @@ def _option_hint(name: str, func: Any, known: list[str]) -> str:
         return (
             " A function may run as long as it likes; see Launcher.start(...).result(timeout=...)."
         )
+    if name in OTHER_NAMES:
+        return f" Use {OTHER_NAMES[name]}."
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+_fill = Launcher.__init__
+
+
+@functools.wraps(_fill)
+def _check_and_fill(self: Launcher, *args: Any, **fields: Any) -> None:
+    known = [f.name for f in dataclasses.fields(Launcher)]
+    for name in fields:
+        if name not in known:
+            raise TypeError(f"Launcher has no field {name!r}.{_option_hint(name, None, known)}")
+    _fill(self, *args, **fields)
+
+
+Launcher.__init__ = _check_and_fill  # type: ignore[method-assign]
 
 
 def _parameters(func: Any) -> list[str]:

@@ -61,6 +61,8 @@ _QUIET = 0.4
 class App(Generic[R]):
     """A handle on one launch. All methods may be called from any thread."""
 
+    _tells = False
+
     def __init__(
         self,
         plan: Plan,
@@ -198,6 +200,17 @@ class App(Generic[R]):
         here = all(place.target is None for place in self._plan.places)
         self._waits = LongWaits(line=line, here=here)
 
+    def tell_failure(self) -> None:
+        """Leave the cause's traceback out of the output shown: it comes with what is raised."""
+        self._tells = True
+
+    def _told(self) -> int | None:
+        """The rank whose traceback is told to whoever waits."""
+        verdict = self._verdict
+        if not self._tells or verdict is None or verdict.reason is not Reason.FAILED:
+            return None
+        return None if verdict.cause is None else verdict.cause.outcome.rank
+
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
         says when they are. Returns at once; idempotent.
@@ -234,6 +247,12 @@ class App(Generic[R]):
                 drive.add(plan)
 
             self._call(add)
+
+    def forget(self) -> None:
+        """Leave no record of it, and no log files: it has ended before its function was there."""
+        self._entry.remove()
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the workers that catch it. Returns at once."""
@@ -292,7 +311,7 @@ class App(Generic[R]):
         finally:
             self._plan.tokens.remove()
             if self._writer is not None:
-                self._writer.close()
+                self._writer.close(self._told())
             with self._lock:
                 self._ended_at = time.monotonic()
                 self._entry.loss.forget()  # the last word is still to come
@@ -334,7 +353,7 @@ class App(Generic[R]):
         self._running = drive.decider.running
         if drive.left and verdict.reason is Reason.SUCCEEDED:
             logger.warning("phalanx: %s", self.describe_left())
-        for note in drive.notes:
+        for note in (*drive.notes, *drive.away.values()):
             logger.warning("phalanx: %s", note)
         return verdict
 

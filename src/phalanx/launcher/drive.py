@@ -70,6 +70,8 @@ class Drive:
         self.plan = plan
         self.inboxes = Inboxes()
         self.notes: list[str] = []
+        self.away: dict[int, str] = {}
+        """Why hosts that were lost have not come back so far, by their numbers."""
         self.progress = Progress(plan, began)
         self.stacks = StackBook()
         self._placement = placement
@@ -160,8 +162,8 @@ class Drive:
             if isinstance(placed, PlacedAgent):
                 self._welcome(placed)
                 return
-            note = f"{self.plan.members[position].hostname}: {placed.reason}"
-            self.notes += [note] if note not in self.notes else []
+            member = self.plan.members[position]
+            self.away[member.agent] = f"{member.hostname}: {placed.reason}"
 
     def add(self, plan: Plan) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
@@ -301,7 +303,8 @@ class Drive:
                 if not agent.reached.done():
                     agent.reached.set_result(frame.problem)
             case wire.Note():
-                self._add_notes(agent, [frame.message])
+                hostname = self.plan.member(index).hostname
+                self._add_notes(agent, [f"{hostname}: {frame.message}"])
             case wire.Ready() if not agent.ready.done():
                 self._note(agent, frame)
                 agent.ready.set_result(frame)
@@ -367,6 +370,7 @@ class Drive:
             self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
         else:
             agent.hello = hello
+            self.away.pop(index, None)
             self.progress.reach("agents up")
             self.progress.tracker.greeted(index, hello.pid)
             self._do(agent.send(wire.Ping(sent=time.monotonic())))

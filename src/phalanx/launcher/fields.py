@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.launcher import Launcher
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
+_LONGEST_NAME = 100
 START_METHODS = ("zygote", "spawn", "inline")
 _TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
 
@@ -40,6 +41,10 @@ def check(launcher: Launcher) -> None:
         )
     if launcher.name is not None and not isinstance(launcher.name, str):
         raise ConfigError(f"name={launcher.name!r} is not a string.")
+    if launcher.name is not None and len(launcher.name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"name has {len(launcher.name)} characters; {_LONGEST_NAME} are the most."
+        )
     spec = launcher.log_spec
     if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
         raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")

@@ -26,6 +26,7 @@ class Outlets:
         """Know the ranks of a round; what comes of older ones is still taken."""
         self._rounds[round_.number] = round_
         self._begun_at[round_.number] = time.monotonic()
+        self._logs.release()
 
     def member(self, number: int, agent: int) -> Member | None:
         """An agent's part in a round that has begun; None if it has none."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from phalanx import wire
 from phalanx.agent.following import CAP, CHUNK
 from phalanx.errors import WireError
+from phalanx.logs.writer import STREAMS
 from phalanx.plain import plain, plain_line
 from phalanx.rounds import Ended, Fault, Member, Outcome
 from phalanx.worker.outcome import PAYLOAD
@@ -34,7 +35,6 @@ _ASKED = 4
 """How often one thing may be asked for: a file that was damaged on its way is asked for again."""
 _NOTES, _NOTE = 64, 4 << 10
 _LONG = 256 << 10
-_STREAMS = ("stdout", "stderr", "records")
 _SAID = (
     wire.Hello, wire.Want, wire.Arrived, wire.Reached, wire.Note, wire.Ready, wire.Started,
     wire.Entered, wire.Report, wire.Log, wire.Stopped, wire.Leaving, wire.Rested, wire.Broken,
@@ -183,7 +183,7 @@ class Vetting:
                 raise WireError(f"a request for the same file, {self._asked[digest]} times")
 
     def _log(self, log: wire.Log) -> None:
-        if log.stream not in _STREAMS or not log.data:
+        if log.stream not in STREAMS or not log.data:
             raise WireError(f"{len(log.data)} bytes of the stream {plain_line(log.stream)!r}")
         window = _window_of(log)
         self._unwritten[window] += wire.cost_of(log)

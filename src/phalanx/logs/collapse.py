@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 WINDOW = 0.2
 """Seconds that a line waits for the same of other ranks."""
@@ -13,24 +15,27 @@ _HELD = 2000
 """How many different lines may wait."""
 
 
+L = TypeVar("L", bound=Hashable)
+
+
 @dataclass
-class Group:
+class Group(Generic[L]):
     """A line, and the sources that have printed it."""
 
-    text: str
+    text: L
     since: float
     number: int
     keys: set[int] = field(default_factory=set)
 
 
-class Collapser:
+class Collapser(Generic[L]):
     """Holds lines back for a moment. The lines of each source keep their order."""
 
     def __init__(self, sources: int) -> None:
         """So many sources there are: a line that all have printed waits no longer."""
         self._sources = sources
-        self._groups: deque[Group] = deque()
-        self._by_text: dict[str, list[Group]] = {}
+        self._groups: deque[Group[L]] = deque()
+        self._by_text: dict[L, list[Group[L]]] = {}
         self._last: dict[int, int] = {}
         self._count = 0
 
@@ -39,7 +44,7 @@ class Collapser:
         """When the next line has waited long enough."""
         return self._groups[0].since + WINDOW if self._groups else None
 
-    def add(self, key: int, text: str, now: float) -> None:
+    def add(self, key: int, text: L, now: float) -> None:
         """A source has printed a line: it joins the first equal one that it may, or begins one."""
         same = self._by_text.get(text, [])
         at = bisect.bisect_right(same, self._last.get(key, -1), key=lambda g: g.number)
@@ -53,9 +58,9 @@ class Collapser:
         group.keys.add(key)
         self._last[key] = group.number
 
-    def take(self, now: float, *, final: bool = False) -> list[Group]:
+    def take(self, now: float, *, final: bool = False) -> list[Group[L]]:
         """The lines that need not wait any more, in order."""
-        taken: list[Group] = []
+        taken: list[Group[L]] = []
         while self._groups:
             first = self._groups[0]
             whole = len(first.keys) == self._sources

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import itertools
 import os
 import re
 import select
@@ -28,6 +29,9 @@ _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _ERASE = "\r\x1b[2K"
 _AT_ONCE = 1000
 """How many lines are looked at before some are shown."""
+
+_Line = tuple[str, str]
+"""The stream it was printed to, and its text."""
 
 
 def is_terminal(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
@@ -137,24 +141,26 @@ def _is_plain(stream: io.TextIOWrapper) -> bool:
 
 
 class Console:
-    """Shows the output of some ranks on `sys.stdout`. Used from one thread."""
+    """Shows the output of some ranks on `sys.stdout` and `sys.stderr`. Used from one thread."""
 
     def __init__(self, shown: Sequence[Source], *, prefixed: bool) -> None:
         """`prefixed`: each line says whose it is, and equal ones become one on a terminal."""
-        self._stream: TextIO | None = sys.stdout
-        self._out = StandardStream("stdout")
-        self._colour = shows_colour(self._stream)
+        self._streams: dict[str, TextIO | None] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._outs = {name: StandardStream(name) for name in self._streams}
+        self._colour = {name: shows_colour(stream) for name, stream in self._streams.items()}
         self._assemblies = {source: Assembly() for source in shown} if prefixed else None
         self._sources = {source.key: source for source in shown}
-        wanted = prefixed and len(shown) > 1 and is_terminal(self._stream)
-        self._collapser = Collapser(len(shown)) if wanted else None
+        wanted = prefixed and len(shown) > 1 and is_terminal(sys.stdout)
+        self._collapser = Collapser[_Line](len(shown)) if wanted else None
+        self._held: list[tuple[Source, bytes]] = []
+        self._last = "stdout"
         make = codecs.getincrementaldecoder("utf-8")
         self._decoders = {name: make("replace") for name in ("stdout", "stderr")}
 
     @property
-    def loss(self) -> Loss:
-        """What could not be shown."""
-        return self._out.loss
+    def losses(self) -> list[Loss]:
+        """What could not be shown, by stream."""
+        return [out.loss for out in self._outs.values()]
 
     @property
     def due(self) -> float | None:
@@ -163,7 +169,8 @@ class Console:
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads, from now on."""
-        self._out.give_up_at = time.monotonic() + after
+        for out in self._outs.values():
+            out.give_up_at = time.monotonic() + after
 
     def take(self, source: Source, stream: str, data: bytes) -> None:
         """Show some bytes of a rank's output."""
@@ -173,13 +180,24 @@ class Console:
         self._sources[source.key] = source
         lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
         if self._collapser is None:
-            self._put_lines([((source.key,), line) for line in lines])
+            self._put_lines([((source.key,), (stream, line)) for line in lines])
             return
         now = time.monotonic()
         for start in range(0, len(lines), _AT_ONCE):
             for line in lines[start : start + _AT_ONCE]:
-                self._collapser.add(source.key, line, now)
+                self._collapser.add(source.key, (stream, line), now)
             self.tick()
+
+    def hold(self, source: Source, data: bytes) -> None:
+        """Keep a traceback until it is known whether it is shown in another way."""
+        self._held.append((source, data))
+
+    def show_held(self, but: int | None = None) -> None:
+        """Show what was held, unless it is of this rank."""
+        held, self._held = self._held, []
+        for source, data in held:
+            if source.rank != but:
+                self.take(source, "stderr", data)
 
     def tick(self, *, final: bool = False) -> None:
         """Show what has waited long enough for equal lines of other ranks."""
@@ -191,10 +209,10 @@ class Console:
         """Show what is left."""
         self.tick(final=True)
         for source, assembly in (self._assemblies or {}).items():
-            self._put_lines([((source.key,), line) for line in assembly.end()])
+            self._put_lines([((source.key,), line) for line in assembly.end_of_all()])
         with STATUS.lock:
-            if self._stream is not None and STATUS.mid_line and is_terminal(self._stream):
-                self._put(b"\n", "stdout")  # what comes next begins a line of its own
+            if STATUS.mid_line and is_terminal(self._streams[self._last]):
+                self._put(b"\n", self._last)  # what comes next begins a line of its own
             STATUS.mid_line = False
 
     def bar(self) -> str:
@@ -204,34 +222,35 @@ class Console:
                 return f"{prefix((source.key,), None)} {text}"
         return ""
 
-    def _put_lines(self, lines: Sequence[tuple[tuple[int, ...], str]]) -> None:
-        if lines:
-            text = "".join(f"{self._prefix(keys)} {line}\n" for keys, line in lines)
-            self._put(text.encode("utf-8", "surrogateescape"), "stdout")
+    def _put_lines(self, lines: Sequence[tuple[tuple[int, ...], _Line]]) -> None:
+        for stream, some in itertools.groupby(lines, key=lambda item: item[1][0]):
+            text = "".join(f"{self._prefix(keys, stream)} {line}\n" for keys, (_, line) in some)
+            self._put(text.encode("utf-8", "surrogateescape"), stream)
 
-    def _prefix(self, keys: tuple[int, ...]) -> str:
+    def _prefix(self, keys: tuple[int, ...], stream: str) -> str:
         hosts = {self._sources[key].hostname for key in keys}
         text = prefix(keys, hosts.pop() if len(hosts) == 1 else None)
-        if not self._colour:
+        if not self._colour[stream]:
             return text
         colour = _COLOURS[min(keys) % len(_COLOURS)] if len(keys) == 1 else 1
         return f"\x1b[{colour}m{text}\x1b[0m"
 
     def _put(self, data: bytes, stream: str) -> None:
-        if self._stream is None:
+        if (terminal := self._streams[stream]) is None:
             return
+        self._last = stream
         with STATUS.lock:
-            if not STATUS.erase() and is_terminal(self._stream):
+            if not STATUS.erase() and is_terminal(terminal):
                 data = _ERASE.encode() + data
             try:
-                self._write(self._stream, data, stream)
+                self._write(terminal, data, stream)
             except BrokenPipeError:
-                self._stream = None  # nobody reads it any more
+                self._streams[stream] = None  # nobody reads it any more
             except OSError as error:
-                self._out.loss.add(len(data), error)
+                self._outs[stream].loss.add(len(data), error)
             except Exception as error:  # noqa: BLE001 a program's own stream raises anything
                 logger.warning("phalanx: cannot show the workers' output any more: %r", error)
-                self._stream = None
+                self._streams[stream] = None
             STATUS.mid_line = not data.endswith(b"\n")
             STATUS.draw()
 
@@ -241,14 +260,14 @@ class Console:
             terminal.write(self._decoders[stream].decode(data))
             terminal.flush()
             return
-        number = terminal.fileno()
+        number, out = terminal.fileno(), self._outs[stream]
         try:
             terminal.flush()
         except OSError as error:
-            self._out.fail(number, len(data), error)
+            out.fail(number, len(data), error)
         else:
-            self._out.write(number, data)
-        if self._out.is_gone:
-            self._stream = None
-        if self._out.is_given_up:
+            out.write(number, data)
+        if out.is_gone:
+            self._streams[stream] = None
+        if out.is_given_up:
             logger.warning("phalanx: the last of the output was given up: nobody reads it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -106,9 +107,13 @@ class Assembly:
 
     def end(self) -> list[str]:
         """What was begun and will not be ended."""
-        left = [_last_state(data) for data in self._begun.values() if data]
+        return [line for _, line in self.end_of_all()]
+
+    def end_of_all(self) -> list[tuple[str, str]]:
+        """The same, each with its stream."""
+        left = [(stream, _last_state(data)) for stream, data in self._begun.items()]
         self._begun.clear()
-        return [line.decode("utf-8", "replace") for line in left if line]
+        return [(stream, line.decode("utf-8", "replace")) for stream, line in left if line]
 
 
 def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:
@@ -172,6 +177,36 @@ def read_lines(
         found.append((at, line.removesuffix(b"\n").decode("utf-8", "replace")))
         at += len(line)
     return found, at
+
+
+def read_back(path: Path, size: int = 1 << 16) -> Iterator[tuple[int, str]]:
+    """The lines of a file, each with its offset, from the last one to the first.
+
+    What comes meanwhile is not among them. Reads no more than is asked for.
+    """
+    try:
+        with open(path, "rb") as file:
+            at = file.seek(0, os.SEEK_END)
+            rest = b""
+            last = True
+            while at > 0:
+                step = min(size, at)
+                at -= step
+                file.seek(at)
+                first, *lines = (file.read(step) + rest).split(b"\n")
+                offset = at + len(first) + sum(len(line) + 1 for line in lines)
+                for line in reversed(lines):
+                    offset -= len(line)
+                    if line or not last:  # a file that ends its last line has none behind it
+                        yield offset, line.decode("utf-8", "replace")
+                    last = False
+                    offset -= 1
+                rest = first
+                size = min(2 * size, 1 << 20)
+            if rest or not last:
+                yield 0, rest.decode("utf-8", "replace")
+    except FileNotFoundError:
+        return  # someone has tidied up
 
 
 def _split(data: bytes) -> Iterator[bytes]:

@@ -127,6 +127,13 @@ class RankFile(logging.FileHandler):
             self._raw = open(self.path, "ab", buffering=0)  # noqa: SIM115 `finish` closes it
         return self._raw
 
+    def hold(self, source: Source, data: bytes) -> int | None:
+        """Take a traceback, as `take` does. What somebody looks at may wait for `show_held`."""
+        return self.take(source, "stderr", data)
+
+    def show_held(self, but: int | None = None) -> None:
+        """Show what was held, unless it is of this rank: that is told in another way."""
+
     def give_up(self, after: float) -> None:
         """Wait no longer than this, from now on. A file on disk is not waited for."""
 

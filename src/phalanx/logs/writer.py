@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -20,6 +21,10 @@ from phalanx.plain import plain
 
 RECORDS = "records"
 """The stream that carries records; the others carry what was printed."""
+RAISED = "raised"
+"""The stream that carries a worker's last traceback: whoever looks at its output is shown it only
+if it is not told in another way."""
+STREAMS = ("stdout", "stderr", RECORDS, RAISED)
 
 _TICK = 0.1
 _HELD = 64 << 20
@@ -27,6 +32,9 @@ _HELD = 64 << 20
 _LONGEST_RECORD = 16 << 20
 _STALLED, _LAST_RECORDS = 3.0, 30.0
 """Seconds that the end of a launch waits for a handler: one that does nothing, one that is slow."""
+
+_PATIENCE, _MOST_HELD = 2.0, 1 << 20
+"""Seconds that tracebacks are held back for: the end of the app should come before; and bytes."""
 
 Item = tuple[Source, str, bytes]
 _Written = tuple[int, str, bytes, Callable[[], None] | None, Source | None]
@@ -56,8 +64,11 @@ class LogWriter:
         self._console = Console([route.source for route in shown], prefixed=prefixed)
         handlers = {id(h): h for route in routes.values() for h in route.handlers}
         self._threads = {key: HandlerThread(handler) for key, handler in handlers.items()}
-        self._queue: queue.SimpleQueue[_Written | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Written | Callable[[], None] | None] = queue.SimpleQueue()
         self._gave_up = False
+        self._told: int | None = None
+        self._release_at = math.inf
+        self._held = 0
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
 
@@ -92,6 +103,10 @@ class LogWriter:
         for key in handlers.keys() - self._threads.keys():
             self._threads[key] = HandlerThread(handlers[key])
 
+    def release(self) -> None:
+        """Show the tracebacks that were held back: the app goes on."""
+        self._queue.put(self._release)
+
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal or handler that takes nothing, from now on."""
         self._gave_up = True
@@ -100,8 +115,12 @@ class LogWriter:
             for raw in route.raw:
                 raw.give_up(after)
 
-    def close(self) -> None:
-        """Wait until everything queued is written, or given up."""
+    def close(self, told: int | None = None) -> None:
+        """Wait until everything queued is written, or given up.
+
+        The traceback of the rank `told` is shown by somebody else.
+        """
+        self._told = told
         self._queue.put(None)
         self._thread.join()
         patience = _STALLED if self._gave_up else _LAST_RECORDS
@@ -112,6 +131,7 @@ class LogWriter:
         try:
             while self._step():
                 pass
+            self._release(self._told)
             self._console.finish()
             STATUS.show(self, "")
         finally:
@@ -126,6 +146,9 @@ class LogWriter:
             item = self._queue.get(timeout=self._pause())
             if item is None:
                 return False
+            if not isinstance(item, tuple):
+                item()
+                return True
             key, stream, data, done, now = item
             if (route := self._routes.get(key)) is not None:
                 self._pass_on(route, stream, data, now or route.source)
@@ -141,7 +164,7 @@ class LogWriter:
 
     def _look_for_losses(self, route: Route) -> None:
         new = [loss for raw in route.raw for loss in raw.losses()]
-        for loss in [*new, self._console.loss]:
+        for loss in [*new, *self._console.losses]:
             if not loss or any(loss is known for known in self._losses):
                 continue
             self._losses.append(loss)
@@ -152,14 +175,23 @@ class LogWriter:
                     loss.reason,
                 )
 
+    def _release(self, but: int | None = None) -> None:
+        self._release_at, self._held = math.inf, 0
+        self._console.show_held(but)
+        for route in self._routes.values():
+            for raw in route.raw:
+                raw.show_held(but)
+
     def _pause(self) -> float | None:
-        due = self._console.due
-        if due is not None:
+        due = min(self._console.due or math.inf, self._release_at)
+        if due < math.inf:
             return max(0.0, min(_TICK, due - time.monotonic()))
         return None if self._status is None else _TICK
 
     def _tick(self) -> None:
         self._console.tick()
+        if time.monotonic() >= self._release_at:
+            self._release()
         if self._status is not None:
             STATUS.show(self, self._status(self._console.bar()))
 
@@ -167,6 +199,12 @@ class LogWriter:
         key = route.source.key
         if stream == RECORDS:
             data = self._whole_records(key, data)
+        held = stream == RAISED and self._held + len(data) <= _MOST_HELD
+        if stream == RAISED:
+            stream = "stderr"
+        if held:
+            self._held += len(data)
+            self._release_at = min(self._release_at, time.monotonic() + _PATIENCE)
         for handler in route.handlers:
             self._threads[id(handler)].put((route.source, stream, data))
         if stream == RECORDS:
@@ -175,12 +213,15 @@ class LogWriter:
         if not data:
             return
         for raw in route.raw:
-            offset = raw.take(source, stream, data)
+            offset = raw.hold(source, data) if held else raw.take(source, stream, data)
             if self._mark is not None and offset is not None and raw is route.file:
                 self._mark(key, offset)
         there = self._routes.get(source.key)
         if there is not None and there.shown is not None:
-            self._console.take(source, stream, data)
+            if held:
+                self._console.hold(source, data)
+            else:
+                self._console.take(source, stream, data)
 
     def _whole_records(self, key: int, data: bytes) -> bytes:
         """A record is a line; it may come in pieces. One without an end is left out."""

@@ -102,6 +102,11 @@ class Entry:
         now = time.monotonic()
         self._next_at = now + max(_UPDATE_EVERY, 10 * (now - began))
 
+    def remove(self) -> None:
+        """Have no record of it."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+
     def cancel_asked(self) -> Mapping[str, Any] | None:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""
         return None if self._path is None else cancel_asked(self._path)

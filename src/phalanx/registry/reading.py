@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.logs.lines import Times, read_lines
+from phalanx.logs.lines import Times, read_back, read_lines
 
 
 class _Timed(Protocol):
@@ -47,6 +47,12 @@ class Reader:
             for offset, text in lines:
                 yield self._times.at(offset), text
             self._at = end
+
+    def read_back(self) -> Iterator[tuple[float | None, str]]:
+        """The lines that are there now, from the last one to the first."""
+        self._look_for_marks()
+        for offset, text in read_back(self._path):
+            yield self._times.at(offset), text
 
     def _look_for_marks(self) -> None:
         if self._marks is None:

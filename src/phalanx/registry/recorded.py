@@ -285,10 +285,18 @@ class RecordedApp:
                 return
             time.sleep(_POLL)
 
+    def lines_back(self, rank: int) -> Iterator[LogLine]:
+        """What one worker has printed, from its last line to the first."""
+        reader = Reader(self.log_files([rank])[rank], self.path / f"times-{rank}")
+        return self._named(rank, reader.read_back())
+
     def _lines_of(self, rank: int, reader: Reader, final: bool) -> Iterator[LogLine]:  # noqa: FBT001
+        return self._named(rank, reader.read(final=final))
+
+    def _named(self, rank: int, lines: Iterator[tuple[float | None, str]]) -> Iterator[LogLine]:
         replica = next(r for r in self.replicas if rank in r["ranks"])
         local_rank = replica["ranks"].index(rank)
-        for moment, text in reader.read(final=final):
+        for moment, text in lines:
             yield LogLine(rank, replica["hostname"], local_rank, text, moment)
 
 

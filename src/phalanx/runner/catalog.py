@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from phalanx import plugins
+from phalanx import nesting, plugins
 from phalanx.errors import ComponentError, PluginError
 from phalanx.logs import logger
 from phalanx.plugins import Plugin
@@ -305,7 +305,8 @@ def _from_file(text: str) -> Component:
         sys.path.insert(0, os.path.dirname(path))
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a dry run leaves no file
     try:
-        loader.exec_module(module)
+        with nesting.loading(place):
+            loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before
     found = getattr(module, function, None)

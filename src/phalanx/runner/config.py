@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,11 +119,15 @@ def project_file(
 
 
 def _is_file(path: Path) -> bool:
-    """There is such a file, as far as one may look."""
+    """There is such a file, as far as one may look. Raises `ConfigError` for what is none."""
     try:
-        return path.is_file()
-    except OSError:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
         return False
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a file"
+        raise ConfigError(f"{path} is {kind}. It should be a TOML file; move it away.")
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:

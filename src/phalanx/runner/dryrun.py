@@ -14,6 +14,9 @@ from phalanx.schedulers import Scheduler
 from phalanx.schedulers.authoring import workspace_of
 from phalanx.specs import AppDef, Role, texts
 
+_MOST_REPLICAS = 100_000
+"""More than that are a mistake in a number, which would take all memory to spell out."""
+
 
 @dataclass(frozen=True)
 class AppDryRunInfo:
@@ -51,6 +54,11 @@ def check_capabilities(
     if len(app.roles) > 1 and not can.several_roles:
         raise ConfigError(f"{name} runs apps of one role; {app.name!r} has {len(app.roles)}.")
     for role in app.roles:
+        if role.num_replicas > _MOST_REPLICAS:
+            raise ConfigError(
+                f"role {role.name!r} has {role.num_replicas} replicas; {_MOST_REPLICAS} are the "
+                "most."
+            )
         if role.mounts and not can.mounts:
             raise ConfigError(f"{name} cannot mount anything; role {role.name!r} has mounts.")
         if role.max_retries and role.retry_policy not in can.retry_policies:

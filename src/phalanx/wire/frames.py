@@ -137,6 +137,8 @@ class Prepare(Frame):
     """Other hosts take part: the store must be reached from there."""
     interface: Name = ""
     """The network interface to use."""
+    terminal: str = ""
+    """The path of the terminal that debuggers, and the first worker of the host, may read."""
 
 
 @frame

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import Outcome
-from phalanx.worker import errorfile, outcome, preload, processes, stacks
+from phalanx.worker import debugger, errorfile, outcome, preload, processes, stacks
 from phalanx.worker.leaving import leave
 
 
@@ -73,7 +73,9 @@ def begin(assignment: Assignment) -> None:
     os.setsid()
     processes.reset_signals()
     os.makedirs(assignment.directory, mode=0o700, exist_ok=True)
-    _redirect(assignment.directory, assignment.printed)
+    first = assignment.variables["LOCAL_RANK"] == "0"
+    terminal = assignment.prepare.terminal if first else ""
+    _redirect(assignment.directory, assignment.printed, terminal)
     os.environ.update(assignment.variables)
 
 
@@ -85,6 +87,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed()
     _open_streams()
+    debugger.install(assignment.rank, assignment.prepare.terminal, assignment.directory)
     if assignment.prepare.away is not None:
         importlib.invalidate_caches()  # the project has come since packages were loaded
     if assignment.rank in assignment.fork.records:
@@ -130,12 +133,13 @@ def _call(assignment: Assignment) -> Outcome:
         _end_if_forked(own, code)
         return outcome.exited(rank, code) if code else outcome.returned(rank, None, sink)
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
+        debugger.cut_frames(error)
         trace = outcome.users_part(error.__traceback__)
         ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
         if ended is not None and ended.fault is not None:
             fault = ended.fault
             errorfile.write(f"{fault.type_name}: {fault.message}", fault.traceback, again=False)
-        _show(error.with_traceback(trace))
+        _show(error.with_traceback(trace), assignment.directory)
         _end_if_forked(own, 1)
         return ended  # type: ignore[return-value]  # only a fork has none, and has ended
     return outcome.returned(rank, value, sink)
@@ -148,13 +152,38 @@ def _end_if_forked(own: int, code: int) -> None:
         os._exit(code)
 
 
-def _show(error: BaseException) -> None:
-    """Print an exception as the interpreter would; a hook of the user's may itself be broken."""
+def _show(error: BaseException, directory: str) -> None:
+    """Print an exception as the interpreter would; a hook of the user's may itself be broken.
+
+    Apart from stderr: who raises it where the app was launched shows it there, and once.
+    """
+    with _stderr_into(os.path.join(directory, outcome.RAISED)):
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except Exception:  # noqa: BLE001 then by Python's own, into the stream it began with
+            sys.stderr = sys.__stderr__
+            sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+@contextlib.contextmanager
+def _stderr_into(path: str) -> Iterator[None]:
+    """Have stderr go into a file, where that can be."""
+    _flush()
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:  # noqa: BLE001 then by Python's own, into the stream it began with
-        sys.stderr = sys.__stderr__
-        sys.__excepthook__(type(error), error, error.__traceback__)
+        before = os.dup(2)
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, 2)
+        os.close(file)
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _flush() -> OSError | None:
@@ -219,11 +248,16 @@ def report(assignment: Assignment, ended: Outcome) -> None:
             file.write(data)
 
 
-def _redirect(directory: str, printed: tuple[bytes, bytes]) -> None:
+def _redirect(directory: str, printed: tuple[bytes, bytes], terminal: str) -> None:
     """Into the rank's files, behind what was printed while packages were loaded for all ranks."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    stdin = -1
+    if terminal:
+        with contextlib.suppress(OSError):  # of another user, before su
+            stdin = debugger.open_terminal(terminal)
+    if stdin < 0:
+        stdin = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     for number, name, head in ((1, "stdout", printed[0]), (2, "stderr", printed[1])):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)

@@ -30,9 +30,14 @@ PAYLOAD = "payload"
 REPORT = "report"
 """The file in a rank's directory that holds the report, where it could not be sent."""
 
+RAISED = "raised"
+"""The file in a rank's directory, and the stream, of the traceback that its worker has printed."""
+
 _TEXT_LIMIT = 32 << 10
 _WRITE = 1 << 20
 _NOT_RAISED_AGAIN = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_NOT_RAISED_BY_NAME = ("CancelledError", "BdbQuit")
+"""Of modules that need not be loaded. IPython keeps quiet about what a debugger quits by."""
 _COMMUNICATION = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|broken pipe|tcpstore|socket (closed|timeout)",
     re.IGNORECASE,
@@ -60,7 +65,7 @@ def raised(rank: int, error: BaseException, sink: Sink | None) -> Outcome:
         traceback=_clip(format_traceback(error)),
         communication=_is_communication(error),
         reraise=not isinstance(error, _NOT_RAISED_AGAIN)
-        and type(error).__name__ != "CancelledError",
+        and type(error).__name__ not in _NOT_RAISED_BY_NAME,
     )
     for careful in (False, True):
         try:

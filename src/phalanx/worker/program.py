@@ -15,7 +15,7 @@ from phalanx.environment import users
 from phalanx.hosts import is_installed, program_path
 from phalanx.nesting import DEPTH
 from phalanx.network import address_towards, free_port
-from phalanx.ranks import RANK_VARIABLES
+from phalanx.ranks import HOST, RANK_VARIABLES
 
 ADDRESS = "PHALANX_ADDRESS"
 """The variable in which a replica finds the address that others reach it at."""
@@ -59,7 +59,8 @@ def _outside(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment as if there were no worker around the program: it is nobody's rank, and what
     we have set for the worker is not what the user wants.
     """
-    environ = {k: v for k, v in users(environ).items() if k not in RANK_VARIABLES}
+    left_out = RANK_VARIABLES - {HOST}  # hosts keep the names that the user has for them
+    environ = {k: v for k, v in users(environ).items() if k not in left_out}
     depth = environ.pop(DEPTH, "0")
     if depth.isdigit() and int(depth) > 1:
         environ[DEPTH] = str(int(depth) - 1)

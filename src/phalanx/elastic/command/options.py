@@ -19,6 +19,7 @@ from phalanx.elastic.command import meeting as meetings
 from phalanx.elastic.command import words as texts
 from phalanx.elastic.command.words import Words
 from phalanx.errors import ConfigError
+from phalanx.ranks import MOST_WORKERS
 
 ProgramKind = Literal["script", "module", "binary", "path"]
 
@@ -159,6 +160,8 @@ def _workers(words: Words, environ: Mapping[str, str]) -> int:
     else:
         if number < 1:
             raise ConfigError(f"{said}: there must be at least 1 worker. Try --nproc-per-node 1.")
+        if number > MOST_WORKERS:
+            raise ConfigError(f"{said}: {MOST_WORKERS} workers are the most for one host.")
         return number
     if wanted == "cpu":
         return hosts.processors()

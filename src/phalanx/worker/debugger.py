@@ -1,0 +1,125 @@
+"""Debuggers in workers: at the user's terminal where there is one, else a word on what to do.
+
+Whatever a debugger of `pdb`'s kind was called by (`breakpoint()`, `pdb.set_trace()`,
+`torch.distributed.breakpoint()`), it reads its commands in `cmd.Cmd.cmdloop`. A worker's stdin has
+none: there it would quit, with an exception that says nothing, and that notebooks do not show.
+"""
+
+from __future__ import annotations
+
+import cmd
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx.errors import NoTerminal
+
+PROMPTING = "prompting"
+"""The file that is in a rank's directory while its debugger waits for a command: what it prints is
+shown at once then, though no line has ended."""
+
+_TURN = "debugger"
+"""The file in a round's directory that is locked by whoever has the terminal."""
+
+
+def install(rank: int, terminal: str, directory: str) -> None:
+    """Have debuggers in this process use a terminal, by its path, or say that there is none.
+
+    `directory` is the rank's own, in the one of its round.
+    """
+    plain = cmd.Cmd.cmdloop
+
+    def cmdloop(self: Any, intro: Any = None) -> None:
+        if not _is_debugger(self):
+            plain(self, intro)
+            return
+        in_place = getattr(self, "use_rawinput", True)  # it asks for sys.stdin when it reads
+        stream = sys.stdin if in_place else self.stdin
+        if not _is_empty(stream) and not (terminal and _is_terminal(stream)):
+            plain(self, intro)
+        elif terminal and in_place:
+            self.nosigint = True  # Ctrl-C ends the app: pdb must not take it for a prompt
+            try:
+                with _at(terminal, directory, f"rank {rank} has the terminal"):
+                    plain(self, intro)
+            except KeyboardInterrupt:
+                sys.exit(128 + signal.SIGINT)
+        else:
+            raise NoTerminal(
+                f"rank {rank} has come to a breakpoint{_place(self)} and has no terminal. Debug "
+                'one rank in this process: workers_per_host=1, start_method="inline"; or run a '
+                "script with 'phalanx torchrun' on a terminal; or attach to the worker: "
+                f"debugpy.listen({5678 + rank}), then debugpy.wait_for_client()."
+            )
+
+    cmd.Cmd.cmdloop = cmdloop  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _at(terminal: str, directory: str, at_last: str) -> Iterator[None]:
+    """Read from the terminal for a while: one rank at a time. `at_last` is said after a wait."""
+    mark = os.path.join(directory, PROMPTING)
+    before = sys.stdin
+    with (
+        open(os.path.join(os.path.dirname(directory), _TURN), "w") as turn,
+        open(open_terminal(terminal)) as stdin,
+    ):
+        try:
+            sys.stdin = stdin
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                print(at_last)
+            with open(mark, "w"):
+                pass
+            yield
+        finally:
+            sys.stdin = before
+            with contextlib.suppress(OSError):
+                os.unlink(mark)
+
+
+def open_terminal(path: str) -> int:
+    """A descriptor to read it by; it does not become the one whose signals we get."""
+    return os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def cut_frames(error: BaseException) -> None:
+    """Have the traceback of one that a debugger has raised end at the line that was come to."""
+    step = error.__traceback__ if isinstance(error, NoTerminal) else None
+    while step is not None and (after := step.tb_next) is not None:
+        if after.tb_frame.f_globals.get("__name__") == "bdb":
+            step.tb_next = None
+        step = step.tb_next
+
+
+def _place(debugger: Any) -> str:
+    frame = getattr(debugger, "curframe", None)
+    return "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
+
+
+def _is_debugger(loop: object) -> bool:
+    bdb: Any = sys.modules.get("bdb")
+    return bdb is not None and isinstance(loop, bdb.Bdb)
+
+
+def _is_empty(stream: Any) -> bool:
+    """It is what workers have for stdin, or nothing."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+    except (OSError, ValueError):
+        return False
+    except AttributeError:
+        return stream is None
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,177 @@
+"""What people type first who know another tool, and nonsense: one sentence, at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phalanx
+
+JOB = """
+import sys
+
+def f(number: int = 1):
+    return number
+"""
+
+
+@pytest.fixture(autouse=True)
+def job(tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+
+
+def command(*arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environ},
+    )
+
+
+def is_one_sentence(done, *codes):
+    """No traceback, no novel."""
+    assert done.returncode in (codes or (2,)), done
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr) < 400
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "flag", ["--nproc-per-node", "--nproc_per_node", "-n", "--num-workers", "--num_workers", "-np"]
+)
+@pytest.mark.parametrize("equals", [False, True])
+def test_flags_of_other_tools_hint_at_ours(flag, equals):
+    """Whatever a worker's number is called elsewhere."""
+    said = [f"{flag}=2"] if equals else [flag, "2"]
+    text = is_one_sentence(command("launch", "job.py:f", *said))
+    assert "--workers-per-host" in text
+    assert flag in text
+
+
+def test_hosts_of_other_tools():
+    """The same for hosts."""
+    assert "--hostnames" in is_one_sentence(command("launch", "job.py:f", "--hosts", "a"))
+
+
+@pytest.mark.parametrize("name", ["num_workers", "nproc_per_node", "nprocs", "num_processes"])
+def test_options_of_other_tools_hint_at_ours(name):
+    """In Python."""
+    with pytest.raises(phalanx.ConfigError, match="Use workers_per_host"):
+        phalanx.launch(int, **{name: 2})
+    with pytest.raises(TypeError, match="Use workers_per_host"):
+        phalanx.Launcher(**{name: 2})
+    with pytest.raises(TypeError, match="Did you mean 'hostnames'"):
+        phalanx.Launcher(hostname=["a"])
+    assert phalanx.Launcher(["a"], 2).workers_per_host == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "ours"),
+    [
+        *[("ps", "list"), ("jobs", "list"), ("queue", "list"), ("top", "list"), ("ls", "list")],
+        *[("kill", "cancel"), ("stop", "cancel"), ("submit", "run"), ("logs", "log")],
+    ],
+)
+def test_verbs_of_other_tools_hint_at_ours(verb, ours):
+    """As typed by habit."""
+    assert f"Did you mean {ours!r}?" in is_one_sentence(command(verb))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["launch", "job.py:f", "--workers-per-host", "99999999"],
+        ["launch", "job.py:f", "--name", "n" * 5000],
+        ["torchrun", "--nproc-per-node", "99999999", "job.py"],
+        ["run", "--dryrun", "utils.echo", "--num_replicas", "99999999"],
+        ["n" * 5000],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_nonsense_is_refused_at_once(arguments):
+    """Before anything is made so many times, or so long."""
+    is_one_sentence(command(*arguments))
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "binary", "unreadable", "socket"])
+@pytest.mark.parametrize("where", ["project", "home", "named"])
+def test_a_configuration_that_is_none(tmp_path, kind, where):
+    """It is neither waited for nor passed over."""
+    home = tmp_path / "home"
+    home.mkdir()
+    place = {"project": tmp_path, "home": home, "named": home}[where]
+    path = place / ("named.toml" if where == "named" else ".phalanxconfig")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "binary":
+        path.write_bytes(bytes(range(256)))
+    elif kind == "socket":
+        import socket
+
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))
+    else:
+        path.symlink_to("/proc/self/mem")  # root reads everything else
+    environ = {"HOME": str(home)} | ({"PHALANXCONFIG": str(path)} if where == "named" else {})
+    text = is_one_sentence(command("run", "--dryrun", "utils.echo", **environ))
+    assert path.name in text
+    done = command("list", **environ)
+    assert done.returncode == 0
+    assert path.name in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_for_a_functions_arguments_leaves_no_app(own_state):
+    """Nor do arguments that it does not take: nothing has run."""
+    before = set(own_state.glob("*"))
+    done = command("launch", "job.py:f", "--", "--help")
+    assert done.returncode == 0
+    assert "--number" in done.stdout
+    assert not Path("logs").exists()
+    done = command("launch", "job.py:f", "--", "--nonsense", "1")
+    assert done.returncode == 2
+    assert set(own_state.glob("*")) == before
+    assert not list(Path("logs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import sys\nsys.exit()", 2),
+        ("import sys\n\nsys.exit(3)", 3),
+        ("quit('bye')", 1),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--x'])", 2),
+    ],
+)
+def test_a_file_that_exits_when_it_is_loaded(tmp_path, own_state, code, line):
+    """File, line and code are said; it is no success."""
+    (tmp_path / "leaves.py").write_text(f"{code}\ndef f(): pass\n")
+    before = set(own_state.glob("*"))
+    done = command("launch", "leaves.py:f")
+    assert done.returncode == 2
+    assert f"leaves.py, line {line}, calls sys.exit(" in done.stderr
+    assert '__name__ == "__main__"' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert set(own_state.glob("*")) == before
+
+
+def test_components_and_modules_that_exit_are_reported_too(tmp_path):
+    """Wherever a file of the user's is loaded."""
+    (tmp_path / "leaves.py").write_text("import os, sys\nif 'RANK' in os.environ: sys.exit(0)\n")
+    (tmp_path / "comp.py").write_text("import sys\nsys.exit(0)\ndef f(): pass\n")
+    done = command("run", "--dryrun", "./comp.py:f")
+    assert done.returncode != 0
+    assert "comp.py, line 2, calls sys.exit(0)" in done.stderr
+    (tmp_path / "job2.py").write_text("import leaves\ndef f(): return 1\n")
+    done = command("launch", "job2.py:f", "--workers-per-host", "1")
+    assert done.returncode == 1, done
+    assert "leaves.py, line 2, calls sys.exit(0)" in done.stderr
