@@ -56,7 +56,7 @@ def log(size=100, **fields):
 def test_an_honest_agent_keeps_to_the_window(agent):
     """In chunks of any size, however late it is told that they are written."""
     window, sent = wire.LOG_WINDOW, []
-    for size in itertools.islice(itertools.cycle((1, following.CHUNK, 77)), 3000):
+    for size in itertools.islice(itertools.cycle((1, wire.LOG_CHUNK, 77)), 3000):
         while window <= 0:
             first = sent.pop(0)
             agent.written(first)

@@ -1,7 +1,7 @@
 """Follow the files that workers print into, and hand on what is new, in whole lines.
 
 A worker writes into its files and is never held up. The reader decides the pace; what was handed on
-is freed on disk, but for the end. Past `CAP` bytes a stream is no longer handed on: the rest is
+is freed on disk, but for the end. Past `LOG_CAP` bytes a stream is no longer handed on: the rest is
 counted, freed as well, and announced when it ends.
 """
 
@@ -14,11 +14,10 @@ import stat
 import time
 from collections.abc import Container, Iterator
 
+from phalanx.wire import LOG_CAP, LOG_CHUNK
 from phalanx.worker.debugger import PROMPTING
 from phalanx.worker.outcome import RAISED, open_regular
 
-CHUNK = 256 << 10
-CAP = 4 << 30
 KEPT = 64 << 10
 OLD = 0.5
 """Seconds after which a line that was begun and not ended is handed on all the same."""
@@ -29,7 +28,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 class Stream:
     """One file of one rank, read as it grows."""
 
-    def __init__(self, path: str, rank: int, name: str, cap: int = CAP) -> None:
+    def __init__(self, path: str, rank: int, name: str, cap: int = LOG_CAP) -> None:
         """The file need not exist yet."""
         self.rank = rank
         self.name = name
@@ -58,11 +57,11 @@ class Stream:
         if self._at >= self._cap:
             self._drop(size)
             return self._marker() if final else b""
-        data = os.pread(self._file, min(CHUNK, self._cap - self._at), self._at)
-        full = len(data) == CHUNK
+        data = os.pread(self._file, min(LOG_CHUNK, self._cap - self._at), self._at)
+        full = len(data) == LOG_CHUNK
         last = final or self._at + len(data) >= self._cap
         old = not full and self._is_old(self._at + len(data))
-        old = old or (0 < len(data) < CHUNK and os.path.exists(self._prompting))
+        old = old or (0 < len(data) < LOG_CHUNK and os.path.exists(self._prompting))
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut and (full or not last):
             data = data[:cut]
@@ -76,7 +75,7 @@ class Stream:
     def free(self) -> None:
         """Give back the disk that what was handed on takes, but for the end of it."""
         start, end = self._freed, (self._at - KEPT) & ~0xFFF
-        if self._file is not None and end - start >= CHUNK:
+        if self._file is not None and end - start >= LOG_CHUNK:
             self._punch(start, end - start)
             self._freed = end
 

@@ -16,7 +16,7 @@ from phalanx.hosts import python_command
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import signal_name
 from phalanx.worker import leftovers
-from phalanx.worker.zygote import PRELOADING, TITLE_ROOM
+from phalanx.worker.zygote import TITLE_ROOM
 
 
 class Nursery:
@@ -89,7 +89,10 @@ class Nursery:
         """How the zygote ended, once its end of file was seen."""
         code = self._process.wait()
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        with contextlib.suppress(OSError), open(os.path.join(self._spool, PRELOADING)) as file:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(self._spool, leftovers.PRELOADING)) as file,
+        ):
             if module := file.read():
                 how += f", while importing {module}"
         last = tail(os.path.join(self._spool, "stderr"))

@@ -14,19 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from phalanx import wire
-from phalanx.agent.following import CAP, CHUNK
 from phalanx.errors import WireError
 from phalanx.logs.writer import STREAMS
 from phalanx.plain import plain, plain_line
 from phalanx.rounds import Ended, Fault, Member, Outcome
 from phalanx.worker.outcome import PAYLOAD
 
-_IN_FLIGHT = wire.LOG_WINDOW + CHUNK + wire.LOG_COST
+_IN_FLIGHT = wire.LOG_WINDOW + wire.LOG_CHUNK + wire.LOG_COST
 """The most that an agent which keeps the window has on its way for a round."""
 _OWN_IN_FLIGHT = 4 << 20
 """The same for what it says itself, of which it is not told when it is written."""
-_STREAM, _OWN = 4 * CAP, 64 << 20
-"""Bytes of one stream of one rank, where agents stop at `CAP` unless the file was emptied
+_STREAM, _OWN = 4 * wire.LOG_CAP, 64 << 20
+"""Bytes of one stream of one rank, where agents stop at `LOG_CAP` unless the file was emptied
 meanwhile, and of what an agent says itself, a few lines for each round."""
 _CHATTER, _CHATTER_A_SECOND = 20_000, 200
 """Frames that carry little. Heartbeats, arrivals, a few for each worker and round are expected."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.plan import Plan
-from phalanx.worker.zygote import PRELOADING
+from phalanx.worker.leftovers import PRELOADING
 
 _LONG = 2.0
 """Seconds after which a wait is said where there is no terminal with a status line."""

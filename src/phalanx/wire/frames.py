@@ -379,6 +379,10 @@ class Log(Frame):
     data: bytes
 
 
+LOG_CHUNK = 256 << 10
+"""The most that one frame of log carries."""
+LOG_CAP = 4 << 30
+"""The most that is handed on of one stream of one rank."""
 LOG_WINDOW = 8 << 20
 """How much of a round's logs may be on its way before the launcher has taken some."""
 LOG_COST = 256

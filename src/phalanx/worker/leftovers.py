@@ -23,6 +23,8 @@ from phalanx.ranks import SPOOL, STOP_FILE
 from phalanx.worker import cgroup, processes
 from phalanx.worker.identity import identity, is_gone
 
+PRELOADING = "preloading"
+"""The file in a spool that names the package which its zygote imports."""
 _PREFIX = "phalanx-"
 _OWNER = "owner.json"
 _GROUP = "cgroup"

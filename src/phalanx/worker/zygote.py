@@ -28,9 +28,6 @@ from phalanx import wire
 from phalanx.hosts import python_command
 from phalanx.worker import bootstrap, jax_cluster, leaving, leftovers, outcome, preload, processes
 
-PRELOADING = "preloading"
-"""The file in the spool that names the package being imported."""
-
 TITLE_ROOM = " " * 120
 """An argument that pads the command line, so that workers can show a title of this length."""
 
@@ -115,7 +112,10 @@ class Zygote:
 
     def _announce(self, module: str) -> None:
         # On a disk that is full nobody will know which one ended the process.
-        with contextlib.suppress(OSError), open(os.path.join(self._spool, PRELOADING), "w") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(self._spool, leftovers.PRELOADING), "w") as file,
+        ):
             file.write(module)
 
     def serve(self) -> bootstrap.Assignment | None:
