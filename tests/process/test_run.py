@@ -468,7 +468,7 @@ def test_log_by_role_replica_regex_stream_and_time(tmp_path):
     assert log(app, "--streams", "stderr", "--regex", "[12]$") == ["sh/1 err 1", "sh/2 err 2"]
     assert log(app, "--since", "1h", "--until", "30m") == []
     assert len(log(app, "--since", "1h")) == 6
-    assert len(log(f"{app}/sh", "-n", "2")) == 2
+    assert len(log(f"{app}/sh", "-n", "2")) == 6  # two of each replica
     line = json.loads(phalanx("log", f"{app}/sh/0", "--streams", "stdout", "--json").stdout)
     assert (line["role"], line["replica"], line["text"]) == ("sh", 0, "out 0")
     for place, said in ((f"{app}/no", "no role 'no'"), (f"{app}/sh/7", "replicas 0 to 2, not 7")):
