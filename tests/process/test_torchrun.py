@@ -517,14 +517,28 @@ def _listens(pid, port):
     return bool(held & inodes)
 
 
+def _is_connected(port):
+    """Somebody has come, and stays."""
+    with open("/proc/net/tcp") as file:
+        rows = [line.split() for line in file][1:]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
 def test_a_spare_waits_and_exits_with_0(torchrun):
     """Beyond the most hosts it has nothing to do but to be there."""
     port = free_port()
-    code = "import time; print('runs', flush=True); time.sleep(1)"
+    code = """
+        import os, time
+        print("runs", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """
     flags = ("--nnodes", "1:1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     first = torchrun.start(code, *flags)
     first.stdout.readline()
     spare = torchrun.start(code, *flags)
+    wait_until(lambda: _is_connected(port), timeout=60)
+    Path("go").touch()
     outs = [host.communicate(timeout=60) for host in (first, spare)]
     assert [host.returncode for host in (first, spare)] == [0, 0], outs
     assert outs[1][0] == ""
