@@ -155,6 +155,11 @@ def first_start_of_another_rank(host):
     host.send(wire.Started(round=round_, pids={0: 1, 1: 1}))
 
 
+def stacks_of_another_rank(host):
+    dumps = (wire.RankDump(0, 5, text="forged"),)
+    host.tell(wire.Stacks, rank=None, request=0, ranks=dumps)
+
+
 # ── order ─────────────────────────────────────────────────────────────────────
 
 
@@ -181,19 +186,20 @@ def rest_too_early(host):
 
 
 def stopped_without_end(host):
-    for _ in range(100_000):
-        host.tell(wire.Stopped, rank=None, round=99)
+    data = wire.encode(wire.Stopped(app=host.app, round=99)) * 1000
+    for _ in range(1000):
+        host.say(data)
 
 
 def pong_without_end(host):
     data = wire.encode(wire.Pong(sent=0.0, clock=0.0)) * 1000
-    for _ in range(100):
+    for _ in range(1000):
         host.say(data)
 
 
 def frames_of_another_app_without_end(host):
     data = wire.encode(wire.Ready(app="other", torch=True, spawn=False, failed=("x" * 99,))) * 1000
-    for _ in range(100):
+    for _ in range(1000):
         host.say(data)
 
 

@@ -30,7 +30,8 @@ def begin():
     return incoming
 
 def ready(**changes):
-    facts = {"state": "ready", "changed": [], "processors": 2, "gpus": 0, **changes}
+    facts = {"state": "ready", "changed": [], "processors": 2, "gpus": 0, "pid": 2, "start": 3}
+    facts.update(changes)
     incoming = begin()
     incoming.readline()
     say(json.dumps(facts) + "\\n")

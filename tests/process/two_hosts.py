@@ -28,7 +28,7 @@ from phalanx.logs.writer import LogWriter
 from phalanx.rendezvous.protocol import Reason
 from phalanx.rounds import Ended, Outcome
 
-PATIENCE = 4.0
+PATIENCE = 2.0
 
 
 class Played:
@@ -50,13 +50,23 @@ class Played:
     async def end(self, patience):
         self.channel.abort()
         self.playing.cancel()
+        return True
 
-    async def sweep(self, app, hello):
+    async def destroy(self, patience, hello):
+        await self.end(patience)
+        return True
+
+    async def sweep(self, hello):
+        return True
+
+    def wake(self):
         pass
 
 
 class Players:
     """In the place of a `Placement`."""
+
+    given_up = ()
 
     def __init__(self, plan, mutator):
         self.plan, self.mutator = plan, mutator
@@ -139,7 +149,7 @@ def launch(mutator):
 
     One that goes on saying that it works, or that does not say that it has ended, is cancelled.
     """
-    options = {"host_timeout": 0.5, "start_timeout": 2.0, "stop_grace": 0.2, "backend": None}
+    options = {"host_timeout": 0.5, "start_timeout": 1.0, "stop_grace": 0.2, "backend": None}
     bounds = {"min_hosts": 1, "max_hosts": 2}
     launcher = Launcher(hostnames=["localhost"] * 2, workers_per_host=1, **options, **bounds)
     plan = make_plan(launcher, Needs((), torch=False), "played")

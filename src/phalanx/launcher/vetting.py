@@ -253,6 +253,8 @@ def _plain_stacks(stacks: wire.Stacks, member_of: MemberOf) -> wire.Stacks:
     """The stacks of its own workers. Raises `WireError` for those of others."""
     member = member_of(stacks.round)
     own = range(0) if member is None else member.ranks
+    if len({dump.rank for dump in stacks.ranks}) < len(stacks.ranks):
+        raise WireError("the stacks of a rank twice")
     for dump in stacks.ranks:
         if dump.rank not in own:
             raise WireError(f"the stacks of rank {dump.rank}, which is not one of its own")
