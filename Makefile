@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm); without them those
 # tests are skipped, with the reason.
 SYSTEM ?=
+# How many processes run tests at once: many of them wait for something most of the time.
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic reference lock clean
 
@@ -21,7 +23,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 unit: $(VENV)/ready $(if $(SYSTEM),system)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 system:
 	sh tools/install-system

@@ -1,8 +1,10 @@
 """Fixtures for all tests; above all, nothing may be left behind."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -42,6 +44,16 @@ def is_ours(pid):
 
 
 os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Of several processes that run tests, each looks for what is left behind in its own place.
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
+
+
+def pytest_sessionfinish():
+    """Remove that place."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -78,7 +78,7 @@ def arrive(incoming: "IO[bytes]") -> None:
     pid = os.getpid()
     start = importlib.import_module("phalanx.worker.processes").start_time(pid)
     facts = {"processors": hosts.processors(), "gpus": gpus, "pid": pid, "start": start}
-    _say(state="ready", changed=changed, **facts)
+    _say(state="ready", changed=changed, python=sys.executable, **facts)
     sys.argv = ["phalanx", str(READ), str(WRITE)]
     importlib.import_module("phalanx.agent.process").main()
 

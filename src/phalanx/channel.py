@@ -205,7 +205,13 @@ class SocketChannel(PipeChannel):
         await super().send_encoded(self.session.seal(data))
 
     def _decode(self, data: bytes) -> list[Frame]:
-        return [frame for record in self.session.open(data) for frame in self._decoder.feed(record)]
+        frames: list[Frame] = []
+        for record in self.session.open(data):
+            frames += self._decoder.feed(record)
+            if self._decoder.has_begun:
+                # Its length is bounded by that of a record: nobody gathers a long one in many.
+                raise WireError("a record that ends within a frame")
+        return frames
 
 
 async def wait_for_silence(

@@ -96,12 +96,17 @@ async def prove(connection: socket.socket, key: bytes) -> Session:
     return Session(key, numbers, opener=True)
 
 
-async def admit(connection: socket.socket, key: bytes) -> Session:
-    """Have one that has connected prove itself. Raises `NotTrusted`, `OSError`."""
-    loop = asyncio.get_running_loop()
+async def hear_greeting(connection: socket.socket) -> bytes:
+    """The first word of one that has connected. Raises `NotTrusted`, `OSError`."""
     greeting = await _receive(connection, len(GREETING) + _RANDOM, "it left")
     if not greeting.startswith(GREETING):
         raise NotTrusted("it speaks something else")
+    return greeting
+
+
+async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> Session:
+    """Have one that has greeted prove itself. Raises `NotTrusted`, `OSError`."""
+    loop = asyncio.get_running_loop()
     own = secrets.token_bytes(_RANDOM)
     numbers = greeting[len(GREETING) :] + own
     await loop.sock_sendall(connection, own)

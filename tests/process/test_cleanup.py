@@ -454,8 +454,6 @@ def test_an_import_that_never_ends_does_not_outlive_the_launcher(script, tmp_pat
     process.kill()
     process.communicate(timeout=10)
     wait_until(lambda: not phalanx_processes(), timeout=10)
-    for spool in __import__("pathlib").Path("/tmp").glob("phalanx-*"):
-        pass
 
 
 def test_start_timeout_says_what_was_awaited(script, tmp_path):

@@ -318,3 +318,22 @@ def test_replicas_of_an_app_share_a_token_that_only_the_user_can_read(tmp_path, 
     found = [path for path, text in texts.items() if any(token in text for token in tokens)]
     assert all(path.parent.name == "logs" or "stdout" in path.name for path in found), found
     assert not [path for path in found if path.suffix == ".json"]
+
+
+def test_a_long_frame_is_not_gathered_from_many_records(pair):
+    """One that has the token cannot have the host that decides keep 32 MB for it."""
+    two = pair()
+    head = wire.codec._HEADER.pack(b"PHX", wire.VERSION, 30 << 20, 0)
+    assert prove_and_say(two.port, TOKEN, head + bytes(60_000), patience=5.0) == []
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    two.end()
+
+
+def test_what_a_host_claims_of_its_past_is_plausible_or_refused(pair):
+    """Otherwise one could spend all restarts, or the numbers of rounds."""
+    two = pair()
+    (refused,) = prove_and_say(two.port, TOKEN, meet(restarts=1 << 30))
+    assert isinstance(refused, peers.Refused)
+    assert prove_and_say(two.port, TOKEN, meet(last_round=1 << 61)) == []
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    two.end()

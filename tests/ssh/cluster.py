@@ -285,7 +285,8 @@ def _interpreter():
 
 def _free_network():
     taken = _run("ip", "-o", "addr").stdout
-    for third in range(60, 250):
+    first = os.getpid() % 190  # others may be looking at the same moment
+    for third in (*range(60 + first, 250), *range(60, 60 + first)):
         if f"10.77.{third}." not in taken:
             return f"10.77.{third}"
     raise RuntimeError("no free network")

@@ -245,3 +245,20 @@ def test_a_host_that_cannot_be_used_is_done_without(launcher, cluster):
     cluster.hosts[1].kill()
     result = launcher(3, min_hosts=2).run(lambda: phalanx.context().host)
     assert list(result) == ["box1", "box3"]
+
+
+def test_a_host_that_comes_back_with_another_python_is_not_taken(cluster, launcher):
+    """As one whose environments are not mounted yet: what it falls back to would fail all workers."""
+    app = launcher(2, min_hosts=1, max_restarts=1).start(train)
+    wait_until(lambda: len(app.status().workers) == 2, timeout=60)
+    other, shown = cluster.hosts[1], cluster.shown
+    cluster.shown = []
+    try:
+        other.reboot()
+        reasons = lambda: list(app._drive.away.values())
+        wait_until(lambda: any("its Python is" in reason for reason in reasons()), timeout=60)
+    finally:
+        cluster.shown = shown
+    wait_until(lambda: app.signal(signal.SIGUSR2) or app.status().state.is_final, timeout=60)
+    check(app.result(), cluster.names[:1])
+    other.reboot()

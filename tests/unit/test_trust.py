@@ -16,6 +16,10 @@ KEY = trust.key_of("a token of many characters", "tests")
 OTHER = trust.key_of("another token of many characters", "tests")
 
 
+async def _admit(end, key):
+    return await trust.admit(end, key, await trust.hear_greeting(end))
+
+
 def sessions():
     """Both ends of a connection whose sides have proved themselves."""
 
@@ -24,7 +28,7 @@ def sessions():
         for end in ends:
             end.setblocking(False)
         try:
-            return await asyncio.gather(trust.prove(ends[0], KEY), trust.admit(ends[1], KEY))
+            return await asyncio.gather(trust.prove(ends[0], KEY), _admit(ends[1], KEY))
         finally:
             for end in ends:
                 end.close()
@@ -46,7 +50,7 @@ def test_records_arrive_in_order_however_they_are_cut(records, step):
 async def _admit_or_close(end, key):
     """As a listener does."""
     try:
-        return await trust.admit(end, key)
+        return await _admit(end, key)
     except trust.NotTrusted as error:
         end.close()
         return error

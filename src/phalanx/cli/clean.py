@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     limit = time.time() - options.older_than
-    old = [app for app in apps() if app.created <= limit]
+    old = [app for app in apps(parts=True) if app.created <= limit]
     old = [app for app in old if app.facts["owner"] is None or app.state.is_final]
     rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
     failed = False

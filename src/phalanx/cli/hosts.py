@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--python", help="the interpreter or virtual environment there")
     parser.add_argument("--ssh-config-file", help="instead of your own ssh configuration")
     parsing.add_json(parser)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
     launcher = Launcher(
         hostnames=parsed.host or "auto",
         python=parsed.python,

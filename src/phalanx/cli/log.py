@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.follow and options.tail is not None:
         parser.error("--tail and --follow exclude each other")
+    if options.tail is not None and options.tail < 0:
+        parser.error(f"--tail {options.tail}: give a number of lines, 0 or more")
     if options.agents and (options.follow or options.ranks or options.since or options.until):
         parser.error("--agents goes with --regex, --tail and --json alone")
     try:
@@ -81,7 +83,10 @@ def main(arguments: list[str]) -> int:
         print(f"phalanx log: {error}", file=sys.stderr)
         return 1
     if not files:
-        print(f"phalanx log: {app.id} has no log files: its log spec made none", file=sys.stderr)
+        print(
+            f"phalanx log: {app.id} has no log files: it was started without. Use --log-dir DIR",
+            file=sys.stderr,
+        )
         return 1
     plain = not (options.json or options.regex or options.since or options.until)
     if options.follow and plain and is_terminal(sys.stdout):
@@ -176,7 +181,9 @@ def _last_of_each(lines: Iterable[Any], count: int) -> Iterator[Any]:
     """The last lines of every replica, in the order that they are in."""
     kept: dict[tuple[str, int], deque[tuple[int, Any]]] = {}
     for number, line in enumerate(lines):
-        own = kept.setdefault((line.role, line.replica), deque(maxlen=max(0, count)))
+        own = kept.setdefault(
+            (line.role, line.replica), deque(maxlen=min(max(0, count), sys.maxsize))
+        )
         own.append((number, line))
     return (line for _, line in heapq.merge(*kept.values()))
 

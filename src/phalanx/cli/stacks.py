@@ -67,12 +67,12 @@ def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
 
 def _find(text: str | None) -> list[RecordedApp]:
     """The launches that an app is: itself, or those that its replicas here have started."""
-    running = [app for app in apps() if app.is_launch and not app.state.is_final]
     if text is None:
-        if len(running) == 1:
-            return running
-        names = ", ".join(app.id for app in running)
-        raise LookupError(f"say which: {names}" if running else "no app is running")
+        running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
+        if len(running) != 1:
+            names = ", ".join(app.id for app in running)
+            raise LookupError(f"say which: {names}" if running else "no app is running")
+        text = running[0].handle
     found = find_app(text)
     app = found.record
     if app is None or (not app.is_launch and app.facts["owner"] is None):
@@ -82,9 +82,11 @@ def _find(text: str | None) -> list[RecordedApp]:
     if app.state.is_final:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
     below = set(descendants(app.facts["owner"]["pid"])) if app.is_here else set()
-    launches = [one for one in running if one.is_here and one.facts["owner"]["pid"] in below]
+    launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
+    launches = [one for one in launches if one.is_here and one.facts["owner"]["pid"] in below]
     if not launches:
         raise LookupError(
-            f"{app.id} runs no phalanx torchrun on this host: ask there, for the one that runs"
+            f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "
+            "that has them, use: py-spy dump --pid PID; or 'phalanx stacks', if phalanx is there."
         )
     return launches

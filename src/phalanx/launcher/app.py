@@ -121,7 +121,10 @@ class App(Generic[R]):
         title, grace = plan.prepare[0].title, plan.settings.stop_grace
         self._entry = Entry(None)
         if recorded:
-            self._entry = Entry.create(self.id, title, plan.members, self._paths, grace)
+            self._entry = Entry.create(
+                *(self.id, title, plan.members, self._paths, grace),
+                part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
+            )
         run = functools.partial(self._run, plan)
         self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)

@@ -56,6 +56,8 @@ class Abroad:
     """The agent's process there."""
     start: int = 0
     """When that began, in its machine's terms."""
+    python: str = ""
+    """The interpreter there."""
 
 
 class Child:

@@ -156,7 +156,8 @@ class Dial:
                 if not (0 < processors <= _PROCESSORS and 0 <= gpus <= _GPUS):
                     raise self._failure(f"it claims {processors} processors and {gpus} GPUs")
                 known = {"processors": processors, "gpus": gpus, "pid": pid, "start": start}
-                return {"changed": frozenset(changed), **known}
+                python = plain_line(str(answer.get("python", "")))
+                return {"changed": frozenset(changed), "python": python, **known}
             case {"state": "refused", "message": str(message)}:
                 raise self._failure(plain(message))
         raise self._failure(f"it sent {plain_line(json.dumps(answer))!r}")

@@ -92,6 +92,7 @@ class Drive:
         """What each host had not done yet when the start was given up."""
         self.left: list[str] = []
         """The hosts of which it was not seen that nothing is left."""
+        self._ended = False
         self._asleep = 0.0
         self._stop_with: int = signal.SIGTERM
         self._provision = Provision(plan, function)
@@ -124,6 +125,7 @@ class Drive:
             await self._dismiss(self._agents)
             raise
         finally:
+            self._ended = True
             await self.decider.close()
             self._provision.close()
             self._background.cancel()
@@ -422,7 +424,7 @@ class Drive:
 
         def done() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
-                loop.call_soon_threadsafe(lambda: self._do(tell()))
+                loop.call_soon_threadsafe(lambda: None if self._ended else self._do(tell()))
 
         self._outlets.write(self.plan, index, frame, done)
 

@@ -71,6 +71,8 @@ class Placement:
         self._shelters = shelters
         self._starts: list[_Start] = []
         self._together = 0
+        self._pythons: dict[int, str] = {}
+        """The interpreters that hosts had when they came first."""
         self.given_up: list[str] = []
         """The hosts whose logins we have ended before they had led anywhere."""
 
@@ -196,6 +198,14 @@ class Placement:
                 if start.dial.is_silent and start.target is not None:
                     self.given_up.append(start.target.name)
                 return NotPlaced(index, str(error))
+            python = "" if child.abroad is None else child.abroad.python
+            if python != self._pythons.setdefault(index, python):
+                # One that is only coming up again may not have its environments mounted yet.
+                await asyncio.to_thread(child.kill)
+                child.close()
+                start.child = None
+                before = self._pythons[index]
+                return NotPlaced(index, f"its Python is {python}, and was {before}")
             child.say(wire.encode(self._told(index, child)))
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)

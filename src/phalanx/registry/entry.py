@@ -46,12 +46,17 @@ class Entry:
         members: Sequence[Member],
         logs: Mapping[int, Path],
         stop_grace: float,
+        part_of: str = "",
     ) -> Entry:
-        """Record an app; where that cannot be, one that records nothing is given."""
+        """Record an app; where that cannot be, one that records nothing is given.
+
+        `part_of` is the handle of the app on a scheduler whose replica this is.
+        """
         path = None
         try:
             path = make_place(app)
-            replace(path / "app.json", _describe(app, name, members, logs, stop_grace))
+            facts = _describe(app, name, members, logs, stop_grace)
+            replace(path / "app.json", {**facts, "part_of": part_of})
             replace(path / "status.json", {"state": AppState.PENDING.value})
             reserve(path / "status.json", sum(member.workers for member in members))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:

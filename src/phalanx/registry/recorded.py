@@ -356,8 +356,8 @@ def _fits(item: Any, fields: Mapping[str, Any]) -> bool:
     )
 
 
-def apps(root: Path | None = None) -> list[RecordedApp]:
-    """All apps that are recorded, the oldest first."""
+def apps(root: Path | None = None, *, parts: bool = False) -> list[RecordedApp]:
+    """All apps that are recorded, the oldest first; with those that are `parts` of another."""
     try:
         root = directory() if root is None else root
         paths = list(root.iterdir())
@@ -368,7 +368,8 @@ def apps(root: Path | None = None) -> list[RecordedApp]:
         app = RecordedApp(path, read(path / "app.json") or {})
         with contextlib.suppress(*_UNSOUND):
             app.check()
-            found.append(app)
+            if parts or not app.facts.get("part_of"):
+                found.append(app)
     return sorted(found, key=lambda app: app.created)
 
 
@@ -397,7 +398,7 @@ def by_handle(scheduler: str, session: str, app_id: str) -> RecordedApp | None:
 
 def unreadable() -> list[Path]:
     """Directories in the registry that are not apps as this version records them."""
-    known = {app.path for app in apps()}
+    known = {app.path for app in apps(parts=True)}
     try:
         return [path for path in directory().iterdir() if path not in known]
     except (OSError, RuntimeError):
@@ -417,7 +418,7 @@ def find(text: str | None) -> RecordedApp:
     wanted = text.rpartition("/")[2]
     if not wanted:
         raise LookupError(f"{text!r} names no app. See: phalanx list")
-    exact = [app for app in known if app.id == wanted]
+    exact = [app for app in apps(parts=True) if app.id == wanted]
     found = exact or [app for app in known if app.id.startswith(wanted)]
     if len(found) > 1:
         found = [app for app in found if app.state in _GOING] or found

@@ -54,6 +54,11 @@ class Decoder:
         self._buffer = bytearray()
         self._head_limit = head_limit
 
+    @property
+    def has_begun(self) -> bool:
+        """A frame has begun, and has not ended."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Take some bytes; give the frames that they complete."""
         self._buffer += data

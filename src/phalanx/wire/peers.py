@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Annotated
 
 from phalanx.limits import (
     AgentNumber,
     AnyCount,
+    Between,
     Message,
     Name,
     Port,
-    RoundNumber,
     RunId,
     WorkerCount,
 )
@@ -40,7 +41,7 @@ class Meet(Frame):
     torch: bool | None
     bounds: tuple[WorkerCount, ...]
     """The fewest and the most hosts, as it was told."""
-    last_round: RoundNumber = 0
+    last_round: Annotated[int, Between(0, 1 << 40)] = 0
     """The round that it was last in."""
     restarts: AnyCount = 0
     """How many restarts that had taken."""

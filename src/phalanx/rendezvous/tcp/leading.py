@@ -120,6 +120,8 @@ class Leader:
             return "it comes in the name of another host"
         if meet.agent not in self._links and len(self._links) >= self._most_links:
             return f"{self._most_links} hosts are here, or wait, already"
+        if meet.restarts > self._policy.max_restarts:
+            return f"it has seen {meet.restarts} restarts, of at most {self._policy.max_restarts}"
         bounds = (self._policy.least, self._policy.most)
         if meet.bounds != bounds:
             told, here = _bounds(meet.bounds), _bounds(bounds)

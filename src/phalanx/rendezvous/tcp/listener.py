@@ -4,7 +4,8 @@ With a fixed port for everything, as torch's static rendezvous has it, workers f
 store at the same port as hosts find each other: what does not begin as a peer is passed on to it.
 
 Whoever connects is a stranger until it takes part. Strangers cost a bounded number of descriptors
-and a bounded time: when there are too many, the one that has waited longest goes.
+and a bounded time: when there are too many, the one that has waited longest goes, and first of all
+those that have said nothing.
 """
 
 from __future__ import annotations
@@ -48,15 +49,19 @@ class Listener:
         self._most_strangers = max(8, min(_MOST_STRANGERS, descriptors // 8))
         self._most_passed_on = max(8, (descriptors - _OWN_DESCRIPTORS) // 2)
         self._passed_on = 0
+        self._unanswered: dict[socket.socket, Callable[[], object]] = {}
+        """Those that were passed on to the store, which has not said anything to them."""
+        self._silent: dict[socket.socket, Callable[[], object]] = {}
+        """Those that have connected and said nothing, as they came, and what ends each."""
         self._strangers: dict[socket.socket | Link, Callable[[], object]] = {}
-        """Those that have connected and do not take part, as they came, and what ends each."""
+        """The same for those that have greeted, and do not take part."""
 
     def serve(self, take: Take | None, do: Do) -> None:
         """Begin to take connections, run by `do`; each peer's goes to `take`.
 
         Without it no peer can come, and the port is the store's alone.
         """
-        self._socket.listen(1024)
+        self._socket.listen(4096)
         self._socket.setblocking(False)
         do(self._accept(take, do))
 
@@ -68,8 +73,9 @@ class Listener:
     def close(self) -> None:
         """Take no more; idempotent."""
         self._socket.close()
-        for end in self._strangers.values():
+        for end in (*self._silent.values(), *self._strangers.values()):
             end()
+        self._silent.clear()
         self._strangers.clear()
 
     async def _accept(self, take: Take | None, do: Do) -> None:
@@ -83,32 +89,38 @@ class Listener:
                 await asyncio.sleep(0.05)  # no descriptors left: some will be
                 continue
             connection.setblocking(False)
-            do(self._receive(connection, take))
+            self._make_room()
+            task = do(self._receive(connection, take))
+            self._silent[connection] = task.cancel
+            # Whoever comes in a flood must not keep us from those that have come before.
+            await asyncio.sleep(0)
 
     async def _receive(self, connection: socket.socket, take: Take | None) -> None:
         """Find out whose it is. Whatever goes wrong costs this connection alone."""
-        task = asyncio.current_task()
-        assert task is not None
         link: Link | None = None
-        self._make_room()
-        self._strangers[connection] = task.cancel
         try:
             if take is None or self.store is not None:
                 async with asyncio.timeout(_FIRST_WORD):
                     first = await _peek(connection)
                 if take is None or not first.startswith(trust.GREETING[: len(first)]):
-                    del self._strangers[connection]
+                    self._silent.pop(connection, None)
                     await self._pass_on(connection)
                     return
             async with asyncio.timeout(_PROVING):
-                session = await trust.admit(connection, self._key)
+                greeting = await trust.hear_greeting(connection)
+                if (end := self._silent.pop(connection, None)) is None:
+                    return  # others came, and it had said nothing for longest
+                self._strangers[connection] = end
+                session = await trust.admit(connection, self._key, greeting)
             link = Link(await SocketChannel.over(connection, session))
         except (trust.NotTrusted, TimeoutError, OSError):
             return  # strangers come and go, and nobody waits for them
         finally:
+            self._silent.pop(connection, None)
             self._strangers.pop(connection, None)
             if link is None:
                 connection.close()
+        assert take is not None
         self._strangers[link] = link.close
         try:
             await take(link)
@@ -117,16 +129,26 @@ class Listener:
             link.close()
 
     def _make_room(self) -> None:
-        while len(self._strangers) >= self._most_strangers:
-            self._strangers.pop(next(iter(self._strangers)))()
+        while len(self._silent) + len(self._strangers) >= self._most_strangers:
+            group: dict[Any, Callable[[], object]] = self._silent or self._strangers
+            group.pop(next(iter(group)))()
 
     async def _pass_on(self, connection: socket.socket) -> None:
-        if self.store is None or self._passed_on >= self._most_passed_on:
+        """To the store. When there are too many, the oldest that it has not answered goes."""
+        if self.store is None:
             return
+        if self._passed_on >= self._most_passed_on:
+            if not self._unanswered:
+                return
+            self._unanswered.pop(next(iter(self._unanswered)))()
+        task = asyncio.current_task()
+        assert task is not None
+        self._unanswered[connection] = task.cancel
         self._passed_on += 1
         try:
-            await _splice(connection, self.store)
+            await _splice(connection, self.store, lambda: self._unanswered.pop(connection, None))
         finally:
+            self._unanswered.pop(connection, None)
             self._passed_on -= 1
 
 
@@ -167,20 +189,32 @@ async def _peek(connection: socket.socket) -> bytes:
     return first
 
 
-async def _splice(connection: socket.socket, place: Endpoint) -> None:
-    """Join two connections until one of them ends."""
+async def _splice(
+    connection: socket.socket, place: Endpoint, answered: Callable[[], object]
+) -> None:
+    """Join two connections until one of them ends; `answered` when the other says something."""
+    writers: list[asyncio.StreamWriter] = []
     try:
         ours = await asyncio.open_connection(sock=connection)
+        writers.append(ours[1])
         theirs = await asyncio.open_connection(place.address, place.port)
+        writers.append(theirs[1])
+        await asyncio.gather(
+            _pump(ours[0], theirs[1], lambda: None), _pump(theirs[0], ours[1], answered)
+        )
     except OSError:
-        connection.close()
         return
-    await asyncio.gather(_pump(ours[0], theirs[1]), _pump(theirs[0], ours[1]))
+    finally:
+        for writer in writers:
+            writer.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: Callable[[], object]
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
+            first()
             writer.write(data)
             await writer.drain()
     with contextlib.suppress(OSError):
