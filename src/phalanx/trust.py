@@ -40,7 +40,14 @@ _HEADER = struct.Struct("!I32s")
 
 
 class NotTrusted(Exception):
-    """The other side did not prove that it has the secret, or does not accept ours."""
+    """The other side did not prove that it has the secret, or does not accept ours.
+
+    `is_wrong`: it gave a proof, of another secret.
+    """
+
+    def __init__(self, reason: str, *, is_wrong: bool = False) -> None:
+        super().__init__(reason)
+        self.is_wrong = is_wrong
 
 
 class Session:
@@ -90,9 +97,9 @@ async def prove(connection: socket.socket, key: bytes) -> Session:
     await loop.sock_sendall(connection, GREETING + own)
     numbers = own + await _receive(connection, _RANDOM, "it did not greet back")
     await loop.sock_sendall(connection, _derive(key, b"opener", numbers))
-    proof = await _receive(connection, _PROOF, "it does not accept ours")
+    proof = await _receive(connection, _PROOF, "it does not accept our token")
     if not hmac.compare_digest(proof, _derive(key, b"listener", numbers)):
-        raise NotTrusted("it could not prove that it has the secret")
+        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
     return Session(key, numbers, opener=True)
 
 
@@ -112,7 +119,7 @@ async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> Sessi
     await loop.sock_sendall(connection, own)
     proof = await _receive(connection, _PROOF, "it left")
     if not hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
-        raise NotTrusted("it could not prove that it has the secret")
+        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
     await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
     return Session(key, numbers, opener=False)
 

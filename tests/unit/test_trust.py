@@ -65,7 +65,7 @@ def test_who_does_not_have_the_secret_learns_nothing(opener, listener):
         for end in (one, other):
             end.setblocking(False)
         admitting = asyncio.create_task(_admit_or_close(other, listener))
-        with pytest.raises(trust.NotTrusted, match="does not accept ours"):
+        with pytest.raises(trust.NotTrusted, match="does not accept our token"):
             await trust.prove(one, opener)
         assert isinstance(await admitting, trust.NotTrusted)
         one.close()

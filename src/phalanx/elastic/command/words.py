@@ -147,12 +147,23 @@ def _sentence(message: str) -> str:
     return message if message.endswith(".") else f"{message}."
 
 
+_OTHER_NAMES = {
+    "--workers-per-host": "--nproc-per-node",
+    "--workers": "--nproc-per-node",
+    "--num-workers": "--nproc-per-node",
+    "--hostnames": "--nnodes",
+    "--hosts": "--nnodes",
+}
+"""What `phalanx launch` and others call some flags."""
+
+
 def _unknown(word: str) -> ConfigError:
     flag = word.partition("=")[0]
     names = [f"--{f.name}" for f in FLAGS.values()]
     stem = "--" + flag.lstrip("-").replace("_", "-")
     near = (
-        [name for name in names if len(stem) > 3 and name.startswith(stem)]
+        [ours for theirs, ours in _OTHER_NAMES.items() if stem == theirs]
+        or [name for name in names if len(stem) > 3 and name.startswith(stem)]
         or difflib.get_close_matches(stem, names, n=1, cutoff=0.75)
         or [name for name in names if name[:6] == stem[:6]]
         or difflib.get_close_matches(stem, names, n=1, cutoff=0.5)

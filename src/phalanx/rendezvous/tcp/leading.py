@@ -10,6 +10,8 @@ from typing import Any
 
 from phalanx import __version__, wire
 from phalanx.clock import Interval
+from phalanx.logs import logger
+from phalanx.plain import plain_line
 from phalanx.rendezvous.coordinator import Coordinator
 from phalanx.rendezvous.membership import Host, Order, natural
 from phalanx.rendezvous.protocol import (
@@ -35,6 +37,8 @@ from phalanx.rounds import Endpoint, Round
 from phalanx.wire import peers
 
 Do = Callable[[Coroutine[None, None, Any]], Any]
+_MOST_REFUSALS = 8
+"""So many are told; whoever has no token can have others refused again and again."""
 
 
 class Leader:
@@ -64,6 +68,7 @@ class Leader:
         self._know = know
         self._keys: dict[int, str] = {}
         """What agents are known by: an id is told to all, and could be taken by another."""
+        self._refusals: set[str] = set()
         self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[int, Link] = {}
         self._held: dict[int, peers.Meet] = {}
@@ -131,6 +136,7 @@ class Leader:
     async def serve(self, link: Link, meet: peers.Meet) -> None:
         """Hear one host to its end."""
         if problem := self.problem_of(meet):
+            self._say_refusal(meet, problem)
             await link.send(peers.Refused(reason=problem))
             link.close()
             return
@@ -156,6 +162,13 @@ class Leader:
                 reason = f"it sent a {type(frame).__name__} that ended in {error!r}"
                 break
         self.lose(link, reason, closed=True)
+
+    def _say_refusal(self, meet: peers.Meet, problem: str) -> None:
+        """Say it on this host as well, a few times: whoever looks here should see why few come."""
+        said = f"{plain_line(meet.hostname)} cannot take part: {plain_line(problem)}"
+        if said not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
+            self._refusals.add(said)
+            logger.warning("phalanx: %s", said)
 
     def _hear(self, link: Link, frame: wire.Frame) -> None:
         agent = link.agent

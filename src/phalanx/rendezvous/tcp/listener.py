@@ -48,6 +48,7 @@ class Listener:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_strangers = max(8, min(_MOST_STRANGERS, descriptors // 8))
         self._most_passed_on = max(8, (descriptors - _OWN_DESCRIPTORS) // 2)
+        self._said = False
         self._passed_on = 0
         self._unanswered: dict[socket.socket, Callable[[], object]] = {}
         """Those that were passed on to the store, which has not said anything to them."""
@@ -113,7 +114,10 @@ class Listener:
                 self._strangers[connection] = end
                 session = await trust.admit(connection, self._key, greeting)
             link = Link(await SocketChannel.over(connection, session))
-        except (trust.NotTrusted, TimeoutError, OSError):
+        except trust.NotTrusted as error:
+            self._say_once(error)
+            return
+        except (TimeoutError, OSError):
             return  # strangers come and go, and nobody waits for them
         finally:
             self._silent.pop(connection, None)
@@ -127,6 +131,12 @@ class Listener:
         except Exception:  # noqa: BLE001 said, and it costs this connection alone
             logger.exception("phalanx: a connection to the rendezvous was given up")
             link.close()
+
+    def _say_once(self, error: trust.NotTrusted) -> None:
+        """A host that was given another token waits in vain: it should be seen here as well."""
+        if error.is_wrong and not self._said:
+            self._said = True
+            logger.warning("phalanx: somebody with another token, or none, wanted to take part")
 
     def _make_room(self) -> None:
         while len(self._silent) + len(self._strangers) >= self._most_strangers:
