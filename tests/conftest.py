@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,10 @@ def is_ours(pid):
 
 
 os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell has it for what it starts in the background: Ctrl-C is to be tried all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Of several processes that run tests, each looks for what is left behind in its own place.
