@@ -201,3 +201,20 @@ def test_rubbish_in_a_status_is_passed_over(tmp_path):
             (app.path / "status.json").write_text(json.dumps({**known, key: value}))
             assert command("status").returncode == 0, (key, value)
     assert command("list").returncode == 0
+
+
+def test_the_torchrun_within_an_app_is_not_an_app_of_its_own(tmp_path):
+    """`list`, and what is meant without a name, know the app that was submitted alone."""
+    code = (
+        "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    handle = command("run", "dist.ddp", "-j", "1x2", "--script", "train.py").stdout.strip()
+    wait_until(lambda: command("log").stdout.count("up") == 2, timeout=60)
+    listed = json.loads(command("list", "--json").stdout)
+    assert [app["handle"] for app in listed] == [handle]
+    assert "ranks 0-1:" in command("stacks").stdout
+    (tmp_path / "go").touch()
+    wait_until(lambda: "SUCCEEDED" in command("status").stdout, timeout=60)
+    command("clean", "--older-than", "0")
+    assert list((tmp_path / "state" / "phalanx" / "apps").iterdir()) == []
