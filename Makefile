@@ -23,7 +23,9 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 unit: $(VENV)/ready $(if $(SYSTEM),system)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	@# What fails beside others is tried once more, alone: the machine may have been too busy for it.
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
+		|| $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 system:
 	sh tools/install-system

@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.registry import recorded
 from phalanx.runner import get_runner
+from phalanx.worker.processes import descendants
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import check_snapshot, phalanx, without_ids
 
@@ -893,13 +894,18 @@ def test_what_a_try_leaves_behind_does_not_live_on():
     supervisor = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
 
     def below():
+        pids = ",".join(map(str, descendants(supervisor))) or "0"
         found = subprocess.run(
-            ["ps", "-o", "stat=,args=", "--ppid", str(supervisor)], capture_output=True, text=True
+            ["ps", "-o", "stat=,args=", "-p", pids], capture_output=True, text=True
         )
-        return found.stdout.splitlines()
+        return [line.split(None, 1) for line in found.stdout.splitlines()]
 
-    wait_until(lambda: sum("sleep 304" in line for line in below()) == 1)
-    wait_until(lambda: not any(line.startswith("Z") for line in below()))
+    def commands():
+        return [args for _, args in below()]
+
+    wait_until(lambda: "sleep 300" in commands(), timeout=60)  # the second try
+    wait_until(lambda: commands().count("sleep 304") == 1)
+    wait_until(lambda: not any(state.startswith("Z") for state, _ in below()))
 
 
 def test_the_error_is_of_the_last_try():

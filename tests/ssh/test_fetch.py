@@ -450,7 +450,7 @@ def test_files_of_replicas_come_home(cluster):
         role = Role("role", entrypoint="sh", args=["-c", late], num_replicas=2)
         handle = runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["same"]})
         assert runner.wait(handle).state is AppState.SUCCEEDED
-        (log,) = registry.directory().glob("*/supervisor.log")
+        log = registry.directory() / handle.rpartition("/")[2] / "supervisor.log"
         assert "same was written here while the app ran: that of box2 takes" in log.read_text()
         assert Path("same").read_text() == "box2\n"
         runner.delete(handle)

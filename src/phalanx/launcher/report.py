@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import os
 import re
+import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +26,7 @@ from phalanx.rounds import Ended, Member, signal_name
 from phalanx.specs import AppState
 from phalanx.stacks import RankStacks, describe_stopped, in_short
 
+_LONGEST_SOURCE = 8 << 20
 _OTHERS_SHOWN = 8
 
 
@@ -257,15 +260,24 @@ def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
     return "\n".join(lines)
 
 
+def _is_source(path: str) -> bool:
+    """It can be read here: the name came from elsewhere, and may be that of a pipe or a device."""
+    if path in linecache.cache:
+        return True
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return path.endswith(".py") and stat.S_ISREG(found.st_mode) and found.st_size <= _LONGEST_SOURCE
+
+
 def with_source(lines: Sequence[str]) -> list[str]:
     """Fill in the lines of code that a worker could not know: those of a notebook's cells."""
     complete: list[str] = []
     for line, after in itertools.pairwise((*lines, "")):
         complete.append(line)
         place = re.fullmatch(r'(\s*)File "(.+)", line (\d{1,9}), in .*', line)
-        known = place is not None and place[2] in linecache.cache
-        # Nothing is opened here by a name that came from elsewhere.
-        if place is not None and known and not after.startswith(place[1] + "  "):
+        if place is not None and _is_source(place[2]) and not after.startswith(place[1] + "  "):
             code = linecache.getline(place[2], int(place[3])).strip()
             if code:
                 complete.append(f"{place[1]}  {code}")

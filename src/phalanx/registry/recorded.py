@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import errno
 import heapq
 import os
 import shlex
@@ -32,6 +33,8 @@ from phalanx.worker.identity import is_alive, is_here
 from phalanx.worker.processes import catches
 
 _POLL = 0.1
+_LAST_FILES = 2.0
+"""Seconds for the last of an app's files to be written."""
 _GOING = (AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
 _UNSOUND = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 """What a record raises that is none."""
@@ -234,8 +237,19 @@ class RecordedApp:
                     if path is not None:
                         Path(path).unlink(missing_ok=True)
                 self._remove_streams(replica)
-        with contextlib.suppress(FileNotFoundError):  # somebody else does the same
-            shutil.rmtree(self.path)
+        limit = time.monotonic() + _LAST_FILES
+        while True:
+            try:
+                shutil.rmtree(self.path)
+            except FileNotFoundError:
+                return  # somebody else does the same
+            except OSError as error:
+                # Its owner, which has said how it ended, may still write.
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > limit:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
     def _remove_streams(self, replica: Mapping[str, Any]) -> None:
         """A replica's files, and the directories for them that are empty then."""
