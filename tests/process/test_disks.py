@@ -634,3 +634,17 @@ def test_the_error_pickles():
     error = pickle.loads(pickle.dumps(OutputLost("text", places=("a",), result=[1])))  # noqa: S301
     assert (str(error), error.places, error.result) == ("text", ("a",), [1])
     assert phalanx.OutputLost is OutputLost
+
+
+@pytest.mark.parametrize("pages", range(6))
+def test_a_launch_is_recorded_to_its_end_or_not_at_all(disk, script, pages):
+    """However little room is left when it begins: what has none for its end is refused first."""
+    disk.fill()
+    os.truncate(disk / "fill", (disk / "fill").stat().st_size - 4096 * pages)
+    code = "import phalanx; phalanx.launch(int)"
+    done = script(code, env={**os.environ, "XDG_STATE_HOME": str(disk.path)})
+    assert done.returncode == 0, done.stderr
+    disk.repair()
+    states = [app.state.value for app in recorded.apps(disk / "phalanx" / "apps")]
+    assert states == ([] if "is not recorded" in done.stderr else ["SUCCEEDED"])
+    assert not list(disk.path.rglob("*.new"))

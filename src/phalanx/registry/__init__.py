@@ -95,12 +95,16 @@ def _write_new(path: Path, data: bytes) -> None:
 def reserve(path: Path, parts: int) -> None:
     """Keep room on the disk for a status that so many workers or replicas are part of.
 
-    Written, not only allocated: not all file systems can do that. Where it cannot be, there is
-    none.
+    Written, not only allocated: not all file systems can do that. Raises `OSError`: what has no
+    room for how it ends is better refused, or not recorded, than lost then.
     """
-    size = _ROOM + _ROOM_FOR_ONE * parts
-    with contextlib.suppress(OSError):
-        _write_new(_reserve_of(path), b" " * size)
+    place, size = _reserve_of(path), _ROOM + _ROOM_FOR_ONE * parts
+    try:
+        _write_new(place, b" " * size)
+    except OSError:
+        with contextlib.suppress(OSError):
+            place.unlink(missing_ok=True)
+        raise
 
 
 def _reserve_of(path: Path) -> Path:
