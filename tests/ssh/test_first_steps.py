@@ -62,7 +62,7 @@ def typed(cluster, tmp_path, monkeypatch):
         assert process.returncode == 0, (command, out, err)
         return out + err
 
-    run.start, run.directory = start, work
+    run.start, run.directory, run.ssh_config = start, work, place / "ssh_config"
     return run
 
 
@@ -280,3 +280,79 @@ if __name__ == "__main__":
 """
     done = remote_script(code, timeout=120)
     assert "('lo', [(2, 'eth0'), (2, 'eth0')])" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def bare(cluster):
+    """A virtual environment on two hosts with nothing in it; its interpreter."""
+    for host in cluster.hosts[:2]:
+        host.enter(sys.executable, "-m", "venv", "--without-pip", "/root/bare")
+    return "/root/bare/bin/python"
+
+
+USES_TORCH = """
+import torch
+
+def f():
+    return float(torch.ones(1))
+"""
+
+USES_TORCH_LATER = """
+def f():
+    import torch
+    return float(torch.ones(1))
+"""
+
+
+def failed(typed, command):
+    """What a command says that fails."""
+    process = typed.start(command)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, (command, out, err)
+    return out + err
+
+
+@pytest.mark.parametrize("code", [USES_TORCH, USES_TORCH_LATER], ids=["file", "function"])
+def test_a_host_without_torch_is_named_with_its_interpreter(typed, bare, code):
+    """No traceback of it: there is nothing to look for in the code."""
+    (typed.directory / "job.py").write_text(code)
+    flags = f"--python /root/bare --ssh-config-file {typed.ssh_config}"
+    shown = failed(typed, f"phalanx launch job.py:f --hostnames gpu-1 gpu-2 {flags}")
+    assert re.search(
+        rf"^ModuleNotFoundError: No module named 'torch' on gpu-[12] \({bare}\)\. .*--python",
+        shown,
+        re.M,
+    ), shown
+    assert "Traceback" not in shown
+    assert "phalanx/torch" not in shown
+
+
+def test_another_package_that_a_host_does_not_have(typed, bare):
+    """The same sentence, and the line that wants it."""
+    (typed.directory / "job.py").write_text("def f():\n    import numpy\n")
+    flags = f"--python /root/bare --ssh-config-file {typed.ssh_config}"
+    shown = failed(typed, f"phalanx launch job.py:f --hostnames gpu-1 {flags}")
+    assert f"No module named 'numpy' on gpu-1 ({bare})" in shown
+    assert f'File "{typed.directory}/job.py", line 2, in f' in shown
+
+
+@pytest.mark.parametrize("component", ["dist.ddp -j 2x1", "utils.python --num_replicas 2"])
+def test_a_replica_s_host_without_torch_is_named_with_its_interpreter(typed, bare, component):
+    """Where the command says how it ended."""
+    cfg = "-cfg hosts=gpu-1,gpu-2,python=/root/bare"
+    shown = failed(typed, f"phalanx run --wait -s ssh {cfg} {component} --script train.py")
+    assert re.search(
+        r"(train|python)/[01] exited with code 1: ModuleNotFoundError: No module named 'torch' on "
+        rf"gpu-[12] \({bare}\)\. .* -cfg python=",
+        shown,
+    ), shown
+    assert "Traceback" not in shown
+
+
+def test_the_check_warns_of_hosts_without_torch(typed, bare):
+    """They are fit for what does without: it is no failure."""
+    check = f"phalanx hosts check gpu-1 gpu-2 --ssh-config-file {typed.ssh_config}"
+    shown = typed(f"{check} --python /root/bare")
+    for name in ("gpu-1", "gpu-2"):
+        assert f"warning: {name} has no torch for {bare}" in shown
+    assert "no torch" not in typed(check)

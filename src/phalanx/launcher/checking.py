@@ -254,6 +254,11 @@ def warnings(reports: Sequence[HostReport], python: str) -> list[str]:
                 f"{report.hostname} has Python {report.python}, the launcher {python}: "
                 "name another one with python=..."
             )
+        if report.torch is None:
+            found.append(
+                f"{report.hostname} has no torch for {report.executable}: what uses it fails "
+                "there. Install it, or choose another interpreter with python= (--python)"
+            )
         if report.disk_free < _GIB:
             free = report.disk_free / (1 << 20)
             found.append(f"{report.hostname} has {free:.0f} MiB of disk left in its home")
@@ -269,7 +274,8 @@ def warnings(reports: Sequence[HostReport], python: str) -> list[str]:
             )
         for name, problem in report.unreached.items():
             found.append(f"{report.hostname} does not reach {name}: {problem}")
-    found += _differences(known, "torch", lambda r: r.torch or "no torch")
+    with_torch = [report for report in known if report.torch is not None]
+    found += _differences(with_torch, "torch", lambda r: r.torch or "")
     found += _differences(known, "CUDA", lambda r: r.cuda or "none")
     found += _differences(known, "GPUs", lambda r: describe_gpus(r.gpus) or "none")
     return found

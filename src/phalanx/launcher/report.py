@@ -250,11 +250,10 @@ def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
     outcome, fault = cause.outcome, cause.outcome.fault
     assert fault is not None
     log_file = _log_file(outcome.rank, log_files)
-    lines = [
-        f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s:",
-        "",
-        *(f"  {line}" for line in with_source(fault.traceback.rstrip().splitlines())),
-    ]
+    lines = [f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s"]
+    if (trace := fault.traceback.rstrip().splitlines())[1:]:  # not only what it is, as said above
+        lines[0] += ":"
+        lines += ["", *(f"  {line}" for line in with_source(trace))]
     if log_file is not None:
         lines += ["", f"Full log: {log_file}"]
     return "\n".join(lines)

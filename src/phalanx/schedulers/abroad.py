@@ -129,11 +129,11 @@ class SshCrew:
         app.wait()
         asked = replica.key in self._graces
         try:
-            code, error, reported = app.result().rank(0)
+            code, error, reported, python = app.result().rank(0)
             _keep_error(replica, reported)
-            ending = Ending.of(code, error, asked=asked)
+            ending = Ending.of(code, error, asked=asked, python=python)
         except OutputLost as lost:
-            code, _, reported = lost.result.rank(0)
+            code, _, reported, _ = lost.result.rank(0)
             _keep_error(replica, reported)
             ending = Ending.of(code, str(lost), asked=asked) if code else Ending(error=str(lost))
         except Cancelled:

@@ -37,13 +37,15 @@ class Ending:
     """What is known besides what it printed."""
     asked: bool = False
     """It had been asked to end before it did."""
+    python: str = ""
+    """The interpreter that another host has for it."""
 
     @classmethod
-    def of(cls, code: int, error: str = "", *, asked: bool = False) -> Ending:
+    def of(cls, code: int, error: str = "", *, asked: bool = False, python: str = "") -> Ending:
         """By its exit code, or minus the number of the signal that killed it."""
         if code < 0:
-            return cls(signal=signal_name(-code), error=error, asked=asked)
-        return cls(exit_code=code, error=error, asked=asked)
+            return cls(signal=signal_name(-code), error=error, asked=asked, python=python)
+        return cls(exit_code=code, error=error, asked=asked, python=python)
 
     @property
     def succeeded(self) -> bool:

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from phalanx.schedulers.request import ReplicaRequest
+from phalanx.worker import missing
 
 _READ = 1 << 18
 _LONGEST = 500
@@ -18,6 +19,13 @@ _PREFIX = re.compile(r"^(?:\[[^\]\n]*\]:?[ ]?)+")
 _TRACEBACK = re.compile(
     r"^(?:\[[^\]\n]*\]:?[ ]?)*\s*Traceback \(most recent call last\):$", re.MULTILINE
 )
+
+
+def with_interpreter(error: str, host: str, python: str) -> str:
+    """An error, with the interpreter of the host where that is what matters: it lacks a package."""
+    if re.search(r"No module named '\w+'$", error):
+        return missing.describe(error, host, python, "-cfg python=…")
+    return error
 
 
 def first_error(replica: ReplicaRequest, told: int = 0) -> str:

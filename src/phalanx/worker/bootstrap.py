@@ -26,7 +26,7 @@ from phalanx import nesting, wire
 from phalanx.environment import PASSING
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import Outcome
-from phalanx.worker import debugger, errorfile, outcome, preload, processes, stacks
+from phalanx.worker import debugger, errorfile, missing, outcome, preload, processes, stacks
 from phalanx.worker.leaving import leave
 
 
@@ -134,6 +134,10 @@ def _call(assignment: Assignment) -> Outcome:
         return outcome.exited(rank, code) if code else outcome.returned(rank, None, sink)
     except BaseException as error:  # noqa: BLE001 whatever it is, the caller gets it
         debugger.cut_frames(error)
+        if assignment.prepare.away is not None:
+            package = missing.explain(error)
+            if package == "torch" and group.is_wanted:
+                error.__traceback__ = None  # we want it ourselves: nothing to look for in the code
         trace = outcome.users_part(error.__traceback__)
         ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
         if ended is not None and ended.fault is not None:
@@ -308,12 +312,17 @@ class _Group:
         self.fork = assignment.fork
         self._module: Any = None
 
+    @property
+    def is_wanted(self) -> bool:
+        """The function finds one."""
+        return self.fork.backend is not None and self.fork.uses_torch
+
     def join(self, *namespaces: dict[str, Any]) -> None:
         """Join, once; blocks until all ranks are there. Nothing without torch.
 
         `namespaces` are those of functions that were unpickled, and belong to no module.
         """
-        if self.fork.backend is None or not self.fork.uses_torch or self._module is not None:
+        if not self.is_wanted or self._module is not None:
             return
         self._module = importlib.import_module("phalanx.torch.group")
         self._module.let_users_replace_it(*namespaces)

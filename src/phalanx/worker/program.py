@@ -23,9 +23,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names the file in which a program reports its error, as for torchrun."""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, str, bytes]:
+def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, str, bytes, str]:
     """Run a program to its end: its exit code (minus a signal's number), what is wrong with it if
-    it could not be started, and its error file.
+    it could not be started, its error file, and the interpreter that is `python` to it.
 
     SIGTERM is passed on. `python` is the interpreter that this worker has. `first` is where the
     role's first replica is; the program learns under which address it is seen from there.
@@ -47,12 +47,12 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
         except OSError as error:
             text = f"cannot start {error.filename or argv[0]!r}: {error.strerror}"
             print(f"phalanx: {text}", file=sys.stderr)
-            return 127, text, b""
+            return 127, text, b"", sys.executable
         try:
             with open(environ[ERROR_FILE], "rb") as file:
-                return code, "", file.read(1 << 20)
+                return code, "", file.read(1 << 20), sys.executable
         except OSError:
-            return code, "", b""
+            return code, "", b"", sys.executable
 
 
 def _outside(environ: Mapping[str, str]) -> dict[str, str]:
