@@ -102,7 +102,16 @@ class WireError(PhalanxError):
 
 
 class NoTerminal(PhalanxError):
-    """A worker has come to a breakpoint, and has no terminal to read commands from."""
+    """A worker has come to a breakpoint, and has no terminal to read commands from.
+
+    `short` is the message without what to do, in which `python` stands for options of a launch.
+    """
+
+    python = 'workers_per_host=1, start_method="inline"'
+
+    def __init__(self, message: str, *, short: str) -> None:
+        super().__init__(message)
+        self.short = short
 
 
 class LaunchError(PhalanxError):

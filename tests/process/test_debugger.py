@@ -280,3 +280,24 @@ def test_torchrun_without_a_terminal_says_it():
 
 def shown_at_the_end(terminal):
     return terminal.raw.decode().replace("\r", "")
+
+
+def test_what_to_do_is_said_once_and_in_flags_to_who_typed_a_command(tmp_path):
+    """However many ranks come to it; the log says where it was."""
+    (tmp_path / "job.py").write_text("def f():\n    breakpoint()\n    return 1\n")
+    command = [sys.executable, "-m", "phalanx", "launch", "job.py:f", "--workers-per-host", "3"]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("--workers-per-host 1 --start-method inline") == 1
+    assert done.stdout.count("debugpy.listen") == 1
+    assert "workers_per_host" not in done.stdout
+    assert "job.py, line 3" in done.stdout

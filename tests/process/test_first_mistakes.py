@@ -175,3 +175,82 @@ def test_components_and_modules_that_exit_are_reported_too(tmp_path):
     done = command("launch", "job2.py:f", "--workers-per-host", "1")
     assert done.returncode == 1, done
     assert "leaves.py, line 2, calls sys.exit(0)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dist.ddp", "--script", "jib.py"],
+        ["dist.ddp", "-j", "2x1", "jib.py", "--lr", "1"],
+        ["dist.spmd", "--script", "jib.py", "-h", "aws_t3.medium"],
+        ["utils.python", "--script", "jib.py"],
+        ["utils.python", "jib.py", "--lr", "1"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("how", [[], ["-s", "ssh", "-cfg", "hosts=nowhere"], ["--dryrun"]])
+def test_a_script_that_is_not_there_is_refused_before_it_is_submitted(own_state, words, how):
+    """Whoever would run it."""
+    before = set(own_state.glob("*"))
+    text = is_one_sentence(command("run", *how, *words))
+    assert "there is no file jib.py. Did you mean job.py?" in text
+    assert set(own_state.glob("*")) == before
+
+
+def test_a_directory_is_a_script_if_python_can_run_it(tmp_path):
+    """With a `__main__.py` in it, as for Python itself."""
+    (tmp_path / "package").mkdir()
+    for component in ("dist.ddp", "utils.python"):
+        text = is_one_sentence(command("run", component, "--script", "package"))
+        assert "package is a directory, without a __main__.py" in text
+    (tmp_path / "package" / "__main__.py").write_text("print('ran')")
+    done = command("run", "--wait", "--log", "utils.python", "--script", "package")
+    assert done.returncode == 0
+    assert "ran" in done.stderr
+
+
+def test_scripts_that_are_elsewhere_are_left_to_whoever_has_them(tmp_path):
+    """On a host by its full path; in another workspace; modules and code are no files."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.py").write_text("")
+    for words in (
+        ["-s", "ssh", "-cfg", "hosts=nowhere", "dist.ddp", "--script", "/opt/app/train.py"],
+        ["--workspace", "other", "utils.python", "train.py"],
+        ["dist.ddp", "-m", "package.train"],
+        ["utils.python", "-m", "package.train"],
+        ["utils.python", "-c", "print(1)"],
+    ):
+        done = command("run", "--dryrun", *words)
+        assert done.returncode == 0, (words, done)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--workers-per-host", "four"], "--workers-per-host four: must be a whole number, "),
+        (["--workers-per-host=four"], "--workers-per-host four: must be a whole number, "),
+        (["--max-restarts", "1.5"], "--max-restarts 1.5: must be a whole number."),
+        (["--start-timeout", "soon"], "--start-timeout soon: must be a number."),
+        (["--start-timeout"], "'--start-timeout'"),
+        (["--restart", "never"], "'never'"),
+        (["--workers-per-hsot", "4"], "no option --workers-per-hsot. Did you mean --workers-per-h"),
+        (["everything"], "unexpected argument 'everything'."),
+        (["--", "--number", "four"], "--number four: must be a whole number."),
+        (["--", "--numbr", "4"], "no option --numbr. Did you mean --number?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_value_of_the_wrong_type_is_one_sentence(words, said):
+    """As every other mistake; no box."""
+    text = is_one_sentence(command("launch", "job.py:f", *words))
+    assert text.startswith("phalanx launch: ")
+    assert said in text
+    assert "╭" not in text
+
+
+def test_an_argument_that_the_function_must_have(tmp_path):
+    """Its name, and where all of them are listed."""
+    (tmp_path / "needs.py").write_text("def f(lr: float, path: str): pass\n")
+    text = is_one_sentence(command("launch", "needs.py:f"))
+    assert "missing: --lr, --path." in text
+    assert "phalanx launch needs.py:f -- --help" in text

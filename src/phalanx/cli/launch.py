@@ -12,20 +12,28 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from phalanx import nesting
-from phalanx.cli import hints, parsing
+from phalanx.cli import hints, parsing, typed
 from phalanx.cli.tracebacks import print_users_part
-from phalanx.errors import ConfigError, FetchError, OutputLost, StartFailed, WorkerFailed
+from phalanx.errors import (
+    ConfigError,
+    FetchError,
+    NoTerminal,
+    OutputLost,
+    StartFailed,
+    WorkerFailed,
+)
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
 from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs.console import is_terminal, shows_colour
@@ -112,22 +120,19 @@ class _Options:
 def _parse_options(options: list[str], target: str) -> _Options:
     import tyro
 
-    try:
-        return tyro.cli(
-            _Options,
-            args=options,
-            prog=f"phalanx launch {target}",
-            description="Run a function on every rank.",
-            config=(
-                tyro.conf.OmitArgPrefixes,
-                tyro.conf.FlagCreatePairsOff,
-                tyro.conf.SuppressFixed,
-            ),
-        )
-    except SystemExit as stop:
-        if stop.code:
-            print("The function's own arguments go behind a '--'.", file=sys.stderr)
-        raise
+    return typed.parse(
+        _Options,
+        options,
+        f"phalanx launch {target}",
+        [field.name for kind in (Launcher, _Options) for field in fields(kind)],
+        "The function's own arguments go behind a '--'.",
+        description="Run a function on every rank.",
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+            tyro.conf.SuppressFixed,
+        ),
+    )
 
 
 class _Target:
@@ -274,15 +279,13 @@ def _parse_own(
     function: Callable[..., Any], own: list[str], target: _Target
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The function's arguments, by its signature and docstring."""
-    import tyro
 
     @functools.wraps(function)
     def capture(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    args, kwargs = tyro.cli(
-        capture, args=own, prog=f"phalanx launch {target.place}:{target.function} --"
-    )
+    prog = f"phalanx launch {target.place}:{target.function} --"
+    args, kwargs = typed.parse(capture, own, prog, inspect.signature(function).parameters)
     return args, kwargs
 
 
@@ -312,6 +315,9 @@ def _report(error: BaseException) -> None:
     import traceback
 
     sys.stdout.flush()
+    if isinstance(error, NoTerminal):
+        flags = "--workers-per-host 1 --start-method inline"
+        error.args = (str(error).replace(NoTerminal.python, flags),)
     text = "".join(traceback.format_exception_only(error)).rstrip()
     if is_terminal(sys.stderr):
         width = shutil.get_terminal_size().columns

@@ -8,6 +8,7 @@ from pathlib import Path
 from phalanx import specs
 from phalanx.errors import ConfigError
 from phalanx.specs import macros
+from phalanx.specs.app import SCRIPT
 
 _DEBUG = {
     "CUDA_LAUNCH_BLOCKING": "1",
@@ -103,6 +104,7 @@ def ddp(
                 resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
                 port_map={"c10d": rdzv_port or _PORT} if most > 1 else {},
                 mounts=specs.parse_mounts(mounts or ()),
+                metadata={} if script is None else {SCRIPT: script},
             )
         ],
     )

@@ -8,6 +8,7 @@ import shlex
 from phalanx import specs
 from phalanx.components._texts import program
 from phalanx.errors import ConfigError
+from phalanx.specs.app import SCRIPT
 
 _MB = 1024
 
@@ -135,12 +136,15 @@ def python(
         raise ConfigError("one of -m, -c and --script is enough.")
     if not given and not args:
         raise ConfigError("a script is missing: phalanx run utils.python train.py")
+    metadata: dict[str, str] = {}
     if m is not None:
         command = ["-m", m, *args]
     elif c is not None:
         command = ["-c", c, *args]
     else:
         command = [*([] if script is None else [script]), *args]
+        if not command[0].startswith("-"):  # one for the interpreter
+            metadata[SCRIPT] = command[0]
     return specs.AppDef(
         name=name,
         roles=[
@@ -152,6 +156,7 @@ def python(
                 resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
                 args=command,
                 env={"HYDRA_MAIN_MODULE": m} if m else {},
+                metadata=metadata,
             )
         ],
     )

@@ -15,6 +15,7 @@ from phalanx.errors import (
     AgentLost,
     Cancelled,
     LaunchError,
+    NoTerminal,
     ResultError,
     StartTimeout,
     WorkerFailed,
@@ -67,7 +68,7 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        add_note(error, _where(cause, log_files))
+        add_note(error, _where(cause, log_files, error))
     else:
         error = _ended(cause, log_files)
     if running:
@@ -246,12 +247,15 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     )
 
 
-def _where(cause: Failure, log_files: Mapping[int, Path]) -> str:
+def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) -> str:
     outcome, fault = cause.outcome, cause.outcome.fault
     assert fault is not None
     log_file = _log_file(outcome.rank, log_files)
     lines = [f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s"]
-    if (trace := fault.traceback.rstrip().splitlines())[1:]:  # not only what it is, as said above
+    text = fault.traceback.rstrip()
+    if isinstance(error, NoTerminal):
+        text = text.removesuffix(str(error)).rstrip(": ")  # it is long, and is said above
+    if (trace := text.splitlines())[1:]:  # not only what it is, as said above
         lines[0] += ":"
         lines += ["", *(f"  {line}" for line in with_source(trace))]
     if log_file is not None:

@@ -27,6 +27,7 @@ from phalanx.errors import ComponentError, PluginError
 from phalanx.logs import logger
 from phalanx.plugins import Plugin
 from phalanx.runner.component import Component
+from phalanx.schedulers.authoring import near_file
 
 GROUP = "phalanx.components"
 _OURS = Plugin(GROUP, "_", "phalanx.components", "phalanx")
@@ -294,7 +295,7 @@ def _from_file(text: str) -> Component:
     place, _, function = text.rpartition(":")
     path = os.path.abspath(os.path.expanduser(place))
     if not os.path.isfile(path):
-        raise ComponentError(f"there is no file {place}.{_near_file(path)}", name=text)
+        raise ComponentError(f"there is no file {place}.{near_file(path)}", name=text)
     name = f"phalanx_component_{re.sub(r'[^0-9a-zA-Z]', '_', path)}"
     loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
@@ -316,12 +317,3 @@ def _from_file(text: str) -> Component:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ComponentError(f"{place} has no function {function!r}.{hint}", name=text)
     return _usable(Component(text, found))
-
-
-def _near_file(path: str) -> str:
-    directory = os.path.dirname(path)
-    with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(directory) if name.endswith(".py")]
-        if near := difflib.get_close_matches(os.path.basename(path), names, n=1):
-            return f" Did you mean {near[0]}?"
-    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
 import os
 import re
@@ -45,6 +47,15 @@ def workspace_of(role: Role) -> str:
         return os.path.abspath(os.path.expanduser(place))
     except FileNotFoundError:
         raise ConfigError("the current directory is gone: go to another one.") from None
+
+
+def near_file(path: str) -> str:
+    """A hint at a Python file beside one that is not there; empty where none is like it."""
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(os.path.dirname(path)) if name.endswith(".py")]
+        if near := difflib.get_close_matches(os.path.basename(path), names, n=1):
+            return f" Did you mean {near[0]}?"
+    return ""
 
 
 def workspace_files(directory: str) -> Iterator[str]:

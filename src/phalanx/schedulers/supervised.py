@@ -32,7 +32,7 @@ from phalanx.schedulers import (
     make_app_id,
     replicas,
 )
-from phalanx.schedulers.authoring import workspace_of
+from phalanx.schedulers.authoring import near_file, workspace_of
 from phalanx.schedulers.request import REPLICA, ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx.schedulers.supervisor import LOG, supervisor_of, times_file
 from phalanx.specs import (
@@ -45,6 +45,7 @@ from phalanx.specs import (
     Role,
     RoleStatus,
 )
+from phalanx.specs.app import SCRIPT
 
 _POLL = 0.05
 
@@ -90,6 +91,7 @@ class Supervised(Scheduler[Any, AppRequest]):
         )
 
     def _spell(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
+        self._check_script(role)
         own = logs / role.name / str(number)
         replica = ReplicaRequest(
             role=role.name,
@@ -102,6 +104,17 @@ class Supervised(Scheduler[Any, AppRequest]):
             logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
         )
         return self.settle(replica, options)
+
+    def _check_script(self, role: Role) -> None:
+        """Refuse a script that is not there. One named by its full path may be on a host alone."""
+        script = role.metadata.get(SCRIPT)
+        if not isinstance(script, str) or (os.path.isabs(script) and self.root is not None):
+            return
+        path = os.path.join(workspace_of(role), script)
+        if not os.path.exists(path):
+            raise ConfigError(f"there is no file {script}.{near_file(path)}")
+        if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ConfigError(f"{script} is a directory, without a __main__.py to run.")
 
     @abstractmethod
     def settle(self, replica: ReplicaRequest, options: Any) -> ReplicaRequest:

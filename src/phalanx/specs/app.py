@@ -14,6 +14,8 @@ from phalanx.errors import ConfigError
 from phalanx.specs.frozen import freeze
 from phalanx.specs.mounts import BindMount, DeviceMount, VolumeMount
 
+SCRIPT = "script"
+"""The key of a role's metadata that names the Python file it runs, relative to its workspace."""
 _LONGEST = 200
 """Bytes of a role's name, which becomes a file's."""
 

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from phalanx import nesting, wire
 from phalanx.environment import PASSING
+from phalanx.errors import NoTerminal
 from phalanx.ranks import RANK_VARIABLES, SPOOL
 from phalanx.rounds import Outcome
 from phalanx.worker import debugger, errorfile, missing, outcome, preload, processes, stacks
@@ -143,6 +144,8 @@ def _call(assignment: Assignment) -> Outcome:
         if ended is not None and ended.fault is not None:
             fault = ended.fault
             errorfile.write(f"{fault.type_name}: {fault.message}", fault.traceback, again=False)
+        if isinstance(error, NoTerminal):
+            error.args = (error.short,)  # what to do is said once, where the launch is
         _show(error.with_traceback(trace), assignment.directory)
         _end_if_forked(own, 1)
         return ended  # type: ignore[return-value]  # only a fork has none, and has ended

@@ -49,11 +49,12 @@ def install(rank: int, terminal: str, directory: str) -> None:
             except KeyboardInterrupt:
                 sys.exit(128 + signal.SIGINT)
         else:
+            short = f"rank {rank} has come to a breakpoint{_place(self)} and has no terminal"
             raise NoTerminal(
-                f"rank {rank} has come to a breakpoint{_place(self)} and has no terminal. Debug "
-                'one rank in this process: workers_per_host=1, start_method="inline"; or run a '
-                "script with 'phalanx torchrun' on a terminal; or attach to the worker: "
-                f"debugpy.listen({5678 + rank}), then debugpy.wait_for_client()."
+                f"{short}. Debug one rank in this process: {NoTerminal.python}; or run a script "
+                "with 'phalanx torchrun' on a terminal; or attach to the worker: "
+                f"debugpy.listen({5678 + rank}), then debugpy.wait_for_client().",
+                short=short,
             )
 
     cmd.Cmd.cmdloop = cmdloop  # type: ignore[method-assign]

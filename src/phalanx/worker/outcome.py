@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
 
+from phalanx.errors import NoTerminal
 from phalanx.rounds import Ended, Fault, Outcome
 
 PAYLOAD = "payload"
@@ -61,7 +62,7 @@ def raised(rank: int, error: BaseException, sink: Sink | None) -> Outcome:
     clock = time.monotonic()
     fault = Fault(
         type_name=type_name(error),
-        message=_clip(_message(error)),
+        message=_clip(error.short if isinstance(error, NoTerminal) else _message(error)),
         traceback=_clip(format_traceback(error)),
         communication=_is_communication(error),
         reraise=not isinstance(error, _NOT_RAISED_AGAIN)
