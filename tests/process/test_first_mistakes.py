@@ -254,3 +254,11 @@ def test_an_argument_that_the_function_must_have(tmp_path):
     text = is_one_sentence(command("launch", "needs.py:f"))
     assert "missing: --lr, --path." in text
     assert "phalanx launch needs.py:f -- --help" in text
+
+
+def test_the_list_counts_replicas_as_replicas(tmp_path):
+    """How many workers each of them starts is its own affair."""
+    done = command("run", "--wait", "utils.echo", "--msg", "hi", "--num_replicas", "2")
+    assert done.returncode == 0
+    heads, row = command("list").stdout.splitlines()
+    assert row[heads.index("SIZE") : heads.index("HOSTS")].strip() == "2 replicas"

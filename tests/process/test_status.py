@@ -66,7 +66,7 @@ def test_after_a_restart_the_pids_are_the_new_ones_and_the_cause_is_told(tmp_pat
     assert (handle.num_restarts, len(handle.rounds)) == (1, 2)
     text = command("status").stdout
     assert f"localhost  active  0–1    {pids(second)[0]} {pids(second)[1]}" in text
-    assert "restart 1: rank 1 on localhost was killed by SIGKILL" in text
+    assert "restart 1 of 3: rank 1 on localhost was killed by SIGKILL" in text
     go.touch()
     app.wait(30)
     last = status_of()
@@ -75,6 +75,9 @@ def test_after_a_restart_the_pids_are_the_new_ones_and_the_cause_is_told(tmp_pat
     assert {worker["state"] for worker in last["workers"]} == {"returned"}
     assert {worker["ended"] for worker in last["workers"]} == {"returned"}
     assert [host["state"] for host in last["hosts"]] == ["active"]
+    text = command("status").stdout
+    assert "active" not in text  # to a reader it is no more
+    assert f"localhost  released  0–1    {pids(second)[0]} {pids(second)[1]}" in text
 
 
 def test_a_lost_host_a_spare_and_one_that_joins(tmp_path):
@@ -106,7 +109,7 @@ def test_a_lost_host_a_spare_and_one_that_joins(tmp_path):
     assert second["num_restarts"] == 0
     assert "localhost was lost: " in second["rounds"][-1]["cause"]
     row = command("list").stdout.splitlines()[-1].split()
-    assert row[3] == "2"
+    assert row[3:5] == ["2", "workers"]
     third = wait_until(lambda: hosts("active", "active", "spare"), timeout=30)
     assert third["hosts"][2]["reason"] == ""
     app.add_host("localhost")
@@ -131,7 +134,11 @@ def test_a_host_that_is_lost_is_shown_as_lost():
     assert [host["state"] for host in status["hosts"]] == ["active", "lost"]
     assert status["hosts"][1]["reason"]
     assert [worker["state"] for worker in status["workers"]] == ["killed", "lost"]
-    assert "lost" in command("status").stdout
+    text = command("status").stdout
+    (row,) = [line for line in text.splitlines() if line.split()[1:2] == ["lost"]]
+    heads = next(line for line in text.splitlines() if line.startswith("  HOST"))
+    assert row[heads.index("REASON") :] == status["hosts"][1]["reason"]
+    assert row[heads.index("PIDS") : heads.index("REASON")].strip() == "-"
 
 
 def test_restarts_of_single_hosts_are_each_told(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.cli import parsing
 from phalanx.cli.aside import aside
 from phalanx.errors import PhalanxError
-from phalanx.registry.recorded import apps
+from phalanx.registry.recorded import RecordedApp, apps
 from phalanx.runner import get_runner
 from phalanx.runner.overview import overview
 from phalanx.specs import AppState
@@ -52,14 +52,14 @@ def main(arguments: list[str]) -> int:
                 app.id,
                 app.scheduler,
                 status["state"],
-                str(app.workers),
+                _size(app),
                 ",".join(app.hosts),
                 datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
                 "?" if seconds is None else parsing.ago(seconds),
                 _cut(app.command),
             )
         )
-    heads = ("APP", "ON", "STATE", "WORKERS", "HOSTS", "STARTED", "TIME", "COMMAND")
+    heads = ("APP", "ON", "STATE", "SIZE", "HOSTS", "STARTED", "TIME", "COMMAND")
     parsing.print_table(heads, rows)
     if left_out:
         print(f"({left_out} older ones: phalanx list --all)")
@@ -85,6 +85,12 @@ def _list_scheduler(options: Any) -> int:
         rows = [(app.app_handle, app.name, app.state.value) for app in known]
         parsing.print_table(("HANDLE", "NAME", "STATE"), rows)
     return 0
+
+
+def _size(app: RecordedApp) -> str:
+    """Workers of a launch; what a replica on a scheduler starts is known to itself alone."""
+    unit = "worker" if app.is_launch else "replica"
+    return f"{app.workers} {unit}{'' if app.workers == 1 else 's'}"
 
 
 def _cut(text: str, width: int = 60) -> str:

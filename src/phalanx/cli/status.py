@@ -15,7 +15,7 @@ from phalanx.errors import PhalanxError
 from phalanx.logs.lines import ranges
 from phalanx.registry.recorded import RecordedApp
 from phalanx.runner import get_runner
-from phalanx.specs import AppState, AppStatus, ReplicaStatus
+from phalanx.specs import AppState, AppStatus, HostState, ReplicaStatus
 
 _ROUNDS_SHOWN = 10
 
@@ -106,9 +106,11 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
         print(f"  {status['message']}")
     workers = status["workers"]
     if status["hosts"]:
-        rows = [_host_row(host, workers) for host in status["hosts"]]
-        parsing.print_table(("  HOST", "STATE", "RANKS", "PIDS"), rows)
-    _print_rounds(status["rounds"])
+        rows = [_host_row(host, workers, final=final) for host in status["hosts"]]
+        heads = ("  HOST", "STATE", "RANKS", "PIDS", "REASON")
+        known = len(heads) if any(row[-1] for row in rows) else -1
+        parsing.print_table(heads[:known], [row[:known] for row in rows])
+    _print_rounds(status["rounds"], app.facts.get("max_restarts"))
     for worker in workers:
         if worker["ended"] not in (None, "returned"):
             print(f"  rank {worker['rank']} {worker['message']}")
@@ -120,20 +122,26 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
         print(f"  logs: {min(files.values())} …  (phalanx log {app.id})")
 
 
-def _host_row(host: dict[str, Any], workers: list[dict[str, Any]]) -> tuple[str, ...]:
+def _host_row(
+    host: dict[str, Any], workers: list[dict[str, Any]], *, final: bool
+) -> tuple[str, ...]:
     ranks = [rank for rank in host["ranks"] if isinstance(rank, int)]
     pids = {worker["rank"]: worker["pid"] for worker in workers}
     shown = " ".join(str(pids.get(rank) or "-") for rank in ranks)
-    return f"  {host['hostname']}", host["state"], ranges(ranks) or "-", shown or host["reason"]
+    state = host["state"]
+    if final and state != HostState.LOST:
+        state = "released"
+    return f"  {host['hostname']}", state, ranges(ranks) or "-", shown or "-", host["reason"]
 
 
-def _print_rounds(rounds: list[dict[str, Any]]) -> None:
+def _print_rounds(rounds: list[dict[str, Any]], max_restarts: object) -> None:
     """Why each round but the first began."""
     lines = []
     for before, round_ in itertools.pairwise(rounds):
         when = datetime.fromtimestamp(round_["began"]).astimezone().strftime("%H:%M:%S")
         restarts = round_["restarts"]
-        again = f"restart {restarts}: " if restarts > before["restarts"] else ""
+        most = f" of {max_restarts}" if isinstance(max_restarts, int) else ""
+        again = f"restart {restarts}{most}: " if restarts > before["restarts"] else ""
         lines.append(f"  round {round_['number']} at {when}: {again}{round_['cause']}")
     if len(lines) > _ROUNDS_SHOWN:
         print(f"  ({len(lines) - _ROUNDS_SHOWN} rounds before: --json)")

@@ -118,11 +118,12 @@ class App(Generic[R]):
             self._placement.kill()
             finish(self._routes)
             raise
-        title, grace = plan.prepare[0].title, plan.settings.stop_grace
+        title, settings = plan.prepare[0].title, plan.settings
         self._entry = Entry(None)
         if recorded:
             self._entry = Entry.create(
-                *(self.id, title, plan.members, self._paths, grace),
+                *(self.id, title, plan.members, self._paths, settings.stop_grace),
+                max_restarts=None if settings.restart == "host" else settings.max_restarts,
                 part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
             )
         run = functools.partial(self._run, plan)

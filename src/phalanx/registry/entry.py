@@ -46,17 +46,20 @@ class Entry:
         members: Sequence[Member],
         logs: Mapping[int, Path],
         stop_grace: float,
+        max_restarts: int | None = None,
         part_of: str = "",
     ) -> Entry:
         """Record an app; where that cannot be, one that records nothing is given.
 
-        `part_of` is the handle of the app on a scheduler whose replica this is.
+        `max_restarts` is None where each host has its own. `part_of` is the handle of the app
+        on a scheduler whose replica this is.
         """
         path = None
         try:
             path = make_place(app)
             facts = _describe(app, name, members, logs, stop_grace)
-            replace(path / "app.json", {**facts, "part_of": part_of})
+            facts |= {"max_restarts": max_restarts, "part_of": part_of}
+            replace(path / "app.json", facts)
             replace(path / "status.json", {"state": AppState.PENDING.value})
             reserve(path / "status.json", sum(member.workers for member in members))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
