@@ -1,6 +1,7 @@
 """What people type first who know another tool, and nonsense: one sentence, at once."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from tests.conftest import wait_until
 
 JOB = """
 import sys
@@ -262,3 +264,21 @@ def test_the_list_counts_replicas_as_replicas(tmp_path):
     assert done.returncode == 0
     heads, row = command("list").stdout.splitlines()
     assert row[heads.index("SIZE") : heads.index("HOSTS")].strip() == "2 replicas"
+
+
+def test_a_launch_that_is_terminated_says_so(tmp_path):
+    """What a scheduler or a timeout sends; and that nothing is left."""
+    code = "import time\nfrom pathlib import Path\n"
+    code += "def f():\n    Path('began').touch()\n    time.sleep(600)\n"
+    (tmp_path / "long.py").write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "launch", "long.py:f", "--workers-per-host", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until((tmp_path / "began").exists, timeout=60)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    last = said.splitlines()[-1]
+    assert last == "phalanx launch: terminated by SIGTERM; nothing is left running"

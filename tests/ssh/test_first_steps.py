@@ -356,3 +356,26 @@ def test_the_check_warns_of_hosts_without_torch(typed, bare):
     for name in ("gpu-1", "gpu-2"):
         assert f"warning: {name} has no torch for {bare}" in shown
     assert "no torch" not in typed(check)
+
+
+def test_a_wrong_host_name_leaves_no_log_to_be_sent_to(typed):
+    """What there is to know is said by the command, and by whoever looks for a log."""
+    for hosts, j in (("gpu-1,gpu-9", "2x1"), ("gpu-9", "1x1")):
+        command = f"phalanx run --wait -s ssh -cfg hosts={hosts} dist.ddp -j {j} train.py"
+        shown = failed(typed, command)
+        assert "Could not resolve hostname gpu-9" in shown
+        assert "phalanx status" in shown
+        assert "phalanx log" not in shown
+        assert "Could not resolve hostname gpu-9" in typed("phalanx log")
+
+
+def test_replicas_that_are_not_as_many_as_the_hosts(typed):
+    """Said before it begins: it may be meant, and may be a slip."""
+    run = "phalanx run --wait -s ssh -cfg hosts=gpu-1,gpu-2"
+    shown = typed(f"{run} utils.echo --msg hi --num_replicas 3")
+    assert "3 replicas on 2 hosts: gpu-1 runs 2" in shown
+    assert "gpu-2 is not used: 1 replica for 2 hosts" in typed(f"{run} utils.echo --msg hi")
+    assert "phalanx run:" not in typed(f"{run} utils.echo --msg hi --num_replicas 2")
+    with open(typed.directory / ".phalanxconfig", "a") as file:
+        file.write('hosts = ["gpu-1", "gpu-2"]\n')
+    assert "not used" not in typed("phalanx run --wait -s ssh utils.echo --msg hi")

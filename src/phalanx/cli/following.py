@@ -18,6 +18,12 @@ _HELD = 10_000
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
+def everyone(runner: Runner, handle: str) -> list[tuple[str, int]]:
+    """All replicas of an app."""
+    replicas = runner.replicas(handle)
+    return [(role, i) for role, count in replicas.items() for i in range(count)]
+
+
 def lines(
     runner: Runner,
     handle: str,

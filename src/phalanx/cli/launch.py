@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from phalanx.errors import (
     WorkerFailed,
 )
 from phalanx.launcher import Launcher, begin, check_call, imports, payload
+from phalanx.launcher.app import App
 from phalanx.launcher.interrupts import hush, interruptible
 from phalanx.logs.console import is_terminal, shows_colour
 from phalanx.logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
@@ -240,13 +242,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
             raise
         print_users_part(error)
         return 1
-    try:
-        with interruptible() as interrupts:
-            interrupts.attach(app.cancel)
-            app.wait()
-    except KeyboardInterrupt as interrupt:
-        hush(interrupt, app.describe_left())
-        raise
+    _wait(app)
     if options.verbose:
         _print_phases(app.status())
     try:
@@ -265,6 +261,20 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
     if not options.quiet:
         _print_summary(len(result), began)
     return 0
+
+
+def _wait(app: App[Any]) -> None:
+    """Until it has ended, by itself or by a signal, which then has its way."""
+    try:
+        with interruptible() as interrupts:
+            interrupts.attach(app.cancel)
+            app.wait()
+            if interrupts.received == signal.SIGTERM:  # behind this it ends us
+                left = app.describe_left()
+                print(f"phalanx launch: terminated by SIGTERM; {left}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as interrupt:
+        hush(interrupt, app.describe_left())
+        raise
 
 
 def _load_call(target: _Target, own: list[str]) -> payload.Function:

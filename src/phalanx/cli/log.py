@@ -126,19 +126,21 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
         if options.tail is not None:
             found = _last_of_each(found, options.tail)
         printer = following.Printer(sys.stdout, at_once=options.follow)
+        printed = False
         for line in found:
+            printed = True
             if options.json:
                 facts = {**dataclasses.asdict(line), "stream": line.stream.value}
                 print(json.dumps(facts), flush=options.follow)
             else:
                 printer.print(line)
-        if options.follow:
+        if options.follow or not printed:
             _print_end(runner, handle)
     return 0
 
 
 def _print_end(runner: Runner, handle: str) -> None:
-    """Whoever has followed an app wants to know that it failed."""
+    """Whoever has followed an app wants to know that it failed; who finds nothing, too."""
     status = runner.status(handle)
     if status is not None and status.state is AppState.FAILED:
         print(f"phalanx log: {status.app}: FAILED: {status.message}".rstrip(": "), file=sys.stderr)

@@ -8,7 +8,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from phalanx.errors import (
 from phalanx.runner import AppDryRunInfo, Runner, get_runner
 from phalanx.runner.component import HelpWanted
 from phalanx.schedulers.options import parse
+from phalanx.schedulers.request import AppRequest
 from phalanx.specs import AppState, AppStatus
 
 _USAGE = "phalanx run [OPTIONS] COMPONENT [COMPONENT'S OPTIONS] [-- PROGRAM'S ARGUMENTS]"
@@ -50,6 +52,8 @@ printed could not be written; 2 a mistake in the command; 130 interrupted (the a
 
 _QUIET = 0.5
 """Seconds before a status line is shown."""
+_SHOWN = 4
+"""Hosts that a note names."""
 _NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
@@ -262,6 +266,8 @@ def _run(wanted: _Wanted) -> int:
         if wanted.dryrun:
             print(info)
             return 0
+        for note in _placement_notes(info, typed="hosts" in wanted.cfg):
+            print(f"phalanx run: {note}", file=sys.stderr)
         handle = ""
         try:
             with aside():
@@ -274,6 +280,29 @@ def _run(wanted: _Wanted) -> int:
             unsure = "interrupted while it was submitted: phalanx list says whether it was"
             print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
             return 130
+
+
+def _placement_notes(info: AppDryRunInfo, *, typed: bool) -> Iterator[str]:
+    """Where replicas and hosts are not as many; hosts of a configuration need not all be used."""
+    hosts = getattr(info.cfg, "hosts", None)
+    if not hosts or not isinstance(info.request, AppRequest):
+        return
+    for role in info.request.roles:
+        counts = Counter(replica.hostname for replica in role.replicas)
+        total = len(role.replicas)
+        if total > len(hosts):
+            several = [f"{host} runs {n}" for host, n in counts.items() if n > hosts.count(host)]
+            most = ", ".join(several[:_SHOWN])
+            yield f"{total} replicas on {_counted(len(hosts), 'host')}: {most}"
+    used = {replica.hostname for replica in info.request.replicas}
+    if typed and (unused := [host for host in hosts if host not in used]):
+        names = ", ".join(unused[:_SHOWN]) + (" is" if len(unused) == 1 else " are")
+        replicas = _counted(max(len(role.replicas) for role in info.request.roles), "replica")
+        yield f"{names} not used: {replicas} for {len(hosts)} hosts"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 def _print_handle(handle: str) -> bool:
@@ -319,7 +348,7 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
         return 1
     if status.state is not AppState.SUCCEEDED:
         with contextlib.suppress(OSError):  # a full disk is not how the app ended
-            _report(handle, status)
+            _report(runner, handle, status)
     return _exit_code(status) or int(not shown)
 
 
@@ -328,13 +357,11 @@ def _show_lines(runner: Runner, handle: str) -> bool:
 
     Then nothing can be said there either: it is in the exit code.
     """
-    from phalanx.cli.following import Printer, lines
+    from phalanx.cli.following import Printer, everyone, lines
 
     _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
-    replicas = runner.replicas(handle)
-    everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
     printer = Printer(sys.stderr)
-    for line in lines(runner, handle, everyone, follow=True):
+    for line in lines(runner, handle, everyone(runner, handle), follow=True):
         try:
             printer.print(line)
         except BrokenPipeError:
@@ -367,13 +394,25 @@ def _show_status(runner: Runner, text: str) -> None:
     STATUS.show(runner, text)
 
 
-def _report(handle: str, status: AppStatus) -> None:
+def _report(runner: Runner, handle: str, status: AppStatus) -> None:
     print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
     failed = [r for role in status.roles for r in role.replicas if r.state is AppState.FAILED]
     texts = [f"{r.role}/{r.id} {r.describe()}" for r in failed]
     for text in [status.message] if status.message else texts:
         print(f"  {text}", file=sys.stderr)
-    print(f"  phalanx status {status.app}; phalanx log {status.app}", file=sys.stderr)
+    log = f"; phalanx log {status.app}" if _has_printed(runner, handle) else ""
+    print(f"  phalanx status {status.app}{log}", file=sys.stderr)
+
+
+def _has_printed(runner: Runner, handle: str) -> bool:
+    """There is something to read of its replicas."""
+    from phalanx.cli.following import everyone, lines
+
+    try:
+        found = lines(runner, handle, everyone(runner, handle), follow=False)
+        return next(iter(found), None) is not None
+    except (PhalanxError, LookupError):
+        return True  # whoever asks is told why not
 
 
 def _exit_code(status: AppStatus) -> int:
