@@ -379,3 +379,20 @@ def test_replicas_that_are_not_as_many_as_the_hosts(typed):
     with open(typed.directory / ".phalanxconfig", "a") as file:
         file.write('hosts = ["gpu-1", "gpu-2"]\n')
     assert "not used" not in typed("phalanx run --wait -s ssh utils.echo --msg hi")
+
+
+def test_tracebacks_name_the_user_s_own_files(typed):
+    """Not the copies that the hosts have; what the program prints of paths is its own affair."""
+    (typed.directory / "package").mkdir()
+    (typed.directory / "package" / "__init__.py").write_text("def f():\n    raise ValueError(1)\n")
+    (typed.directory / "fails.py").write_text(
+        "import os, package\nprint('in', os.getcwd(), flush=True)\npackage.f()\n"
+    )
+    for component in ("utils.python", "dist.ddp -j 1x1"):
+        command = f"phalanx run --wait --log -s ssh -cfg hosts=gpu-1 {component} fails.py"
+        shown = failed(typed, command)
+        assert f'File "{typed.directory}/fails.py", line 3' in shown, shown
+        assert f'File "{typed.directory}/package/__init__.py", line 2' in shown
+        assert not re.search(r'File "[^"]*/trees/', shown)
+        assert re.search(r"in /\S*/trees/", shown)
+    assert f'File "{typed.directory}/fails.py", line 3' in typed("phalanx log")

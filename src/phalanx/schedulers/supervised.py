@@ -33,6 +33,7 @@ from phalanx.schedulers import (
     replicas,
 )
 from phalanx.schedulers.authoring import near_file, workspace_of
+from phalanx.schedulers.host_paths import at_home
 from phalanx.schedulers.request import REPLICA, ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx.schedulers.supervisor import LOG, supervisor_of, times_file
 from phalanx.specs import (
@@ -185,8 +186,11 @@ class Supervised(Scheduler[Any, AppRequest]):
         if app is None:
             raise LookupError(f"there is no app {app_id!r}")
         wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
-        files = _find_replica(app, role, replica)["streams"]
-        sources = [_Source(app, role, replica, name, Path(files[name])) for name in wanted]
+        known = _find_replica(app, role, replica)
+        cwd = known.get("cwd", os.sep)
+        sources = [
+            _Source(app, role, replica, name, Path(known["streams"][name]), cwd) for name in wanted
+        ]
         return _read(app, sources, since, until, follow=follow)
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
@@ -253,6 +257,7 @@ def _roles(request: AppRequest) -> list[dict[str, Any]]:
                     "logs": {},
                     "log": None,
                     "streams": dict(replica.logs),
+                    "cwd": replica.cwd,
                 }
                 for replica in role.replicas
             ],
@@ -344,6 +349,7 @@ class _Source:
     replica: int
     stream: str
     path: Path
+    cwd: str
 
     def __post_init__(self) -> None:
         marks = times_file(self.app.path, self.role, self.replica, self.stream)
@@ -352,7 +358,7 @@ class _Source:
     def read(self, *, final: bool) -> Iterator[LogLine]:
         stream = Stream(self.stream)
         for moment, text in self._reader.read(final=final):
-            yield LogLine(self.role, self.replica, text, moment, stream)
+            yield LogLine(self.role, self.replica, at_home(text, self.cwd), moment, stream)
 
 
 def _read(

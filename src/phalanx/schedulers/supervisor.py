@@ -27,6 +27,7 @@ from phalanx.registry.recorded import see
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
 from phalanx.schedulers.crew import Crew, Ending
+from phalanx.schedulers.host_paths import at_home
 from phalanx.schedulers.last_words import first_error, with_interpreter
 from phalanx.schedulers.request import STREAMS, AppRequest, ReplicaRequest
 from phalanx.specs import AppState, ReplicaStatus
@@ -308,7 +309,7 @@ class Supervisor:
             error = ending.error or first_error(replica, told)
             if ending.python:
                 error = with_interpreter(error, replica.hostname, ending.python)
-            self._errors[key] = error
+            self._errors[key] = at_home(error, replica.cwd)
         actions = self._course.ended(key, succeeded=ending.succeeded, asked=ending.asked)
         if self._course.first_failure == key and self._code is None:
             self._code = ending.code or 1
