@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 
 from phalanx.errors import ConfigError
+from phalanx.registry.recorded import by_handle
 from phalanx.runner import catalog, get_runner
 from phalanx.specs import AppState
 from tests.conftest import wait_until
@@ -126,3 +127,19 @@ def test_an_error_of_a_worker_is_the_replicas(runner, tmp_path):
     status, lines = run(runner, "dist.ddp", "-j", "1x2", "--script", "train.py")
     assert status.state is AppState.FAILED
     assert status.roles[0].replicas[0].error == "KeyError: 'mine'", "\n".join(lines)
+
+
+def test_files_of_the_workers_are_with_the_app(runner, tmp_path, monkeypatch):
+    """Not under the temporary directory, where they would stay; and gone when it is deleted."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    handle = runner.run_component("dist.ddp", ["-j", "1x2", "--script", "train.py"])
+    assert runner.wait(handle).state.value == "SUCCEEDED"
+    assert not list(place.glob("phalanx_logs_*"))
+    app = by_handle(*handle.replace("://", "/").split("/"))
+    written = {path.read_text() for path in app.path.rglob("attempt_0/*/stdout.log")}
+    assert written == {"rank 0\n", "rank 1\n"}
+    runner.delete(handle)
+    assert not app.path.exists()

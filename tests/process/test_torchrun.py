@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -352,6 +353,32 @@ def test_files_and_prefixes(torchrun, tmp_path):
         "attempt_0/0/stderr.log": "err 0\n",
         "attempt_0/1/stdout.log": "out 1\n",
     }
+
+
+def test_files_without_a_directory_are_said_to_be_where_they_are(torchrun, tmp_path):
+    """As torchrun has it, they stay under the temporary directory; empty ones do not."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    env = {"TMPDIR": str(place)}
+    flags = ("--nproc-per-node", "2", "--redirects", "3")
+    done = torchrun("import os; print('rank', os.environ['RANK'])", *flags, env=env)
+    assert done.returncode == 0, done.stderr
+    (logs,) = place.glob("phalanx_logs_*")
+    assert f"the workers' log files are in {logs}" in done.stderr
+    files = sorted(str(path.relative_to(logs)) for path in logs.rglob("*.log"))
+    assert [file.partition("/")[2] for file in files] == [
+        "attempt_0/0/stdout.log",
+        "attempt_0/1/stdout.log",
+    ]
+    shutil.rmtree(logs)
+    for code in ("pass", "import sys; sys.exit(3)"):
+        done = torchrun(code, *flags, env=env)
+        assert "log files" not in done.stderr
+        assert not list(place.glob("phalanx_logs_*"))
+    command = [*COMMAND, "--tee", "3", "nothing.py"]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert not list(place.glob("phalanx_logs_*"))
 
 
 def test_more_than_nine_ranks_and_a_filter_on_global_ones(torchrun):

@@ -70,8 +70,8 @@ def sums(text):
     return sorted(re.findall(r"sum (\d+) (\S+) (\S+)", text))
 
 
-def test_the_readme_s_command_trains_on_two_hosts(typed):
-    """Its script and its command, as they are written there."""
+def test_the_readme_s_command_trains_on_two_hosts(typed, cluster):
+    """Its script and its command, as they are written there; nothing is left on the hosts."""
     text = (ROOT / "README.md").read_text()
     command = re.search(r"^phalanx run .*dist\.ddp .*--script ddp\.py$", text, re.M)[0]
     (script,) = re.findall(r"Save as `ddp\.py`:\n\n```py\n(.*?)```", text, re.S)
@@ -79,6 +79,8 @@ def test_the_readme_s_command_trains_on_two_hosts(typed):
     shown = typed(command)
     assert "hosts=gpu-1,gpu-2" in command
     assert shown.count("the sum is 8") == 1
+    for host in cluster.hosts[:2]:
+        assert not host.enter("find", "/tmp", "-name", "phalanx_logs_*")
 
 
 def test_two_hosts_use_the_interface_that_leads_to_each_other(typed):

@@ -1,10 +1,12 @@
 """`phalanx torchrun`: a script on every worker of this host, together with other hosts.
 
-Flags, variables and what workers see are torchrun's. Prints a report of a failure, last.
+Flags, variables and what workers see are torchrun's. Prints a report of a failure, and where log
+files are that nobody has named a directory for, last.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from phalanx import environment
+from phalanx.elastic import streams
 from phalanx.elastic.command.options import TorchrunOptions, parse
 from phalanx.errors import LaunchError
 from phalanx.launcher.app import App
@@ -27,6 +30,18 @@ def main(arguments: list[str]) -> int:
         print(f"phalanx torchrun: {note}", file=sys.stderr)
     if options.event_log_handler == "console":
         _print_events()
+    own = ""
+    if options.log_dir is None and (any(options.redirects) or any(options.tee)):
+        own = streams.default_directory(os.environ, redirects=any(options.redirects))
+        options = dataclasses.replace(options, log_dir=own or None)
+    try:
+        return _run(options)
+    finally:
+        if own and streams.tidy(own):
+            print(f"phalanx torchrun: the workers' log files are in {own}", file=sys.stderr)
+
+
+def _run(options: TorchrunOptions) -> int:
     signals = _Signals(options)
     app: App[Any] | None = None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,44 @@ from phalanx.logs.lines import Source
 from phalanx.logs.losses import Loss, StandardStream
 from phalanx.logs.spec import Handlers, LogSpec, RankFile
 from phalanx.rounds import Member
+from phalanx.schedulers.request import REPLICA
+from phalanx.worker import errorfile
 
 _NUMBERS = {"stdout": 1, "stderr": 2}
+_TEMPORARY = "phalanx_logs_"
 PREFIX = "[${role_name}${local_rank}]:"
+
+
+_BESIDE = "workers"
+"""The directory beside a replica's error file for files of its workers."""
+
+
+def default_directory(environ: Mapping[str, str], *, redirects: bool) -> str:
+    """Where workers' files go when nobody has said; empty where no directory can be made.
+
+    In a replica on a scheduler of ours, files that are shown as well go with the app: beside its
+    error file. Otherwise, as with torchrun, a new directory under the temporary one.
+    """
+    error_file = environ.get(errorfile.VARIABLE, "")
+    if error_file and REPLICA in environ and not redirects:
+        return os.path.join(os.path.dirname(error_file), _BESIDE)
+    try:
+        return tempfile.mkdtemp(prefix=_TEMPORARY)
+    except OSError:
+        return ""
+
+
+def tidy(directory: str) -> bool:
+    """Remove what is empty; gives whether there is something left that a user would not find."""
+    for place, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                if os.path.getsize(path) == 0:
+                    os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
+    return os.path.isdir(directory) and os.path.basename(directory).startswith(_TEMPORARY)
 
 
 @dataclass(frozen=True)
@@ -68,7 +104,7 @@ class Streams(LogSpec):
             return None
         name = f"{self.run_id.replace(os.sep, '_')}_{secrets.token_hex(4)}"
         try:
-            place = Path(self.log_dir or tempfile.mkdtemp(prefix="phalanx_logs_")) / name
+            place = Path(self.log_dir or tempfile.mkdtemp(prefix=_TEMPORARY)) / name
             place.mkdir(parents=True)
         except OSError as error:
             logger.warning(

@@ -257,6 +257,7 @@ class RecordedApp:
             path = Path(text)
             path.unlink(missing_ok=True)
             path.with_name("error.json").unlink(missing_ok=True)
+            shutil.rmtree(path.with_name("workers"), ignore_errors=True)
             for parent in path.parents:
                 if self.id not in parent.parts:
                     break
