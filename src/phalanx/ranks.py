@@ -9,6 +9,8 @@ from phalanx.rounds import Member, Round
 
 APP = "PHALANX_APP"
 HOST = "PHALANX_HOST"
+REPLICA = "PHALANX_REPLICA_ID"
+"""The variable in which a replica finds its number in its role."""
 ROUND = "PHALANX_ROUND"
 STOP_FILE = "PHALANX_STOP_FILE"
 """Names a file that comes into being when the host is about to be taken away."""

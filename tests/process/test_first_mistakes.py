@@ -190,7 +190,7 @@ def test_components_and_modules_that_exit_are_reported_too(tmp_path):
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("how", [[], ["-s", "ssh", "-cfg", "hosts=nowhere"], ["--dryrun"]])
+@pytest.mark.parametrize("how", [[], ["-s", "ssh", "-cfg", "hosts=nowhere"]])
 def test_a_script_that_is_not_there_is_refused_before_it_is_submitted(own_state, words, how):
     """Whoever would run it."""
     before = set(own_state.glob("*"))
@@ -215,15 +215,16 @@ def test_scripts_that_are_elsewhere_are_left_to_whoever_has_them(tmp_path):
     """On a host by its full path; in another workspace; modules and code are no files."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.py").write_text("")
-    for words in (
-        ["-s", "ssh", "-cfg", "hosts=nowhere", "dist.ddp", "--script", "/opt/app/train.py"],
-        ["--workspace", "other", "utils.python", "train.py"],
-        ["dist.ddp", "-m", "package.train"],
-        ["utils.python", "-m", "package.train"],
-        ["utils.python", "-c", "print(1)"],
+    for words, code in (
+        (["-s", "ssh", "-cfg", "hosts=nowhere", "utils.python", "/opt/app/train.py"], 1),
+        (["--workspace", "other", "utils.python", "train.py"], 0),
+        (["utils.python", "-m", "package.train"], 1),
+        (["utils.python", "-c", "print(1)"], 0),
+        (["--dryrun", "dist.ddp", "--script", "nowhere.py"], 0),  # a request is no run
     ):
-        done = command("run", "--dryrun", *words)
-        assert done.returncode == 0, (words, done)
+        done = command("run", "--wait", *words)
+        assert done.returncode == code, (words, done)
+        assert "there is no file" not in done.stderr
 
 
 @pytest.mark.parametrize(

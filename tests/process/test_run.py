@@ -303,7 +303,7 @@ def test_a_script_as_first_argument(tmp_path):
             127,
             "cannot start 'no-such-program'",
         ),
-        (["utils.python", "nowhere.py"], 2, "can't open file"),
+        (["utils.binary", "--entrypoint", "python", "nowhere.py"], 2, "can't open file"),
     ],
 )
 def test_wait_exits_with_the_apps_own_code(words, code, error):

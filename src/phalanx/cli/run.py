@@ -266,13 +266,13 @@ def _run(wanted: _Wanted) -> int:
         if wanted.dryrun:
             print(info)
             return 0
-        for note in _placement_notes(info, typed="hosts" in wanted.cfg):
-            print(f"phalanx run: {note}", file=sys.stderr)
         handle = ""
         try:
             with aside():
                 handle = runner.schedule(info)
             printed = _print_handle(handle)
+            for note in _placement_notes(info, typed="hosts" in wanted.cfg):
+                print(f"phalanx run: {note}", file=sys.stderr)
             code = _wait(runner, handle, show=wanted.log) if wanted.wait else 0
             return code if printed else code or 1
         except KeyboardInterrupt:

@@ -19,8 +19,8 @@ from phalanx.logs import logger
 from phalanx.logs.lines import Source
 from phalanx.logs.losses import Loss, StandardStream
 from phalanx.logs.spec import Handlers, LogSpec, RankFile
+from phalanx.ranks import REPLICA
 from phalanx.rounds import Member
-from phalanx.schedulers.request import REPLICA
 from phalanx.worker import errorfile
 
 _NUMBERS = {"stdout": 1, "stderr": 2}

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from phalanx.network import free_port
+from phalanx.ranks import REPLICA
 from phalanx.rounds import signal_name
 from phalanx.schedulers.course import Key
-from phalanx.schedulers.request import RANK0_PORT, REPLICA, ROLE, AppRequest, ReplicaRequest
+from phalanx.schedulers.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
 from phalanx.worker import processes
 
 CANNOT_START = 127

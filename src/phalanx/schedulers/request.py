@@ -12,8 +12,8 @@ from phalanx.schedulers.course import Part
 from phalanx.specs import AppDef, RetryPolicy
 
 STREAMS = ("stdout", "stderr")
-ROLE, REPLICA = "PHALANX_ROLE", "PHALANX_REPLICA_ID"
-"""The variables in which a replica finds its role, and its number in it."""
+ROLE = "PHALANX_ROLE"
+"""The variable in which a replica finds its role."""
 RANK0_PORT = "PHALANX_RANK0_PORT"
 """The variable in which replicas find a port of the first one's host that is free to meet at."""
 
@@ -32,6 +32,8 @@ class ReplicaRequest:
     gpus: int
     logs: Mapping[str, str]
     """The file of each stream."""
+    script: str | None = None
+    """The Python file that it runs, relative to `cwd`, where it must be there."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from phalanx.environment import users
 from phalanx.errors import ConfigError, SchedulerError
-from phalanx.ranks import RANK_VARIABLES
+from phalanx.ranks import RANK_VARIABLES, REPLICA
 from phalanx.registry import directory, owner, replace, reserve
 from phalanx.registry.reading import Reader, by_time
 from phalanx.registry.recorded import RecordedApp, apps, by_handle
@@ -34,7 +34,7 @@ from phalanx.schedulers import (
 )
 from phalanx.schedulers.authoring import near_file, workspace_of
 from phalanx.schedulers.host_paths import at_home
-from phalanx.schedulers.request import REPLICA, ROLE, STREAMS, AppRequest, ReplicaRequest
+from phalanx.schedulers.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx.schedulers.supervisor import LOG, supervisor_of, times_file
 from phalanx.specs import (
     AppDef,
@@ -92,7 +92,6 @@ class Supervised(Scheduler[Any, AppRequest]):
         )
 
     def _spell(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
-        self._check_script(role)
         own = logs / role.name / str(number)
         replica = ReplicaRequest(
             role=role.name,
@@ -103,19 +102,16 @@ class Supervised(Scheduler[Any, AppRequest]):
             hostname="localhost",
             gpus=role.resource.gpu,
             logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
+            script=self._script(role),
         )
         return self.settle(replica, options)
 
-    def _check_script(self, role: Role) -> None:
-        """Refuse a script that is not there. One named by its full path may be on a host alone."""
+    def _script(self, role: Role) -> str | None:
+        """The file that must be here. One named by its full path may be on a host alone."""
         script = role.metadata.get(SCRIPT)
         if not isinstance(script, str) or (os.path.isabs(script) and self.root is not None):
-            return
-        path = os.path.join(workspace_of(role), script)
-        if not os.path.exists(path):
-            raise ConfigError(f"there is no file {script}.{near_file(path)}")
-        if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ConfigError(f"{script} is a directory, without a __main__.py to run.")
+            return None
+        return script
 
     @abstractmethod
     def settle(self, replica: ReplicaRequest, options: Any) -> ReplicaRequest:
@@ -130,7 +126,8 @@ class Supervised(Scheduler[Any, AppRequest]):
         return {}
 
     def submit(self, request: AppRequest) -> str:
-        """Record the app and start its supervisor. Raises `SchedulerError`."""
+        """Record the app and start its supervisor. Raises `SchedulerError`, `ConfigError`."""
+        _check_scripts(request)
         try:
             path = make_place(request.app_id)
         except FileExistsError:
@@ -218,6 +215,16 @@ class Supervised(Scheduler[Any, AppRequest]):
     def _is_ours(self, app: RecordedApp) -> bool:
         session = app.facts.get("session")
         return app.scheduler == self.name and session == self.session_name
+
+
+def _check_scripts(request: AppRequest) -> None:
+    """Refuse a script that is not there."""
+    for script, cwd in {(r.script, r.cwd) for r in request.replicas if r.script is not None}:
+        path = os.path.join(cwd, script)
+        if not os.path.exists(path):
+            raise ConfigError(f"there is no file {script}.{near_file(path)}")
+        if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ConfigError(f"{script} is a directory, without a __main__.py to run.")
 
 
 def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
