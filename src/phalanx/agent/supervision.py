@@ -212,11 +212,11 @@ class Agent:
                 self._spawn(reach(frame, self._tell))
             case wire.ListWritten():
                 self._spawn(self._written.list(frame))
-            case wire.Fetch():
+            case wire.Fetch() | wire.FetchSmall():
                 self._spawn(self._written.serve(frame))
             case wire.Offer():
                 self._spawn(self._written.keep(frame))
-            case wire.Part():
+            case wire.Part() | wire.SmallFiles():
                 self._written.take(frame)
             case wire.Drop():
                 self._written.drop(frame)

@@ -299,7 +299,14 @@ class Drive:
                 self._do(self._provide(index, agent, frame))
             case wire.Arrived():
                 self._provision.arrived(index, frame)
-            case wire.Written() | wire.Kept() | wire.Fetch() | wire.Part():
+            case (
+                wire.Written()
+                | wire.Kept()
+                | wire.Fetch()
+                | wire.Part()
+                | wire.FetchSmall()
+                | wire.SmallFiles()
+            ):
                 self.fetch.hear(agent, frame)
             case wire.Reached() if agent.tried == (frame.address, frame.port):
                 if not agent.reached.done():

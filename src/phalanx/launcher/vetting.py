@@ -38,6 +38,7 @@ _SAID = (
     wire.Hello, wire.Want, wire.Arrived, wire.Reached, wire.Note, wire.Ready, wire.Started,
     wire.Entered, wire.Report, wire.Log, wire.Stopped, wire.Leaving, wire.Rested, wire.Broken,
     wire.Pong, wire.Piece, wire.Stacks, wire.Written, wire.Kept, wire.Fetch, wire.Part,
+    wire.FetchSmall, wire.SmallFiles,
 )  # fmt: skip
 """What agents say."""
 
