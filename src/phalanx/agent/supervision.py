@@ -317,9 +317,9 @@ class Agent:
         turn = self._turns.find(frame)
         if turn is None or not turn.started or turn.cleared.is_set():
             stamp = {"app": frame.app, "round": frame.round, "request": frame.request}
-            await self._tell(wire.Stacks(ranks=(), **stamp))  # type: ignore[arg-type]
+            await self._tell(wire.Stacks(ranks=(), below=frame.below, **stamp))  # type: ignore[arg-type]
         else:
-            await turn.send_stacks(frame.seconds, frame.request)
+            await turn.send_stacks(frame.seconds, frame.request, below=frame.below)
 
     async def _clear(self, turn: Turn) -> None:
         """Nothing of the round is left; the next one gets another port."""

@@ -189,14 +189,16 @@ class Drive:
         for agent in self._agents.values():
             self._do(agent.send(wire.Signal(number=number)))
 
-    def dump_stacks(self, seconds: float, answer: Future[tuple[RankStacks, ...]]) -> None:
+    def dump_stacks(
+        self, seconds: float, answer: Future[tuple[RankStacks, ...]], *, below: bool = False
+    ) -> None:
         """Find out where every rank is, and tell; nothing when the app ends meanwhile."""
 
         async def ask() -> None:
             found: tuple[RankStacks, ...] = ()
             try:
                 there = {i: agent for i, agent in self._agents.items() if not agent.gone}
-                found = await self.stacks.ask(there, seconds)
+                found = await self.stacks.ask(there, seconds, below=below)
             finally:
                 answer.set_result(found)
 

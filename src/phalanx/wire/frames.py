@@ -201,10 +201,14 @@ class Reach(Frame):
 
 @frame
 class DumpStacks(Frame):
-    """Send the stacks of the round's workers home, as `Stacks` of the same request."""
+    """Send the stacks of the round's workers home, as `Stacks` of the same request.
+
+    With `below` those of the workers of launches that the round's workers have started.
+    """
 
     request: AnyCount
     seconds: Seconds
+    below: bool = False
 
 
 @frame
@@ -403,6 +407,8 @@ class Stacks(Frame):
 
     request: AnyCount
     ranks: tuple[RankDump, ...]
+    below: bool = False
+    """They are ranks of launches that the round's workers have started."""
 
 
 @frame
