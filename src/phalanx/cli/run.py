@@ -328,19 +328,20 @@ def _show_lines(runner: Runner, handle: str) -> bool:
 
     Then nothing can be said there either: it is in the exit code.
     """
-    from phalanx.cli.following import Printer, lines
+    from phalanx.cli.following import Printer, bars, lines
 
     _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
     replicas = runner.replicas(handle)
     everyone = [(role, i) for role, count in replicas.items() for i in range(count)]
     printer = Printer(sys.stderr)
-    for line in lines(runner, handle, everyone, follow=True):
-        try:
-            printer.print(line)
-        except BrokenPipeError:
-            raise
-        except OSError:
-            return False
+    with bars(runner, handle, everyone):
+        for line in lines(runner, handle, everyone, follow=True):
+            try:
+                printer.print(line)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                return False
     return True
 
 
