@@ -45,9 +45,16 @@ class FileTree:
     def __init__(self, root: str) -> None:
         """Nothing is looked at yet."""
         self.root = root
+        self._tidied: set[tuple[int, int]] = set()
+        """Directories in which nothing is left of what killed processes began."""
 
-    def files(self, patterns: Patterns) -> Iterator[Found]:
-        """The regular files that are meant. A link to one of them within the directory is that."""
+    def files(
+        self, patterns: Patterns, on_unread: Callable[[str, OSError], None] = lambda *_: None
+    ) -> Iterator[Found]:
+        """The regular files that are meant. A link to one of them within the directory is that.
+
+        `on_unread` is called with the directories that cannot be looked into.
+        """
         for start in patterns.starts:
             top = os.path.join(self.root, start) if start else self.root
             if start and not os.path.isdir(top):
@@ -56,11 +63,23 @@ class FileTree:
                 "/"
             ):
                 continue  # behind a link
-            for place, directories, names in os.walk(top):
-                directories[:] = [name for name in directories if name != "__pycache__"]
-                for name in names:
-                    path = os.path.relpath(os.path.join(place, name), self.root)
-                    yield from self.look(path, patterns)
+            pending = [start]
+            while pending:
+                directory = pending.pop()
+                try:
+                    with os.scandir(os.path.join(self.root, directory)) as opened:
+                        entries = list(opened)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # a program has removed it meanwhile
+                except OSError as error:
+                    on_unread(directory, error)
+                    continue
+                for entry in entries:
+                    path = os.path.join(directory, entry.name)
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield from self.look(path, patterns)
+                    elif entry.name != "__pycache__":
+                        pending.append(path)
 
     def look(self, path: str, patterns: Patterns) -> Iterator[Found]:
         """A file, if it is there and meant."""
@@ -106,7 +125,34 @@ class FileTree:
         if size > room.f_bavail * room.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         *parents, name = path.split("/")
-        return NewFile(self._open_directory(parents, make=True), name)
+        directory = self._open_directory(parents, make=True)
+        try:
+            self._tidy(directory)
+            return NewFile(directory, name)
+        except BaseException:
+            os.close(directory)
+            raise
+
+    def put(self, path: str, data: bytes, digest: str) -> None:
+        """A whole file at once, if it is what it should be. Raises `OSError`."""
+        file = self.create(path, len(data))
+        try:
+            file.write(data)
+            file.commit(digest)
+        finally:
+            file.close()
+
+    def _tidy(self, directory: int) -> None:
+        status = os.fstat(directory)
+        if (status.st_dev, status.st_ino) in self._tidied:
+            return
+        self._tidied.add((status.st_dev, status.st_ino))
+        for name in os.listdir(directory):
+            if name.startswith(_NEW):
+                with contextlib.suppress(OSError):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if time.time() - status.st_mtime > _OLD:
+                        os.unlink(name, dir_fd=directory)
 
     def remove(self, path: str) -> None:
         """Remove a file. Raises `OSError`."""
@@ -140,20 +186,14 @@ class NewFile:
     """A file on its way to its place. May be used from several threads, one at a time."""
 
     def __init__(self, directory: int, name: str) -> None:
-        """Owns the directory's descriptor. Raises `OSError`."""
+        """Owns the directory's descriptor once it is made. Raises `OSError`."""
         self._directory = directory
         self._name = name
         self._temporary = f"{_NEW}{secrets.token_hex(8)}"
         self._digest = hashlib.sha256()
         self._lock = threading.Lock()
-        self._number = -1
-        try:
-            self._remove_old()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._number = os.open(self._temporary, flags, 0o666, dir_fd=directory)
-        except BaseException:
-            os.close(directory)
-            raise
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._number = os.open(self._temporary, flags, 0o666, dir_fd=directory)
 
     def write(self, data: bytes) -> None:
         """Append. Raises `OSError`."""
@@ -192,11 +232,3 @@ class NewFile:
                 with contextlib.suppress(OSError):
                     os.unlink(self._temporary, dir_fd=self._directory)
             os.close(self._directory)
-
-    def _remove_old(self) -> None:
-        for name in os.listdir(self._directory):
-            if name.startswith(_NEW):
-                with contextlib.suppress(OSError):
-                    status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
-                    if time.time() - status.st_mtime > _OLD:
-                        os.unlink(name, dir_fd=self._directory)

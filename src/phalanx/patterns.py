@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 TEMPORARY = ".phalanx-"
 """How names of our own files begin, which are nobody's to ask for."""
 _NEVER_MEANT = frozenset({".git", "__pycache__"})
-_LONGEST, _LONGEST_NAME, _DEEPEST = 4000, 255, 64
+_LONGEST, _LONGEST_NAME, _DEEPEST = 4000, 255, 500
+"""A tree that is deeper is one that many programs, Python's own among them, cannot remove."""
 _WILD = frozenset("*?[")
 
 
@@ -55,17 +56,26 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def is_inside(path: str) -> bool:
-    """A path from elsewhere leads to something within a directory, and is one that can be made."""
+    """A path from elsewhere leads to something within a directory."""
     try:
         names = os.fsencode(path).split(b"/")
     except UnicodeEncodeError:
         return False
-    return (
-        "\0" not in path
-        and len(path) <= _LONGEST
-        and len(names) <= _DEEPEST
-        and all(n not in (b"", b".", b"..") and len(n) <= _LONGEST_NAME for n in names)
-    )
+    return "\0" not in path and not {b"", b".", b".."} & set(names)
+
+
+def why_too_long(path: str) -> str:
+    """Why no such file can be made here, though it may be there elsewhere; empty: it can be."""
+    encoded = os.fsencode(path)
+    if len(encoded) > _LONGEST:
+        return f"its path has {len(encoded)} bytes, at most {_LONGEST} are possible"
+    names = encoded.split(b"/")
+    if len(names) > _DEEPEST:
+        return f"it is {len(names)} levels deep, at most {_DEEPEST} are possible"
+    longest = max(map(len, names))
+    if longest > _LONGEST_NAME:
+        return f"a name in its path has {longest} bytes, at most {_LONGEST_NAME} are possible"
+    return ""
 
 
 def shown(path: str) -> str:

@@ -100,6 +100,26 @@ def test_progress_bars_are_followed(ranks):
         assert any(line.startswith("[localhost rank 1] done 1") for line in terminal.lines)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_progress_bars_of_a_scheduler_s_app_are_followed(replicas):
+    """Below the lines, before their own has ended; then their last state is a line as any other."""
+    Path("bars.py").write_text(f"{JOB}\nprint('begun')\nbars()\n")
+    words = ["utils.python", "--num_replicas", str(replicas), "--script", "bars.py"]
+    handle = command("run", "-s", "local_cwd", *words).strip()
+    try:
+        terminal = at_terminal("log", "--follow", handle)
+        terminal.wait_for("python/0 5", timeout=60)
+        Path("enough").touch()
+        assert terminal.finish() == 0
+    finally:
+        command("cancel", handle)
+    for i in range(replicas):
+        own = [line for line in terminal.lines if line.startswith(f"python/{i} ")]
+        assert sorted(line.split()[1][-1] for line in own) == ["%", "e", "n"], terminal.raw
+    assert len(terminal.lines) == 3 * replicas
+    assert "\\r0% of None\\r1%" in command("log", handle, "--json")  # as it was printed
+
+
 def test_without_a_terminal_the_lines_are_as_they_are():
     """A file gets what was printed."""
     command("launch", "job.py:count", "--workers-per-host", "1", "--quiet")

@@ -456,3 +456,48 @@ def test_files_of_replicas_come_home(cluster):
         runner.delete(handle)
         with pytest.raises(phalanx.ConfigError, match="below the working directory"):
             runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["../x"]})
+
+
+def test_a_deep_file_comes_and_one_that_is_too_deep_is_the_only_one_that_does_not(launcher):
+    """Its true reason is said; a directory that cannot be looked into has one of its own."""
+    deep = "/".join(["ckpt", *("d" * 300), "x"])
+
+    def work():
+        save("ckpt/plain", "plain")
+        save(deep, "deep")
+        here = os.getcwd()
+        os.makedirs("ckpt/far")
+        os.chdir("ckpt/far")
+        for _ in range(20):
+            os.mkdir("n" * 250)
+            os.chdir("n" * 250)
+        save("too-far", "far")
+        os.chdir(here)
+
+    with pytest.raises(phalanx.FetchError) as caught:
+        launcher(1, fetch=["ckpt/*"]).run(work)
+    assert Path("ckpt/plain").read_text() == "plain"
+    assert Path(deep).read_text() == "deep"
+    (problem,) = caught.value.problems
+    assert problem.startswith("ckpt/far/nnn")
+    assert "on box1 cannot be fetched: its path has" in problem
+    assert "at most 4000 are possible" in problem
+
+
+def test_many_small_files_go_home_and_to_the_next_round(launcher, cluster):
+    """Both ways; what they count is files, since their bytes are next to nothing."""
+    count = 3000
+
+    def work():
+        context = phalanx.context()
+        if context.round == 1:
+            if context.rank == 0:
+                for i in range(count):
+                    save(f"ckpt/{i % 7}/{i}", f"file {i}")
+                raise RuntimeError("the first time it fails")
+            time.sleep(600)
+        return sum(Path(f"ckpt/{i % 7}/{i}").read_text() == f"file {i}" for i in range(count))
+
+    assert list(launcher(2, fetch=["ckpt/*"], max_restarts=1).run(work)) == [count] * 2
+    assert all(Path(f"ckpt/{i % 7}/{i}").read_text() == f"file {i}" for i in range(count))
+    assert not any("ckpt" in name for some in trees(cluster) for name in some)

@@ -13,6 +13,7 @@ from phalanx.schedulers import create_scheduler
 from phalanx.specs import AppDef, AppState, RetryPolicy, Role
 from phalanx.testing import SchedulerSuite
 from tests.conftest import wait_until
+from tests.process.terminal import phalanx as at_terminal
 
 
 class TestSsh(SchedulerSuite):
@@ -194,3 +195,16 @@ def test_a_killed_supervisor_leaves_nothing_on_the_hosts(runner, cfg, cluster):
     assert status.state is AppState.FAILED
     for host in cluster.hosts[:2]:
         wait_until(lambda host=host: not host.pids("sleep 600"))
+
+
+def test_a_progress_bar_on_another_host_is_followed(runner, cfg, cluster):
+    """On a terminal, before its line has ended."""
+    enough = f"/root/enough-{os.getpid()}"
+    wait = f"until [ -e {enough} ]; do sleep 0.1; done; rm {enough}"
+    command = f"{{ printf '\\r5%%'; {wait}; printf '\\r99%%\\n'; }} >&2"
+    handle = runner.run(shell(command), "ssh", cfg)
+    terminal = at_terminal("log", "--follow", handle)
+    terminal.wait_for("role/0 5%", timeout=60)
+    cluster.hosts[0].enter("touch", enough)
+    assert terminal.finish() == 0
+    assert terminal.lines == ["role/0 99%"]

@@ -102,3 +102,48 @@ def test_a_host_that_is_lost_and_comes_back_is_followed(launcher, cluster):
     assert third["round"] > second["round"] > first["round"]
     app.cancel(0.0)
     app.wait(30)
+
+
+def test_stacks_of_a_scheduler_s_app_come_from_the_hosts_that_run_it(
+    cluster, tmp_path, monkeypatch
+):
+    """`dist.ddp` on two hosts: the workers of the torchrun on each, and the paths of here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import os, time\n"
+        "def load():\n    time.sleep(600)\n"
+        "def work():\n    time.sleep(600)\n"
+        "print('there', flush=True)\n"
+        "load() if os.environ['RANK'] == '3' else work()\n"
+    )
+    config = f"hosts={','.join(cluster.names[:2])},ssh_config_file={cluster.ssh_config}"
+    ddp = ("dist.ddp", "-j", "2x2", "--script", "train.py")
+    handle = command("run", "-s", "ssh", "-cfg", config, *ddp).stdout.strip()
+    try:
+
+        def shown():
+            text = command("stacks", handle).stdout
+            return text if "ranks 0-2:" in text and "rank 3:" in text else None
+
+        text = wait_until(shown, timeout=90)
+        assert f'File "{tmp_path}/train.py", line 5, in work\n    time.sleep(600)' in text
+        (told,) = json.loads(command("stacks", handle, "--json").stdout)
+        places = [(one["rank"], one["hostname"], one["replica"]) for one in told["ranks"]]
+        expected = [(0, "box1"), (1, "box1"), (2, "box2"), (3, "box2")]
+        assert sorted((rank, host) for rank, host, _ in places) == expected
+        assert {replica.rpartition("/")[2] for _, _, replica in places} == {"0", "1"}
+    finally:
+        command("cancel", handle)
+
+
+def test_a_replica_that_is_no_python_says_so(cluster):
+    """It has no stacks that could be asked for; the others are shown all the same."""
+    config = f"hosts={cluster.names[0]},ssh_config_file={cluster.ssh_config}"
+    sh = ("utils.sh", "--", "echo there; sleep 600")
+    handle = command("run", "-s", "ssh", "-cfg", config, *sh).stdout.strip()
+    try:
+        wait_until(lambda: "there" in command("log", handle).stdout, timeout=60)
+        shown = command("stacks", handle)
+        assert "sh/0 on box1: no worker of 'phalanx torchrun'" in shown.stdout, shown
+    finally:
+        command("cancel", handle)

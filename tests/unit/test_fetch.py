@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 import phalanx
 from phalanx import wire
 from phalanx.filetree import FileTree
+from phalanx.launcher.fetch import Fetch
 from phalanx.launcher.remote_files import FILES_LIMIT, Listing, RemoteFiles
 from phalanx.launcher.versions import Version, choose
 from phalanx.launcher.vetting import Vetting
-from phalanx.patterns import Patterns, is_inside, shown
+from phalanx.patterns import Patterns, is_inside, shown, why_too_long
 from phalanx.rendezvous import protocol as p
 from phalanx.rendezvous.coordinator import Coordinator
 from phalanx.rendezvous.membership import Host
 from phalanx.rounds import Endpoint
-from phalanx.transfer import WINDOW, Incoming, Outgoing
+from phalanx.transfer import WINDOW, Incoming, Outgoing, in_batches
 
 
 @pytest.mark.parametrize(
@@ -80,12 +81,14 @@ def test_no_path_leads_out(path):
         assert shown(path).isprintable()
 
 
-def test_paths_that_no_file_system_takes_are_not_inside():
-    """Too long, too deep."""
-    assert not is_inside("a" * 256)
-    assert not is_inside("/".join("a" * 100))
-    assert not is_inside("é" * 200)
-    assert is_inside("é" * 100)
+def test_paths_that_no_file_system_takes_are_known():
+    """Too long, whole or in one name; too deep."""
+    assert "has 256 bytes" in why_too_long("a" * 256)
+    assert "has 400 bytes" in why_too_long("é" * 200)
+    assert "has 4001 bytes" in why_too_long("a/" * 2000 + "a")
+    assert not why_too_long("é" * 100)
+    assert "is 501 levels deep" in why_too_long("/".join("a" * 501))
+    assert not why_too_long("/".join("a" * 500))
 
 
 # ── whose file counts ─────────────────────────────────────────────────────────
@@ -120,12 +123,7 @@ def test_what_was_removed_is_not_wanted_any_more():
 
 
 def put(tree, path, data, digest=None):
-    file = tree.create(path, len(data))
-    try:
-        file.write(data)
-        file.commit(digest or hashlib.sha256(data).hexdigest())
-    finally:
-        file.close()
+    tree.put(path, data, digest or hashlib.sha256(data).hexdigest())
 
 
 def test_a_new_file_is_whole_or_not_there(tmp_path):
@@ -204,7 +202,23 @@ def test_a_listing_is_bounded():
         listing.add([wire.WrittenFile(f"f{i}", 1, DIGEST) for i in range(FILES_LIMIT + 1)])
     unread = Listing(Patterns(["*"]))
     unread.add([wire.WrittenFile("a", 1), wire.WrittenFile("b", 1, "nonsense")])
-    assert (unread.files, unread.unread) == ({}, ["a", "b"])
+    problem = "it cannot be read"
+    assert (unread.files, unread.unread) == ({}, {"a": problem, "b": problem})
+
+
+def test_a_path_that_is_too_long_is_the_only_one_left_out(tmp_path):
+    """It is no lie, and the others come; however deep those are."""
+    deep = "/".join("d" * 400)
+    listing = Listing(Patterns(["**"]))
+    names = ["a", deep, "b" * 300, "/".join("c" * 3000)]
+    listing.add([wire.WrittenFile(name, 1, DIGEST) for name in names])
+    assert [*listing.files] == names[:2]
+    assert [*listing.unread] == names[2:]
+    assert all("bytes, at most" in reason for reason in listing.unread.values())
+    put(FileTree(str(tmp_path)), deep, b"data")
+    assert [found.path for found in FileTree(str(tmp_path)).files(Patterns(["**"]))] == [deep]
+    with pytest.raises(ValueError, match="too many directories"):
+        listing.add([wire.WrittenFile(deep, 1, DIGEST)] * 4000)
 
 
 class Peer:
@@ -242,14 +256,17 @@ def parts(frame, data, size=wire.PIECE):
 
 
 BIG = os.urandom(5 * wire.PIECE + 17)
-WHOLE = Version(len(BIG), hashlib.sha256(BIG).hexdigest())
+
+
+def whole(path, data=BIG):
+    return wire.WrittenFile(path, len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_a_file_is_asked_for_in_parts(tmp_path):
     """At most two windows at a time."""
     home = tmp_path / "home"
     home.mkdir()
-    asked = talk(home, lambda f: parts(f, BIG), lambda files: files.fetch("a/b", WHOLE, id))
+    asked = talk(home, lambda f: parts(f, BIG), lambda files: files.fetch([whole("a/b")], id))
     assert (home / "a/b").read_bytes() == BIG
     assert all(frame.size <= WINDOW for frame in asked)
 
@@ -266,7 +283,7 @@ def lies():
     yield (
         "another number",
         lambda f: (
-            [wire.Kept(number=f.number)]
+            [wire.Kept(number=f.number, problems={})]
             + [
                 wire.Part(number=f.number + 1, offset=0, data=other),
                 wire.Part(number=f.number, offset=0, data=b"", problem="end"),
@@ -284,11 +301,74 @@ def test_a_host_that_sends_something_else_sends_nothing(tmp_path, what, answer):
 
     async def fetch(files):
         with pytest.raises(OSError):
-            await files.fetch("a", WHOLE, id)
+            await files.fetch([whole("a")], id)
 
     talk(tmp_path, answer, fetch)
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "mine"
+
+
+# ── many small files ──────────────────────────────────────────────────────────
+
+SMALL = [b"one", b"", b"three"]
+NAMES = ["a/1", "a/2", "3"]
+
+
+def all_small():
+    return [whole(name, data) for name, data in zip(NAMES, SMALL, strict=True)]
+
+
+def small(frame, data=b"".join(SMALL), problems=None):
+    return [wire.SmallFiles(number=frame.number, data=data, problems=problems or {})]
+
+
+def test_small_files_come_together(tmp_path):
+    """All of them for one question."""
+    asked = talk(tmp_path, small, lambda files: files.fetch(all_small(), id))
+    assert len(asked) == 1
+    assert [(tmp_path / name).read_bytes() for name in NAMES] == SMALL
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda f: small(f, b"one"),
+        lambda f: small(f, bytes(wire.PIECE)),
+        lambda f: small(f, problems={1: "lost", 2: "lost"}),
+        lambda f: [wire.Part(number=f.number, offset=0, data=b"onethree")] + small(f, b""),
+    ],
+)
+def test_small_files_of_another_size_are_none(tmp_path, answer):
+    """Where one ends and the next begins is not for the host to say."""
+
+    async def fetch(files):
+        with pytest.raises(OSError, match="other bytes"):
+            await files.fetch(all_small(), id)
+
+    talk(tmp_path, answer, fetch)
+    assert os.listdir(tmp_path) == []
+
+
+def test_small_files_fail_one_by_one(tmp_path):
+    """One that is damaged, one that cannot be sent: the others come, and it is said why."""
+    problems = {}
+
+    async def fetch(files):
+        problems.update(await files.fetch(all_small(), id))
+
+    talk(tmp_path, lambda f: small(f, b"oNe", {2: "\x1b[2J", 77: "no such file"}), fetch)
+    assert problems == {0: "it was changed or damaged on its way", 2: "'\\x1b[2J'"}
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+    assert os.listdir(tmp_path / "a") == ["2"]
+
+
+@given(st.lists(st.integers(0, 3 << 16), max_size=60))
+def test_batches_fit_into_a_frame(sizes):
+    """Every file is in one of them; a large one is alone."""
+    files = [wire.WrittenFile(str(i), size) for i, size in enumerate(sizes)]
+    batches = list(in_batches(files))
+    assert sorted((f for b in batches for f in b), key=lambda f: int(f.path)) == files
+    assert all(len(b) == 1 or sum(f.size for f in b) <= wire.PIECE for b in batches)
 
 
 def test_parts_that_nobody_asked_for_are_not_kept(tmp_path):
@@ -298,7 +378,8 @@ def test_parts_that_nobody_asked_for_are_not_kept(tmp_path):
         async def send(frame):
             pass
 
-        incoming = Incoming(FileTree(str(tmp_path)), 1, "a", 1 << 40, DIGEST, send)
+        file = wire.WrittenFile("a", 1 << 40, DIGEST)
+        incoming = Incoming(FileTree(str(tmp_path)), 1, file, send)
         for i in range(1000):
             incoming.take(wire.Part(number=1, offset=i, data=b"x"))
         assert incoming._parts.qsize() == 1
@@ -327,12 +408,15 @@ def test_only_what_is_offered_is_given_out(tmp_path):
     def answer(frame):
         sent.append(frame)
         if isinstance(frame, wire.Offer):
+            small = wire.WrittenFile("secret", 6), wire.WrittenFile("given", len(BIG))
+            for some in ((small[0],), (small[1],), small):
+                yield wire.FetchSmall(number=frame.number, files=some)
             for path, size in (("secret", 6), ("../x", 1), ("given", 1 << 60), ("given", 5)):
                 yield wire.Fetch(number=frame.number, path=path, offset=0, size=size)
         elif isinstance(frame, wire.Part):
-            yield wire.Kept(number=frame.number)
+            yield wire.Kept(number=frame.number, problems={})
 
-    talk(tmp_path, answer, lambda files: files.offer("given", WHOLE, id))
+    talk(tmp_path, answer, lambda files: files.offer([whole("given")], id))
     (part,) = [frame for frame in sent if isinstance(frame, wire.Part)]
     assert part.data == BIG[:5]
 
@@ -362,12 +446,15 @@ def test_what_vanishes_while_it_is_sent_is_said(tmp_path):
         outgoing = Outgoing(FileTree(str(tmp_path)), send)
         await outgoing.serve(wire.Fetch(number=1, path="short", offset=0, size=10))
         await outgoing.serve(wire.Fetch(number=2, path="none", offset=0, size=10))
-        return [frame.problem for frame in said]
+        files = [wire.WrittenFile(name, size) for name, size in (("short", 10), ("none", 1))]
+        await outgoing.serve_small(
+            wire.FetchSmall(number=3, files=(*files, wire.WrittenFile("short", 3)))
+        )
+        assert said[-1].data == b"abc"
+        return [frame.problem for frame in said[:-1]], said[-1].problems
 
-    assert asyncio.run(run()) == [
-        "it became shorter while it was read",
-        "No such file or directory",
-    ]
+    shorter, gone = problems = ["it became shorter while it was read", "No such file or directory"]
+    assert asyncio.run(run()) == (problems, {0: shorter, 1: gone})
 
 
 def test_time_in_which_files_move_does_not_count_against_the_start():
@@ -384,3 +471,28 @@ def test_time_in_which_files_move_does_not_count_against_the_start():
     coordinator.handle(p.Running(0, 1), 11.0)
     coordinator.handle(p.Delayed(1), 12.0)
     assert coordinator.deadline is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "before", "after"),
+    [
+        ([5_000_000], "0.0 of 5.0 MB", "5.0 of 5.0 MB"),
+        ([10] * 300, "0 of 300 files", "300 of 300 files"),
+        ([0, 0], "0 of 2 files", "2 of 2 files"),
+        ([2_000_000, 1], "0 of 2 files, 0.0 of 2.0 MB", "2 of 2 files, 2.0 of 2.0 MB"),
+    ],
+)
+def test_progress_counts_what_there_is_much_of(tmp_path, sizes, before, after):
+    """Files when they are many; bytes when those are."""
+
+    async def run():
+        launcher = phalanx.Launcher(fetch=["*"])
+        fetch = Fetch(launcher, str(tmp_path), str, id, lambda: None, asyncio.create_task)
+        assert fetch.describe() == ""
+        remote = RemoteFiles(Peer(lambda _: []), "box1", FileTree(str(tmp_path)))
+        fetch._begin({remote: {str(i): Version(n, DIGEST) for i, n in enumerate(sizes)}}, "from")
+        assert fetch.describe() == f"fetching files from box1: {before}"
+        fetch._count(sum(sizes), files=len(sizes))
+        assert fetch.describe() == f"fetching files from box1: {after}"
+
+    asyncio.run(run())

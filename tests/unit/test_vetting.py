@@ -245,3 +245,16 @@ def test_files_that_are_none_do_not_block(tmp_path):
         assert following.Stream(path, 0, "stdout").read(final=True) == b""
         with pytest.raises(OSError):
             open_regular(path)
+
+
+def test_stacks_of_launches_below_its_workers_are_an_agent_s_to_tell(agent):
+    """Their ranks are not the app's; what is shown of them is plain, and they are not without end."""
+    dump = wire.RankDump(0, 5, text="\x1b[2J", problem="\x07")
+    said = wire.Stacks(round=1, request=1, ranks=(dump, dump), below=True)
+    checked = agent.check(said, member_of, 0.0)
+    assert "\x1b" not in checked.ranks[0].text
+    assert "\x07" not in checked.ranks[0].problem
+    with pytest.raises(WireError, match="5000 workers"):
+        agent.check(wire.Stacks(round=1, request=1, ranks=(dump,) * 5000, below=True), member_of, 0)
+    with pytest.raises(WireError, match="not one of its own"):
+        agent.check(wire.Stacks(round=1, request=1, ranks=(dump,)), member_of, 0.0)

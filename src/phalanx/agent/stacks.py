@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from phalanx.wire import RankDump
 from phalanx.worker import processes, stacks
@@ -18,18 +19,42 @@ from phalanx.worker import processes, stacks
 LIMIT = 64 << 10
 """The most that is sent home of one rank; a hundred threads come to more."""
 
+_IS_STACKS = re.compile(rf"/phalanx-[^/]*/(?:.*/)?[0-9]{{1,9}}/{stacks.FILE}$")
+"""Such a file is in the spool directory of an agent, in the directory of its rank."""
 _PAUSE, _LONGEST = 0.002, 0.02
 
 
 async def take(directory: str, pids: Mapping[int, int], seconds: float) -> tuple[RankDump, ...]:
     """The stacks of these ranks, or why there are none, in at most so many seconds."""
     until = time.monotonic() + seconds
-    taking = (_take_one(directory, rank, pid, until) for rank, pid in sorted(pids.items()))
+    paths = {rank: os.path.join(directory, str(rank), stacks.FILE) for rank in pids}
+    taking = (_take_one(paths[rank], rank, pid, until) for rank, pid in sorted(pids.items()))
     return tuple(await asyncio.gather(*taking))
 
 
-async def _take_one(directory: str, rank: int, pid: int, until: float) -> RankDump:
-    path = os.path.join(directory, str(rank), stacks.FILE)
+async def take_below(pids: Iterable[int], seconds: float) -> tuple[RankDump, ...]:
+    """The same of the workers of launches that are below these processes, on this host."""
+    until = time.monotonic() + seconds
+    found = [one for pid in pids for one in _workers_below(pid)]
+    taking = (_take_one(path, rank, pid, until) for rank, pid, path in sorted(found))
+    return tuple(await asyncio.gather(*taking))
+
+
+def _workers_below(pid: int) -> Iterator[tuple[int, int, str]]:
+    """Rank, pid and file of each; what workers have forked has their file open as well."""
+    for child in processes.children(pid):
+        if (path := _open_file_of(child)) and processes.catches(child, stacks.SIGNAL):
+            yield int(os.path.basename(os.path.dirname(path))), child, path
+        else:
+            yield from _workers_below(child)
+
+
+def _open_file_of(pid: int) -> str:
+    """The file that a worker, if the process is one, writes its stacks to."""
+    return next((path for path in _open_files(pid) if _IS_STACKS.search(path)), "")
+
+
+async def _take_one(path: str, rank: int, pid: int, until: float) -> RankDump:
     if problem := _obstacle(pid, path):
         return RankDump(rank, pid, problem=problem)
     began = time.monotonic()
@@ -65,16 +90,14 @@ def _obstacle(pid: int, path: str) -> str:
 
 
 def _has_open(pid: int, path: str) -> bool:
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    path = os.path.realpath(path)
-    for number in numbers:
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/{number}") == path:
-                return True
-    return False
+    return os.path.realpath(path) in _open_files(pid)
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 def _threads_that_block(pid: int) -> set[str]:

@@ -212,11 +212,11 @@ class Agent:
                 self._spawn(reach(frame, self._tell))
             case wire.ListWritten():
                 self._spawn(self._written.list(frame))
-            case wire.Fetch():
+            case wire.Fetch() | wire.FetchSmall():
                 self._spawn(self._written.serve(frame))
             case wire.Offer():
                 self._spawn(self._written.keep(frame))
-            case wire.Part():
+            case wire.Part() | wire.SmallFiles():
                 self._written.take(frame)
             case wire.Drop():
                 self._written.drop(frame)
@@ -317,9 +317,9 @@ class Agent:
         turn = self._turns.find(frame)
         if turn is None or not turn.started or turn.cleared.is_set():
             stamp = {"app": frame.app, "round": frame.round, "request": frame.request}
-            await self._tell(wire.Stacks(ranks=(), **stamp))  # type: ignore[arg-type]
+            await self._tell(wire.Stacks(ranks=(), below=frame.below, **stamp))  # type: ignore[arg-type]
         else:
-            await turn.send_stacks(frame.seconds, frame.request)
+            await turn.send_stacks(frame.seconds, frame.request, below=frame.below)
 
     async def _clear(self, turn: Turn) -> None:
         """Nothing of the round is left; the next one gets another port."""

@@ -132,12 +132,15 @@ class Turn:
             text = f"workers cannot be told that the host will be taken away: {error}"
             self._spawn(self._send(wire.Note(app=self.begin.app, message=text)))
 
-    async def send_stacks(self, seconds: float, request: int = 0) -> None:
-        """Send home where the workers are whose functions run."""
+    async def send_stacks(self, seconds: float, request: int = 0, *, below: bool = False) -> None:
+        """Send home where the workers are whose functions run, or those of launches below them."""
         async with self._taking_stacks:  # a worker has one file for it
             pids = {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
-            dumps = await stacks.take(self.directory, pids, seconds)
-        await self._send(self._stamp(wire.Stacks(request=request, ranks=dumps)))
+            if below:
+                dumps = await stacks.take_below(pids.values(), seconds)
+            else:
+                dumps = await stacks.take(self.directory, pids, seconds)
+        await self._send(self._stamp(wire.Stacks(request=request, ranks=dumps, below=below)))
 
     # ── ends ──────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from phalanx import arrival, wire
 from phalanx.filetree import FileTree, Found
 from phalanx.patterns import Patterns, is_inside
-from phalanx.transfer import Incoming, Outgoing, describe
+from phalanx.transfer import Incoming, IncomingSmall, Outgoing, describe, receive
 
 _AT_A_TIME = 500
 _SAID_EVERY = 1.0
@@ -47,7 +47,7 @@ class WrittenFiles:
         self._send = tell
         self._wait_until_complete = wait_until_complete
         self._outgoing = None if self._files is None else Outgoing(self._files, self._tell)
-        self._incoming: dict[int, Incoming] = {}
+        self._incoming: dict[int, Incoming | IncomingSmall] = {}
         self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
         """By path: what the file was like when it was last read through."""
 
@@ -95,13 +95,22 @@ class WrittenFiles:
             built = os.lstat(os.path.join(self._tree, arrival.BUILT)).st_ctime_ns
         except FileNotFoundError:
             return  # the project has not come yet: no worker has been here
-        for found in self._files.files(Patterns(asked.patterns)):
+        patterns = Patterns(asked.patterns)
+        unread: list[wire.WrittenFile] = []
+
+        def add_unread(directory: str, error: OSError) -> None:
+            if patterns.fits(inside := os.path.join(directory, "*")):
+                unread.append(wire.WrittenFile(inside, 0, problem=describe(error)))
+
+        for found in self._files.files(patterns, add_unread):
             if found.changed > built:
-                # What vanishes or cannot be read is named all the same: asking for it says why.
-                digest = ""
-                with contextlib.suppress(OSError):
+                digest = problem = ""
+                try:
                     digest = self._digest(found, on_block) if asked.digests else ""
-                yield wire.WrittenFile(found.path, found.size, digest)
+                except OSError as error:
+                    problem = describe(error)
+                yield wire.WrittenFile(found.path, found.size, digest, problem)
+        yield from unread
 
     def _digest(self, found: Found, on_block: Callable[[], None]) -> str:
         assert self._files is not None
@@ -111,30 +120,33 @@ class WrittenFiles:
             self._digests[found.path] = (found.state, digest)
         return digest
 
-    async def serve(self, fetch: wire.Fetch) -> None:
-        """Send a part of a file."""
-        if self._outgoing is not None and is_inside(fetch.path):
+    async def serve(self, fetch: wire.Fetch | wire.FetchSmall) -> None:
+        """Send a part of a file, or several files."""
+        if self._outgoing is None:
+            return
+        if isinstance(fetch, wire.FetchSmall):
+            if all(is_inside(file.path) for file in fetch.files):
+                await self._outgoing.serve_small(fetch)
+        elif is_inside(fetch.path):
             await self._outgoing.serve(fetch)
 
     async def keep(self, offer: wire.Offer) -> None:
-        """Fetch a file that the launcher has, and say what came of it."""
+        """Fetch files that the launcher has, and say what came of it."""
         problem = "there is no directory of the workers' own"
-        if self._files is not None and is_inside(offer.path):
-            incoming = Incoming(
-                self._files, offer.number, offer.path, offer.size, offer.digest, self._tell
-            )
+        problems = dict.fromkeys(range(len(offer.files)), problem)
+        if self._files is not None and all(is_inside(file.path) for file in offer.files):
+            incoming = receive(self._files, offer.number, offer.files, self._tell)
             self._incoming[offer.number] = incoming
             try:
-                await incoming.run()
-                problem = ""
+                problems = await incoming.run()
             except (OSError, ValueError) as error:
-                problem = describe(error)
+                problems = dict.fromkeys(problems, describe(error))
             finally:
                 del self._incoming[offer.number]
-        await self._tell(wire.Kept(number=offer.number, problem=problem))
+        await self._tell(wire.Kept(number=offer.number, problems=problems))
 
-    def take(self, part: wire.Part) -> None:
-        """A part of a file has come."""
+    def take(self, part: wire.Part | wire.SmallFiles) -> None:
+        """A part of a file has come, or several files."""
         if (incoming := self._incoming.get(part.number)) is not None:
             incoming.take(part)
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import queue
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from phalanx.logs.console import shows_colour
+from phalanx.errors import PhalanxError
+from phalanx.logs.console import STATUS, is_terminal, shows_colour
+from phalanx.logs.lines import last_state
 from phalanx.registry.reading import by_time
 from phalanx.runner import Runner
 from phalanx.schedulers import LogLine, Stream
 
 _HELD = 10_000
 """Lines that may wait for a slow reader."""
+_DRAWN_EVERY = 0.1
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
@@ -72,6 +77,42 @@ def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
             yield item
 
 
+@contextlib.contextmanager
+def bars(
+    runner: Runner,
+    handle: str,
+    replicas: Sequence[tuple[str, int]],
+    *,
+    stream: Stream = Stream.COMBINED,
+) -> Iterator[None]:
+    """Meanwhile, where stderr is a terminal, the first progress bar is shown below the lines."""
+    if not replicas or not is_terminal(sys.stderr):
+        yield
+        return
+    done = threading.Event()
+
+    def show() -> None:
+        while not done.wait(_DRAWN_EVERY):
+            texts = (
+                f"{role}/{replica} {text}"
+                for role, replica in replicas
+                if (text := runner.unfinished_line(handle, role, replica, stream=stream))
+            )
+            try:
+                STATUS.show(done, next(texts, ""))
+            except (LookupError, PhalanxError):
+                return  # whoever reads the lines is told
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        STATUS.show(done, "")
+
+
 class Printer:
     """Prints lines as `ROLE/REPLICA TEXT`, a colour for each replica on a terminal."""
 
@@ -79,6 +120,7 @@ class Printer:
         """To nowhere, if the stream is closed. `at_once`: somebody waits for each line."""
         self._at_once = at_once
         self._stream = stream
+        self._is_terminal = is_terminal(stream)
         self._coloured = shows_colour(self._stream)
         self._colours: dict[tuple[str, int], int] = {}
 
@@ -86,9 +128,14 @@ class Printer:
         """One line."""
         if self._stream is None:
             return
-        prefix = f"{line.role}/{line.replica}"
+        prefix, text = f"{line.role}/{line.replica}", line.text
+        if self._is_terminal:
+            text = last_state(text)
         if self._coloured:
             key = line.role, line.replica
             colour = self._colours.setdefault(key, _COLOURS[len(self._colours) % len(_COLOURS)])
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        print(f"{prefix} {line.text}", file=self._stream, flush=self._at_once)
+        with STATUS.lock:
+            STATUS.erase()
+            print(f"{prefix} {text}", file=self._stream, flush=self._at_once)
+            STATUS.draw()

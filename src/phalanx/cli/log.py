@@ -112,11 +112,12 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
             if place.role in (None, role)
             for i in (range(count) if place.replicas is None else place.replicas)
         ]
+        stream = Stream(options.streams or "combined")
         found: Any = following.lines(
             runner,
             handle,
             chosen,
-            stream=Stream(options.streams or "combined"),
+            stream=stream,
             since=options.since,
             until=options.until,
             follow=options.follow,
@@ -126,14 +127,17 @@ def _of_replicas(handle: str, place: Place, options: Any) -> int:
         if options.tail is not None:
             found = _last_of_each(found, options.tail)
         printer = following.Printer(sys.stdout, at_once=options.follow)
+        plain = not (options.json or options.regex or options.since or options.until)
+        live = options.follow and plain and is_terminal(sys.stdout)
         printed = False
-        for line in found:
-            printed = True
-            if options.json:
-                facts = {**dataclasses.asdict(line), "stream": line.stream.value}
-                print(json.dumps(facts), flush=options.follow)
-            else:
-                printer.print(line)
+        with following.bars(runner, handle, chosen if live else (), stream=stream):
+            for line in found:
+                printed = True
+                if options.json:
+                    facts = {**dataclasses.asdict(line), "stream": line.stream.value}
+                    print(json.dumps(facts), flush=options.follow)
+                else:
+                    printer.print(line)
         if options.follow or not printed:
             _print_end(runner, handle)
     return 0

@@ -357,17 +357,19 @@ def _show_lines(runner: Runner, handle: str) -> bool:
 
     Then nothing can be said there either: it is in the exit code.
     """
-    from phalanx.cli.following import Printer, everyone, lines
+    from phalanx.cli.following import Printer, bars, everyone, lines
 
     _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
     printer = Printer(sys.stderr)
-    for line in lines(runner, handle, everyone(runner, handle), follow=True):
-        try:
-            printer.print(line)
-        except BrokenPipeError:
-            raise
-        except OSError:
-            return False
+    chosen = everyone(runner, handle)
+    with bars(runner, handle, chosen):
+        for line in lines(runner, handle, chosen, follow=True):
+            try:
+                printer.print(line)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                return False
     return True
 
 

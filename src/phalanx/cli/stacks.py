@@ -11,7 +11,7 @@ from phalanx.cli.finding import find_app
 from phalanx.errors import PhalanxError
 from phalanx.registry import stacks as asking
 from phalanx.registry.recorded import RecordedApp, apps
-from phalanx.stacks import describe, from_dict
+from phalanx.stacks import RankStacks, describe, from_dict
 from phalanx.worker.processes import descendants
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
@@ -58,10 +58,22 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
-    ranks = [from_dict(one) for one in answer["ranks"]]
+    by_replica: dict[str, list[RankStacks]] = {}
+    without: list[str] = []
+    for one in answer["ranks"]:
+        replica, stacks = one.get("replica", ""), from_dict(one)
+        if replica and stacks.pid is None:
+            without.append(f"{replica} on {stacks.hostname}: {stacks.problem}")
+        else:
+            by_replica.setdefault(replica, []).append(stacks)
+    ranks = [one for some in by_replica.values() for one in some]
+    if len({one.rank for one in ranks}) == len(ranks):
+        parts = [describe(ranks)] if ranks else []
+    else:  # each has ranks of its own
+        parts = [f"{name}\n{describe(some)}" for name, some in by_replica.items()]
     round_ = f", round {answer['round']}" if answer["round"] > 1 else ""
     print(f"{app.id}{round_}")
-    print(describe(ranks) if ranks else "no worker runs at the moment")
+    print("\n\n".join([*parts, *without]) or "no worker runs at the moment")
     print()
 
 
@@ -81,6 +93,8 @@ def _find(text: str | None) -> list[RecordedApp]:
         return [app]
     if app.state.is_final:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
+    if app.scheduler != "local_cwd":
+        return [app]  # its supervisor asks the hosts
     below = set(descendants(app.facts["owner"]["pid"])) if app.is_here else set()
     launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
     launches = [one for one in launches if one.is_here and one.facts["owner"]["pid"] in below]

@@ -266,10 +266,14 @@ class App(Generic[R]):
         """Where every rank is: the stacks of all its threads, or why they could not be had in so
         many seconds. Blocks until then; none once the app has ended.
         """
+        return self._ask_stacks(seconds)
+
+    def _ask_stacks(self, seconds: float, *, below: bool = False) -> tuple[RankStacks, ...]:
+        """With `below`: of the ranks of launches that workers have started on their hosts."""
         if self._done.is_set():
             return ()
         answer: Future[tuple[RankStacks, ...]] = Future()
-        self._call(lambda drive: drive.dump_stacks(seconds, answer))
+        self._call(lambda drive: drive.dump_stacks(seconds, answer, below=below))
         limit = time.monotonic() + seconds + _ANSWER
         while not answer.done() and not self._done.wait(0.02) and time.monotonic() < limit:
             pass

@@ -189,14 +189,16 @@ class Drive:
         for agent in self._agents.values():
             self._do(agent.send(wire.Signal(number=number)))
 
-    def dump_stacks(self, seconds: float, answer: Future[tuple[RankStacks, ...]]) -> None:
+    def dump_stacks(
+        self, seconds: float, answer: Future[tuple[RankStacks, ...]], *, below: bool = False
+    ) -> None:
         """Find out where every rank is, and tell; nothing when the app ends meanwhile."""
 
         async def ask() -> None:
             found: tuple[RankStacks, ...] = ()
             try:
                 there = {i: agent for i, agent in self._agents.items() if not agent.gone}
-                found = await self.stacks.ask(there, seconds)
+                found = await self.stacks.ask(there, seconds, below=below)
             finally:
                 answer.set_result(found)
 
@@ -299,7 +301,14 @@ class Drive:
                 self._do(self._provide(index, agent, frame))
             case wire.Arrived():
                 self._provision.arrived(index, frame)
-            case wire.Written() | wire.Kept() | wire.Fetch() | wire.Part():
+            case (
+                wire.Written()
+                | wire.Kept()
+                | wire.Fetch()
+                | wire.Part()
+                | wire.FetchSmall()
+                | wire.SmallFiles()
+            ):
                 self.fetch.hear(agent, frame)
             case wire.Reached() if agent.tried == (frame.address, frame.port):
                 if not agent.reached.done():

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from phalanx import wire
 from phalanx.filetree import FileTree
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.remote_files import RemoteFiles
@@ -22,15 +23,18 @@ from phalanx.launcher.versions import Choice, Version, choose
 from phalanx.logs import logger
 from phalanx.patterns import Patterns, shown
 from phalanx.rounds import Member, Round
-from phalanx.transfer import describe
+from phalanx.transfer import describe, in_batches
 
 if TYPE_CHECKING:
     from phalanx.launcher import Launcher
 
 _LARGE = 64 << 20
 """Bytes from which on it is said that files are on their way: it may take a while."""
+_COUNTED = 1_000_000
+"""Bytes from which on it is said how many have come; less than that, files alone are counted."""
 _TOLD_EVERY = 1.0
 _NAMED = 3
+_LONG = 160
 _LAST_WARNING = 2.0
 """Seconds that an app that has ended waits for what there is to warn of."""
 
@@ -46,13 +50,13 @@ class Fetch:
         launcher: Launcher,
         directory: str | None,
         hostname: Callable[[int], str],
-        hold: Callable[[str], object],
+        hold: Callable[[set[str]], object],
         on_progress: Callable[[], None],
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         """Files come home into `directory`. `hostname` names an agent's host.
 
-        `hold` is called with the path of a file of ours before another takes its place,
+        `hold` is called with paths of files of ours before others take their places,
         `on_progress` now and then while something moves; `spawn` does something on the side.
         """
         self.problems: tuple[str, ...] = ()
@@ -76,7 +80,8 @@ class Fetch:
         self._warning: asyncio.Task[None] | None = None
         self._gave_up = False
         self._began = time.time_ns()
-        self._total = self._moved = 0
+        self._files = self._files_moved = 0
+        self._bytes = self._bytes_moved = 0
         self._told = 0.0
         self._what = ""
 
@@ -87,9 +92,14 @@ class Fetch:
 
     def describe(self) -> str:
         """What is on its way, in a few words; empty when nothing is."""
-        if not self._total:
+        if not self._files:
             return ""
-        return f"{self._what}: {self._moved / 1e6:.1f} of {self._total / 1e6:.1f} MB"
+        counts = []
+        if self._files > 1:
+            counts.append(f"{self._files_moved} of {self._files} files")
+        if self._files == 1 or self._bytes >= _COUNTED:
+            counts.append(f"{self._bytes_moved / 1e6:.1f} of {self._bytes / 1e6:.1f} MB")
+        return f"{self._what}: {', '.join(counts)}"
 
     def stop(self) -> None:
         """Give up what is on its way."""
@@ -139,17 +149,21 @@ class Fetch:
             for remote in wanting
             if remote in listings and remote is not None
         }
-        total = sum(version.size for offer in offers.values() for version in offer.values())
-        self._begin(total, [remote for remote, offer in offers.items() if offer], "to")
+        self._begin({remote: offer for remote, offer in offers.items() if offer}, "to")
         await _all(self._offer(remote, offer) for remote, offer in offers.items())
 
     async def _offer(self, remote: RemoteFiles, offer: Mapping[str, Version]) -> None:
-        for path, version in offer.items():
+        for batch in in_batches(wire.WrittenFile(path, *offer[path]) for path in offer):
             try:
-                await remote.offer(path, version, self._count)
-                self._holders.setdefault(path, set()).add(remote)
+                problems = await remote.offer(batch, self._count)
             except (OSError, ValueError) as error:
-                self._say(f"{shown(path)} could not be put on {remote.hostname}: {describe(error)}")
+                problems = dict.fromkeys(range(len(batch)), describe(error))
+            for place, file in enumerate(batch):
+                if place not in problems:
+                    self._holders.setdefault(file.path, set()).add(remote)
+            for names, problem in _by_problem(batch, problems):
+                self._say(f"{names} could not be put on {remote.hostname}: {problem}")
+            self._count(0, files=len(batch))
 
     async def _warn_of_unshared(
         self, last: Sequence[Member], round_: Round, agents: Mapping[int, Agent]
@@ -230,7 +244,7 @@ class Fetch:
             await asyncio.wait({self._moving})
         finally:
             self._moving.cancel()
-            self._total = 0
+            self._files = 0
         if self._moving.cancelled():
             return False
         self._moving.result()
@@ -281,8 +295,8 @@ class Fetch:
             fail(f"the files of {source.hostname} cannot be fetched: {describe(error)}")
             return
         sources[source] = listing.files
-        for path in listing.unread:
-            fail(f"{shown(path)} on {source.hostname} cannot be fetched: it cannot be read")
+        for path, problem in listing.unread.items():
+            fail(f"{_brief(path)} on {source.hostname} cannot be fetched: {problem}")
 
     async def _fetch(
         self, listings: Mapping[Source, Mapping[str, Version]], fail: Callable[[str], None]
@@ -295,8 +309,7 @@ class Fetch:
         wanted: dict[Source, dict[str, Version]] = {}
         for path, (source, version) in choice.new.items():
             wanted.setdefault(source, {})[path] = version
-        total = sum(v.size for s, files in wanted.items() if s for v in files.values())
-        self._begin(total, filter(None, wanted), "from")
+        self._begin({source: files for source, files in wanted.items() if source}, "from")
         failed: set[str] = set()
         if None not in listings:
             self._tell_replaced(wanted)
@@ -316,17 +329,22 @@ class Fetch:
         failed: set[str],
         fail: Callable[[str], None],
     ) -> None:
-        for path, version in files.items():
+        if source is None:
+            self._agreed |= files
+            return
+        for batch in in_batches(wire.WrittenFile(path, *files[path]) for path in files):
             try:
-                if source is not None:
-                    self._hold(os.path.join(self._home.root, path))
-                    await source.fetch(path, version, self._count)
-                    await asyncio.to_thread(self._note_state, path)
-                self._agreed[path] = version
+                self._hold({os.path.join(self._home.root, file.path) for file in batch})
+                problems = await source.fetch(batch, self._count)
             except (OSError, ValueError) as error:
-                failed.add(path)
-                assert source is not None
-                fail(f"{shown(path)} on {source.hostname} cannot be fetched: {describe(error)}")
+                problems = dict.fromkeys(range(len(batch)), describe(error))
+            here = [file.path for place, file in enumerate(batch) if place not in problems]
+            await asyncio.to_thread(self._note_states, here)
+            self._agreed |= {path: files[path] for path in here}
+            failed |= {batch[place].path for place in problems}
+            for names, problem in _by_problem(batch, problems):
+                fail(f"{names} on {source.hostname} cannot be fetched: {problem}")
+            self._count(0, files=len(batch))
 
     # ── here ──────────────────────────────────────────────────────────────────
 
@@ -344,25 +362,27 @@ class Fetch:
                 listed[path] = self._agreed[path]
         return listed
 
-    def _note_state(self, path: str) -> None:
-        self._states |= dict(self._look_at(path))
-
-    def _look_at(self, path: str) -> Iterable[tuple[str, tuple[int, ...]]]:
-        return [(f.path, f.state) for f in self._home.look(path, self._patterns)]
+    def _note_states(self, paths: Iterable[str]) -> None:
+        """In a thread."""
+        for path in paths:
+            self._states |= {f.path: f.state for f in self._home.look(path, self._patterns)}
 
     # ── what is said ──────────────────────────────────────────────────────────
 
-    def _begin(self, total: int, remotes: Iterable[RemoteFiles | None], way: str) -> None:
-        names = some_names(remote.hostname for remote in remotes if remote is not None)
+    def _begin(self, moving: Mapping[RemoteFiles, Mapping[str, Version]], way: str) -> None:
+        names = some_names(remote.hostname for remote in moving)
         self._what = (
             f"fetching files {way} {names}" if way == "from" else f"sending files to {names}"
         )
-        self._total, self._moved = total, 0
-        if total >= _LARGE:
-            logger.warning("phalanx: %s, %.0f MB", self._what, total / 1e6)
+        sizes = [version.size for files in moving.values() for version in files.values()]
+        self._files, self._files_moved = len(sizes), 0
+        self._bytes, self._bytes_moved = sum(sizes), 0
+        if self._bytes >= _LARGE:
+            logger.warning("phalanx: %s, %.0f MB", self._what, self._bytes / 1e6)
 
-    def _count(self, size: int) -> None:
-        self._moved += size
+    def _count(self, size: int, *, files: int = 0) -> None:
+        self._bytes_moved += size
+        self._files_moved += files
         if time.monotonic() - self._told > _TOLD_EVERY:
             self._told = time.monotonic()
             self._on_progress()
@@ -399,6 +419,22 @@ def some_names(names: Iterable[str]) -> str:
     known = list(dict.fromkeys(names))
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     return ", ".join(known[:_NAMED]) + more
+
+
+def _by_problem(
+    batch: Sequence[wire.WrittenFile], problems: Mapping[int, str]
+) -> list[tuple[str, str]]:
+    """The files that have a problem, named together with others that have the same."""
+    paths: dict[str, list[str]] = {}
+    for place, problem in sorted(problems.items()):
+        paths.setdefault(problem, []).append(_brief(batch[place].path))
+    return [(some_names(names), problem) for problem, names in paths.items()]
+
+
+def _brief(path: str) -> str:
+    """A path as it may be printed, without its middle if it is very long."""
+    text = shown(path)
+    return text if len(text) <= _LONG else f"{text[: _LONG // 2]}…{text[-_LONG // 2 :]}"
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 
 from phalanx import wire
@@ -55,10 +55,10 @@ class Provision:
         else:
             await self._shipping.send(index, digests, agent.send)
 
-    def hold(self, path: str) -> None:
-        """A file of the project's is about to be replaced: whoever wants it may still have it."""
+    def hold(self, paths: Collection[str]) -> None:
+        """Files of the project's are about to be replaced: they may still be asked for."""
         if self._shipping is not None:
-            self._shipping.hold(path)
+            self._shipping.hold(paths)
 
     def close(self) -> None:
         """Nobody will ask any more."""

@@ -10,21 +10,27 @@ import errno
 import itertools
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx import wire
 from phalanx.filetree import FileTree
 from phalanx.launcher.agents import Agent
 from phalanx.launcher.versions import Version
-from phalanx.patterns import Patterns, is_inside, shown
-from phalanx.transfer import WINDOW, Incoming, OnBytes, Outgoing
+from phalanx.patterns import Patterns, is_inside, shown, why_too_long
+from phalanx.transfer import WINDOW, OnBytes, Outgoing, receive
+
+T = TypeVar("T")
 
 FILES_LIMIT = 20_000
 """How many files of one host are taken."""
+_NAMES_LIMIT = 64 * FILES_LIMIT
+"""How many directories those may need to be in, should no two be in the same."""
 _STALLED = 60.0
 """Seconds without a word about files after which they are given up."""
 _SERVED = 4
 """How many requests of a host are served at a time: it has no reason for more than two."""
+_DROPPED = 500
+"""How many files are named at a time that are home."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,8 +40,9 @@ class Listing:
     def __init__(self, patterns: Patterns, *, digests: bool = True) -> None:
         """Only what fits the patterns may be in it."""
         self.files: dict[str, Version] = {}
-        self.unread: list[str] = []
-        """Files that are there, and cannot be read."""
+        self.unread: dict[str, str] = {}
+        """Files that are there and cannot be had, and why."""
+        self._names = 0
         self._patterns = patterns
         self._digests = digests
 
@@ -46,8 +53,13 @@ class Listing:
                 raise ValueError(f"it offers {shown(file.path)[:200]}, which was not asked for")
             if len(self.files) + len(self.unread) >= FILES_LIMIT:
                 raise ValueError(f"more than {FILES_LIMIT} files fit: name fewer")
-            if self._digests and not _DIGEST.fullmatch(file.digest):
-                self.unread.append(file.path)
+            self._names += file.path.count("/")
+            if self._names > _NAMES_LIMIT:
+                raise ValueError("its files are in too many directories: name fewer")
+            if too_long := why_too_long(file.path):
+                self.unread[file.path] = too_long
+            elif file.problem or (self._digests and not _DIGEST.fullmatch(file.digest)):
+                self.unread[file.path] = shown(file.problem)[:500] or "it cannot be read"
             else:
                 self.files[file.path] = Version(file.size, file.digest)
 
@@ -99,45 +111,50 @@ class RemoteFiles:
         await self._ask(number, asked, hear)
         return listing
 
-    async def fetch(self, path: str, version: Version, on_bytes: OnBytes) -> None:
-        """Have a file here. Raises `OSError`."""
+    async def fetch(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
+        """Have files here; gives, by their places, why some could not be had. Raises `OSError`."""
         number = self._number = next(self._numbers)
-        send = self._agent.send
-        incoming = Incoming(self._home, number, path, version.size, version.digest, send)
+        incoming = receive(self._home, number, batch, self._agent.send)
         self._agent.vetting.expect(1)  # the last part may be a small one
+        self._hear = incoming.take
+        return await self._unless_lost(incoming.run(_STALLED, on_bytes))
 
-        def hear(frame: wire.Frame) -> None:
-            if isinstance(frame, wire.Part):
-                incoming.take(frame)
-
-        self._hear = hear
-        await self._unless_lost(incoming.run(_STALLED, on_bytes))
-
-    async def offer(self, path: str, version: Version, on_bytes: OnBytes) -> None:
-        """Have a file there. Raises `OSError`."""
+    async def offer(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
+        """Have files there; gives, by their places, why some cannot be put. Raises `OSError`."""
+        sizes = {file.path: file.size for file in batch}
+        total = sum(sizes.values())
+        problems: dict[int, str] = {}
 
         def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
             match frame:
-                case wire.Fetch(path=asked, size=size) if asked == path and size <= WINDOW:
-                    if len(self._serving) < _SERVED:
-                        self._serve(frame)
-                        on_bytes(size)
-                case wire.Kept(problem=""):
+                case wire.Fetch(path=path, size=size) if path in sizes and size <= WINDOW:
+                    self._serve(frame, size, on_bytes)
+                case wire.FetchSmall(files=files) if total <= wire.PIECE:
+                    if len(files) == len(sizes) and {f.path: f.size for f in files} == sizes:
+                        self._serve(frame, total, on_bytes)
+                case wire.Kept():
+                    for place, problem in frame.problems.items():
+                        if place < len(batch):
+                            problems[place] = shown(problem)[:500]
                     done.set_result(None)
-                case wire.Kept(problem=problem):
-                    done.set_exception(OSError(errno.EIO, shown(problem)[:500]))
 
         number = next(self._numbers)
-        self._agent.vetting.expect(2 + version.size // WINDOW)
-        offer = wire.Offer(number=number, path=path, size=version.size, digest=version.digest)
-        await self._ask(number, offer, hear)
+        self._agent.vetting.expect(2 + total // WINDOW)
+        await self._ask(number, wire.Offer(number=number, files=tuple(batch)), hear)
+        return problems
 
     async def drop(self, paths: Sequence[str]) -> None:
         """Say that files are home."""
-        await self._agent.send(wire.Drop(paths=tuple(paths)))
+        for start in range(0, len(paths), _DROPPED):
+            await self._agent.send(wire.Drop(paths=tuple(paths[start : start + _DROPPED])))
 
-    def _serve(self, fetch: wire.Fetch) -> None:
-        task = asyncio.create_task(self._outgoing.serve(fetch))
+    def _serve(self, fetch: wire.Fetch | wire.FetchSmall, size: int, on_bytes: OnBytes) -> None:
+        if len(self._serving) >= _SERVED:
+            return
+        on_bytes(size)
+        out = self._outgoing
+        serve = out.serve(fetch) if isinstance(fetch, wire.Fetch) else out.serve_small(fetch)
+        task = asyncio.create_task(serve)
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
@@ -163,14 +180,14 @@ class RemoteFiles:
             if self._heard == heard:
                 raise OSError(errno.ETIMEDOUT, f"it said nothing of them for {_STALLED:g} s")
 
-    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)
         lost = asyncio.create_task(self._agent.lost.wait())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise OSError(errno.ECONNRESET, "the host was lost")
-            task.result()
+            return task.result()
         finally:
             self._number = 0
             task.cancel()

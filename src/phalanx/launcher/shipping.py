@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import IO
 
 from phalanx import wire
@@ -55,14 +55,14 @@ class Shipping:
                     for piece in batch:
                         await send(piece)
 
-    def hold(self, path: str) -> None:
-        """Keep a file open that is about to be replaced, if it is one that may be asked for."""
+    def hold(self, paths: Collection[str]) -> None:
+        """Keep files open that are about to be replaced, if they are some that may be asked for."""
         if self._manifest is None or not self._manifest.done() or self._manifest.exception():
             return
         for digest, source in self._manifest.result().sources.items():
-            if source == path:
+            if source in paths:
                 with contextlib.suppress(OSError):
-                    self._held.append(open(path, "rb"))  # noqa: SIM115 closed by `close`
+                    self._held.append(open(source, "rb"))  # noqa: SIM115 closed by `close`
                     held = f"/proc/self/fd/{self._held[-1].fileno()}"
                     self._manifest.result().sources[digest] = held
 

@@ -31,7 +31,8 @@ class StackBook:
         self._round: Round | None = None
         self._numbers: dict[int, int] = {}
         self._requests = 0
-        self._answers: dict[tuple[int, int], asyncio.Future[tuple[RankStacks, ...]]] = {}
+        self._answers: dict[tuple[int, int, bool], asyncio.Future[tuple[RankStacks, ...]]] = {}
+        """By request, agent, and whether those of launches below the workers were asked for."""
 
     def begin(self, round_: Round, agents: tuple[int, ...] | None) -> None:
         """A round begins, for all of its members or for these."""
@@ -55,22 +56,29 @@ class StackBook:
                 problem=dump.problem,
             )
             for dump in frame.ranks
-            if dump.rank in member.ranks
+            if frame.below or dump.rank in member.ranks
         )
-        if frame.request == 0:
+        if frame.request == 0 and not frame.below:
             self.stopped |= {one.rank: one for one in found}
             return
-        answer = self._answers.get((frame.request, index))
+        answer = self._answers.get((frame.request, index, frame.below))
         if answer is not None and not answer.done():
             answer.set_result(found)
 
-    async def ask(self, agents: Mapping[int, Agent], seconds: float) -> tuple[RankStacks, ...]:
-        """The stacks of all ranks that run on these hosts, or why a host gave none of its own."""
+    async def ask(
+        self, agents: Mapping[int, Agent], seconds: float, *, below: bool = False
+    ) -> tuple[RankStacks, ...]:
+        """The stacks of all ranks that run on these hosts, or why a host gave none of its own.
+
+        With `below` those of the ranks of launches that these have started.
+        """
         if (round_ := self._round) is None:
             return ()
         self._requests += 1
         asking = {
-            asyncio.create_task(self._ask_one(agents[m.agent], m.agent, self._requests, seconds)): m
+            asyncio.create_task(
+                self._ask_one(agents[m.agent], m.agent, self._requests, seconds, below=below)
+            ): m
             for m in round_.members
             if m.agent in agents
         }
@@ -87,17 +95,17 @@ class StackBook:
         return tuple(sorted(found, key=lambda one: one.rank))
 
     async def _ask_one(
-        self, agent: Agent, index: int, request: int, seconds: float
+        self, agent: Agent, index: int, request: int, seconds: float, *, below: bool
     ) -> tuple[RankStacks, ...]:
         answer: asyncio.Future[tuple[RankStacks, ...]] = asyncio.get_running_loop().create_future()
-        self._answers[request, index] = answer
+        self._answers[request, index, below] = answer
         number = self._numbers[index]
         try:
-            frame = wire.DumpStacks(round=number, request=request, seconds=seconds)
+            frame = wire.DumpStacks(round=number, request=request, seconds=seconds, below=below)
             await agent.send(frame)
             return await answer
         finally:
-            del self._answers[request, index]
+            del self._answers[request, index, below]
 
     def headlines(self) -> list[str]:
         """Where those were that were stopped, a line each."""

@@ -32,12 +32,15 @@ _CHATTER, _CHATTER_A_SECOND = 20_000, 200
 _LITTLE = 64 << 10
 _ASKED = 4
 """How often one thing may be asked for: a file that was damaged on its way is asked for again."""
+_BELOW = 4096
+"""Workers of launches that workers have started, on one host."""
 _NOTES, _NOTE = 64, 4 << 10
 _LONG = 256 << 10
 _SAID = (
     wire.Hello, wire.Want, wire.Arrived, wire.Reached, wire.Note, wire.Ready, wire.Started,
     wire.Entered, wire.Report, wire.Log, wire.Stopped, wire.Leaving, wire.Rested, wire.Broken,
     wire.Pong, wire.Piece, wire.Stacks, wire.Written, wire.Kept, wire.Fetch, wire.Part,
+    wire.FetchSmall, wire.SmallFiles,
 )  # fmt: skip
 """What agents say."""
 
@@ -253,7 +256,11 @@ def _plain_stacks(stacks: wire.Stacks, member_of: MemberOf) -> wire.Stacks:
     """The stacks of its own workers. Raises `WireError` for those of others."""
     member = member_of(stacks.round)
     own = range(0) if member is None else member.ranks
-    if len({dump.rank for dump in stacks.ranks}) < len(stacks.ranks):
+    if stacks.below:  # what its workers have launched has ranks of its own, and may be anything
+        own = range(1 << 31)
+        if len(stacks.ranks) > _BELOW:
+            raise WireError(f"the stacks of {len(stacks.ranks)} workers of launches on one host")
+    elif len({dump.rank for dump in stacks.ranks}) < len(stacks.ranks):
         raise WireError("the stacks of a rank twice")
     for dump in stacks.ranks:
         if dump.rank not in own:

@@ -116,6 +116,11 @@ class Assembly:
         return [(stream, line.decode("utf-8", "replace")) for stream, line in left if line]
 
 
+def last_state(line: str) -> str:
+    """A line as a terminal would leave it: a carriage return starts it over."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
 def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:
     body = line.rstrip(b"\r")
     end = line[len(body) :] if keep_end else b""
@@ -207,6 +212,17 @@ def read_back(path: Path, size: int = 1 << 16) -> Iterator[tuple[int, str]]:
                 yield 0, rest.decode("utf-8", "replace")
     except FileNotFoundError:
         return  # someone has tidied up
+
+
+def read_unfinished(path: Path, size: int = 1 << 16) -> str:
+    """What is at the end of a file of a line that has not ended: of a progress bar its state."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            begun = file.read(size).rpartition(b"\n")[2]
+    except FileNotFoundError:
+        return ""
+    return _last_state(begun).decode("utf-8", "replace")
 
 
 def _split(data: bytes) -> Iterator[bytes]:

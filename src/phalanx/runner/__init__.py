@@ -270,6 +270,20 @@ class Runner:
         wanted = re.compile(regex) if regex is not None else None
         return (line.text for line in lines if wanted is None or wanted.search(line.text))
 
+    def unfinished_line(
+        self,
+        app_handle: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+    ) -> str:
+        """What a replica has printed of a line that has not ended; empty where it is not known."""
+        handle = handles.parse(app_handle)
+        with asking(handle.scheduler):
+            found = self._scheduler(handle.scheduler, handle.session)
+            return expect(found.unfinished_line(handle.app_id, role, replica, stream=stream), str)
+
     def lines(
         self,
         app_handle: str,

@@ -144,6 +144,15 @@ class Scheduler(ABC, Generic[Options, Request]):
         Raises `LookupError` for an app, role or replica that is not there.
         """
 
+    def unfinished_line(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> str:
+        """What a replica has printed of a line that has not ended, such as a progress bar.
+
+        For those who follow it on a terminal; empty where only whole lines are known.
+        """
+        return ""
+
     @abstractmethod
     def cancel(self, app_id: str) -> None:
         """Have an app end. Idempotent; one that has ended, or is not there, is left as it is."""

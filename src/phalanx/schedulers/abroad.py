@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from phalanx.network import free_port
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.rounds import Member, signal_name
 from phalanx.schedulers.course import Key
-from phalanx.schedulers.crew import Ending, Wait, open_log
+from phalanx.schedulers.crew import Ending, TellStacks, Wait, open_log
 from phalanx.schedulers.request import RANK0_PORT, AppRequest, ReplicaRequest
 from phalanx.worker import program
 
@@ -94,6 +95,19 @@ class SshCrew:
         if replica in self._running and grace < self._graces.get(replica, float("inf")):
             self._graces[replica] = grace
             self._running[replica].cancel(grace)
+
+    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+        """Each host's agent is asked, all at once; on the side."""
+        running = dict(self._running)
+
+        def ask() -> None:
+            with ThreadPoolExecutor(max(1, len(running))) as pool:
+                asked = {
+                    k: pool.submit(a._ask_stacks, seconds, below=True) for k, a in running.items()
+                }
+                tell({key: answer.result() for key, answer in asked.items()})
+
+        threading.Thread(target=ask, name="phalanx-stacks", daemon=True).start()
 
     def ended(self) -> list[tuple[Key, Ending]]:
         """As the launches tell."""

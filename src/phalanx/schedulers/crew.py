@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -19,6 +19,7 @@ from phalanx.ranks import REPLICA
 from phalanx.rounds import signal_name
 from phalanx.schedulers.course import Key
 from phalanx.schedulers.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
+from phalanx.stacks import RankStacks
 from phalanx.worker import processes
 
 CANNOT_START = 127
@@ -26,6 +27,10 @@ CANNOT_START = 127
 
 Wait = Callable[[str], bool]
 """Called with what is waited for; lets a moment pass, and says whether to go on."""
+
+
+TellStacks = Callable[[Mapping[Key, Sequence[RankStacks]]], None]
+"""Called with what was found, by replica."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Crew(Protocol):
 
     def stop(self, replica: Key, grace: float) -> None:
         """Have it end: SIGTERM, after the grace SIGKILL. Again: at most with less grace."""
+
+    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+        """Find out where workers on other hosts are, and tell, from any thread."""
 
     def ended(self) -> list[tuple[Key, Ending]]:
         """Those that have ended since the last look."""
@@ -153,6 +161,10 @@ class LocalCrew:
         """Its own."""
         process = self._running.get(replica)
         return None if process is None else process.pid
+
+    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+        """There are none: launches of this machine are asked themselves."""
+        tell({})
 
     def stop(self, replica: Key, grace: float) -> None:
         """To all of its group, once."""

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from phalanx.environment import users
 from phalanx.errors import ConfigError, SchedulerError
+from phalanx.logs.lines import read_unfinished
 from phalanx.ranks import RANK_VARIABLES, REPLICA
 from phalanx.registry import directory, owner, replace, reserve
 from phalanx.registry.reading import Reader, by_time
@@ -189,6 +190,17 @@ class Supervised(Scheduler[Any, AppRequest]):
             _Source(app, role, replica, name, Path(known["streams"][name]), cwd) for name in wanted
         ]
         return _read(app, sources, since, until, follow=follow)
+
+    def unfinished_line(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> str:
+        """From the end of its files, while it runs: what has ended is among the lines."""
+        app = self._find(app_id)
+        if app is None or app.state.is_final:
+            return ""
+        wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
+        files = _find_replica(app, role, replica)["streams"]
+        return next(filter(None, (read_unfinished(Path(files[name])) for name in wanted)), "")
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
         """Ask the supervisor for the end, and wait for it, at most the grace and a little more."""

@@ -9,6 +9,7 @@ lines are written; that they cannot be at times does not end the app.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import select
@@ -17,12 +18,13 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from phalanx import trust
 from phalanx.logs.lines import Times
-from phalanx.registry import cancel_asked, owner, read, replace
+from phalanx.registry import cancel_asked, owner, read, replace, stacks
 from phalanx.registry.recorded import see
 from phalanx.rendezvous.tcp.keys import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx.schedulers.course import Action, Course, Finish, Key, Start, Stop
@@ -31,6 +33,7 @@ from phalanx.schedulers.host_paths import at_home
 from phalanx.schedulers.last_words import first_error, with_interpreter
 from phalanx.schedulers.request import STREAMS, AppRequest, ReplicaRequest
 from phalanx.specs import AppState, ReplicaStatus
+from phalanx.stacks import RankStacks, to_dict
 from phalanx.worker import processes
 
 LOG = "supervisor.log"
@@ -40,6 +43,7 @@ _SHORTEST, _LONGEST = 0.02, 0.5
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that would end us, and mean nothing to us."""
+_NO_WORKERS = "no worker of 'phalanx torchrun' or of a launch runs there"
 _AGAIN = 1.0
 """Seconds until the last status is tried to be written again, on a disk that is full."""
 
@@ -197,6 +201,7 @@ class Supervisor:
             self._written = self._written and not ended
             self._do([action for key, ending in ended for action in self._end(key, ending)])
             self._look_for_an_end()
+            self._answer_for_stacks()
             if not self._written and not self._state.is_final:
                 self._tell()
 
@@ -262,6 +267,20 @@ class Supervisor:
             self._message = self._message or "its keeper was killed"
             self._stop_running()
             self._do(self._course.fail())
+
+    def _answer_for_stacks(self) -> None:
+        for name, seconds in stacks.questions(self._path):
+            self._crew.ask_stacks(seconds, functools.partial(self._tell_stacks, name))
+
+    def _tell_stacks(self, name: str, found: Mapping[Key, Sequence[RankStacks]]) -> None:
+        """From any thread. A replica without workers has one without a process, that says why."""
+        ranks = []
+        for (role, number), known in found.items():
+            hostname = self._replicas[role, number].hostname
+            none = RankStacks(0, hostname, problem=_NO_WORKERS)
+            ranks += [{**to_dict(r), "replica": f"{role}/{number}"} for r in known or [none]]
+        with contextlib.suppress(OSError):
+            stacks.reply(self._path, name, {"round": 0, "taken": time.time(), "ranks": ranks})
 
     def _stop_running(self) -> None:
         """Perhaps with less grace than before."""

@@ -84,7 +84,9 @@ class WrittenFile:
     path: Path
     size: Size
     digest: Digest = ""
-    """Of its contents; empty where it was not asked for."""
+    """Of its contents; empty where it was not asked for, and where it cannot be read."""
+    problem: Message = ""
+    """Why it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,14 @@ class Reach(Frame):
 
 @frame
 class DumpStacks(Frame):
-    """Send the stacks of the round's workers home, as `Stacks` of the same request."""
+    """Send the stacks of the round's workers home, as `Stacks` of the same request.
+
+    With `below` those of the workers of launches that the round's workers have started.
+    """
 
     request: AnyCount
     seconds: Seconds
+    below: bool = False
 
 
 @frame
@@ -217,12 +223,13 @@ class ListWritten(Frame):
 
 @frame
 class Offer(Frame):
-    """Have this file in the workers' working directory: fetch it, then say `Kept`."""
+    """Have these files in the workers' working directory: fetch them, then say `Kept`.
+
+    One, or several that together fit into a `SmallFiles`.
+    """
 
     number: AnyCount
-    path: Path
-    size: Size
-    digest: Digest
+    files: tuple[WrittenFile, ...]
 
 
 @frame
@@ -312,10 +319,10 @@ class Written(Frame):
 
 @frame
 class Kept(Frame):
-    """A file that was offered is in its place; or why it is not."""
+    """Files that were offered are in their places; or why some, by their place in it, are not."""
 
     number: AnyCount
-    problem: Message = ""
+    problems: dict[AnyCount, Message]
 
 
 @frame
@@ -400,6 +407,8 @@ class Stacks(Frame):
 
     request: AnyCount
     ranks: tuple[RankDump, ...]
+    below: bool = False
+    """They are ranks of launches that the round's workers have started."""
 
 
 @frame
@@ -470,6 +479,27 @@ class Part(Frame):
     problem: Message = ""
 
 
+@frame
+class FetchSmall(Frame):
+    """Send these files, which together fit into one frame, as `SmallFiles`."""
+
+    number: AnyCount
+    """Of the transfer; comes back with them."""
+    files: tuple[WrittenFile, ...]
+
+
+@frame
+class SmallFiles(Frame):
+    """The contents of files that are fetched, one after another, each of the size asked for.
+
+    What cannot be sent is left out, and said by its place among those asked for.
+    """
+
+    number: AnyCount
+    data: bytes
+    problems: dict[AnyCount, Message]
+
+
 # ── agent to zygote (descriptors travel beside the frame), zygote to agent ────
 
 
@@ -506,4 +536,5 @@ MESSAGES: tuple[type[Frame], ...] = (
     Prepare, Begin, Stop, Taken, Ship, Reach, ListWritten, Offer, Drop, Leave, Rest, Ping, Hello,
     Want, Arrived, Written, Kept, Reached, Note, Ready, Started, Entered, Report, Log, Stopped,
     Leaving, Rested, Broken, Pong, Piece, Fetch, Part, Fork, Signal, Exit, DumpStacks, Stacks,
+    FetchSmall, SmallFiles,
 )  # fmt: skip
