@@ -465,7 +465,8 @@ def test_static_hosts_meet_at_the_port_that_was_given(torchrun):
     """
     flags = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
     flags += ("--max-restarts", 1)
-    hosts = start_hosts(torchrun, 2, code, *flags, each=lambda number: ("--node-rank", number))
+    ranks = [("--node-rank", 0), ("--rdzv-conf", "rank=1")]  # either way, as for torch's own
+    hosts = start_hosts(torchrun, 2, code, *flags, each=ranks.__getitem__)
     for number, host in enumerate(hosts):
         out, err = host.communicate(timeout=60)
         assert host.returncode == 0, err

@@ -272,6 +272,12 @@ def test_what_is_not_used_is_noted(line, note):
         ("--rdzv-conf a=1, x", "'' is not KEY=VALUE."),
         ("--rdzv-conf a= x", "'a=' is not KEY=VALUE."),
         ("--nnodes 2 --node-rank 2 x", "--node-rank 2: with 2 hosts they are 0 to 1."),
+        ("--nnodes 2 --rdzv-conf rank=2 x", "--rdzv-conf rank=2: with 2 hosts they are 0 to 1."),
+        ("--nnodes 2 --rdzv-conf rank=a x", "--rdzv-conf rank=a: must be a whole number."),
+        (
+            "--nnodes 2 --node-rank 0 --rdzv-conf rank=1 x",
+            "--node-rank 0 and --rdzv-conf rank=1 differ. Leave one of them out.",
+        ),
         ("--master-port 70000 x", "--master-port 70000: a port is between 0 and 65535."),
         ("--max-restarts -1 x", "--max-restarts -1: it must be at least 0."),
         ("--max-restarts x", "--max-restarts: 'x' is not a whole number."),

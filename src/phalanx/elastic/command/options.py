@@ -117,7 +117,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         run_id=meeting.run_id,
         rdzv_conf=meeting.conf,
         standalone=meeting.standalone,
-        node_rank=words["node_rank"],
+        node_rank=meeting.node_rank,
         master_addr=words["master_addr"],
         master_port=meeting.master_port,
         local_addr=words["local_addr"],
