@@ -165,6 +165,32 @@ def test_the_same_early_failure_stops_early():
     assert "3 times in a row" in "\n".join(caught.value.__notes__)
 
 
+def test_a_restart_that_takes_too_long_says_what_it_was_restarted_for(tmp_path, monkeypatch):
+    """The error is about slow starts; the reason that there was another is the worker's."""
+    held = tmp_path / "held"
+    (tmp_path / "slow_again.py").write_text(
+        "import os, time\n"
+        "def pause():\n"
+        f"    while os.path.exists({str(held)!r}):\n"
+        "        time.sleep(0.05)\n"
+        "os.register_at_fork(before=pause)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def work():
+        held.touch()
+        raise ValueError("bad batch")
+
+    options = {"max_restarts": 1, "preload": ["slow_again"], "start_timeout": 3.0}
+    app = phalanx.Launcher(workers_per_host=1, backend=None, **options).start(work)
+    with pytest.raises(phalanx.StartTimeout) as caught:
+        app.result(60)
+    (note,) = caught.value.__notes__
+    assert "Before that:\n  rank 0 on localhost raised ValueError: bad batch\n" in note
+    assert 'raise ValueError("bad batch")' in note
+    assert app.status().message.endswith("rank 0 on localhost raised ValueError: bad batch")
+
+
 def test_context_outside_of_workers():
     """Rank 0 of 1."""
     context = phalanx.context()
