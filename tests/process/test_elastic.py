@@ -1,5 +1,6 @@
 """Launches that go on, on this machine: three agents for one name, killed with real signals."""
 
+import asyncio
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx.launcher.placement import PlacedAgent
 from phalanx.worker.processes import children
 from tests.conftest import is_alive, wait_until
 
@@ -137,6 +139,33 @@ def test_a_host_that_is_added_at_once_takes_part():
     assert list(app.result(60)) == [(3, 0)] * 3
     with pytest.raises(phalanx.ConfigError, match="has ended"):
         app.add_host("localhost")
+
+
+def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monkeypatch):
+    """It was started before the end was known, and can be spoken to after."""
+    came = tmp_path / "came"
+    real = PlacedAgent.open
+
+    async def open_late(index, start, child):
+        agent = await real(index, start, child)
+        if lost:
+            came.touch()
+            while not app._drive._verdict.done():
+                await asyncio.sleep(0.01)
+        return agent
+
+    def work():
+        while not came.exists():
+            time.sleep(0.02)
+
+    lost = []
+    monkeypatch.setattr(PlacedAgent, "open", open_late)
+    app = phalanx.Launcher(hostnames=HERE[:2], workers_per_host=1, min_hosts=1).start(work)
+    wait_until(lambda: app.status().state.value == "RUNNING", timeout=30)
+    lost.append(agents()[1])
+    os.kill(lost[0], signal.SIGKILL)
+    app.result(60)
+    assert agents() == []
 
 
 def test_mistakes_in_the_bounds_are_told():
