@@ -149,9 +149,11 @@ def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monk
     async def open_late(index, start, child):
         agent = await real(index, start, child)
         if lost:
+            lost.append(child.process.pid)
             came.touch()
             while not app._drive._verdict.done():
                 await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)  # a busy machine: by now the others have been let go
         return agent
 
     def work():
@@ -165,7 +167,8 @@ def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monk
     lost.append(agents()[1])
     os.kill(lost[0], signal.SIGKILL)
     app.result(60)
-    assert agents() == []
+    assert len(lost) == 2
+    assert not is_alive(lost[1])
 
 
 def test_mistakes_in_the_bounds_are_told():
