@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+import phalanx
+from phalanx import hosts
+from phalanx.worker import script
 from phalanx.worker.processes import descendants
 from tests.conftest import is_alive, wait_until
 
@@ -429,10 +432,51 @@ def test_user_signals_reach_the_workers_that_catch_them(torchrun):
     assert sorted(out.splitlines()) == ["stops 0 1", "stops 1 0"]
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("flags", [(), ("--run-path",)])
+def test_the_start_method_says_who_imports(torchrun, tmp_path, flags, method):
+    """A new interpreter imports packages itself; one that is forked finds them there."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "imported.py").write_text("import os\nby = os.getpid()\n")
+    done = torchrun(
+        "import os, imported; print(imported.by == os.getpid(), flush=True)",
+        *("--nproc-per-node", 2, "--start-method", method, *flags),
+        env={"PYTHONPATH": str(packages)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(method == "spawn")] * 2
+
+
+def test_workers_are_bound_to_their_processors(tmp_path):
+    """With all their threads, those that come later too."""
+    (tmp_path / "bound.py").write_text(
+        "import os, sys, threading\n"
+        "seen = [os.sched_getaffinity(0)]\n"
+        "thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))\n"
+        "thread.start(); thread.join()\n"
+        "open(sys.argv[1], 'w').write(str(seen))\n"
+    )
+    allowed = sorted(os.sched_getaffinity(0))
+    own = [[allowed[0]], [allowed[-1]]]
+    args = ("script", str(tmp_path / "bound.py"), (f"{tmp_path}/${{local_rank}}",), False, own)
+    phalanx.launch(script.run, args=args, workers_per_host=2)
+    for rank in range(2):
+        assert (tmp_path / str(rank)).read_text() == str([set(own[rank])] * 2)
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+@pytest.mark.skipif(hosts.gpus() > 0, reason="there are GPUs here")
+def test_where_there_are_no_gpus_binding_near_them_is_refused(torchrun):
+    """Nothing is started."""
+    done = torchrun("print(1)", "--numa-binding", "node")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--numa-binding node: no NVIDIA GPU is visible on this machine" in done.stderr
+
+
 def test_what_cannot_be_honoured_is_an_error(torchrun):
     """One sentence, exit code 2, nothing started."""
     for flags, said in {
-        ("--numa-binding", "node"): "numactl",
         ("--logs-specs", "mine"): "--log-dir",
         ("--event-log-handler", "mine"): "null and console",
         ("--rdzv-backend", "etdc"): "There are",
