@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from phalanx import hosts
 from phalanx.worker import script
 from phalanx.worker.processes import descendants
 from tests.conftest import is_alive, wait_until
+from tests.process.terminal import Terminal
 
 COMMAND = [sys.executable, "-m", "phalanx", "torchrun"]
 
@@ -728,3 +730,41 @@ def test_what_is_waited_for_is_said(torchrun):
         "print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", f"localhost:{free_port()}"
     )
     assert "up to 4 s (join_timeout): 1 of at least 2 hosts came: " in alone.stderr
+
+
+SILENT_RESOLVER = """
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+raise SystemExit(subprocess.run(sys.argv[2:]).returncode)
+"""
+
+
+@pytest.fixture
+def with_silent_resolver(tmp_path):
+    """A command in namespaces of its own, with a name server there that never answers."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "mount"))):
+        pytest.skip("needs root, unshare and iproute2")
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:4 attempts:1\n")
+    own = ["unshare", "--mount", "--net", sys.executable, "-c", SILENT_RESOLVER]
+    return [*own, str(tmp_path / "resolv.conf")]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_resolver_that_does_not_answer_is_named(torchrun, with_silent_resolver, terminal):
+    """What waits for it says so, on a terminal and elsewhere."""
+    script = torchrun.write("print(1)")
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "slow.example.org:29400")
+    conf = ("--rdzv-conf", "join_timeout=6")
+    command = [*with_silent_resolver, *torchrun.command("--nnodes", 2, *where, *conf, script)]
+    if terminal:
+        shown = Terminal(*command)
+        code, said = shown.finish(), "\n".join(shown.lines)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        code, said = done.returncode, done.stderr
+    assert code == 1, said
+    assert "waiting for the resolver: no answer for slow.example.org, the endpoint" in said
+    assert "no answer from the resolver for slow.example.org within 2 s" in said
