@@ -137,18 +137,18 @@ def acts_at_start(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _ACTS_AT_START)
 
 
-def check(name: object, value: object) -> None:
-    """Refuse what no process environment can hold, naming the variable."""
+def check(field: str, name: object, value: object) -> None:
+    """Refuse what no process environment can hold, naming the variable and where it was given."""
     if not isinstance(name, str) or not isinstance(value, str):
         raise ConfigError(
-            f"extra_env_vars: {name!r} = {value!r}: names and values must be strings. "
+            f"{field}: {name!r} = {value!r}: names and values must be strings. "
             f"Write {str(name)!r}: {str(value)!r}."
         )
     if not name or "=" in name or "\0" in name:
-        raise ConfigError(f"extra_env_vars: {name!r} is not a name that a variable can have.")
+        raise ConfigError(f"{field}: {name!r} is not a name that a variable can have.")
     if "\0" in value:
-        raise ConfigError(f"extra_env_vars: the value of {name} contains a NUL byte.")
+        raise ConfigError(f"{field}: the value of {name} contains a NUL byte.")
     try:
         os.fsencode(name + value)
     except UnicodeEncodeError as error:
-        raise ConfigError(f"extra_env_vars: {name} cannot be encoded: {error.reason}.") from None
+        raise ConfigError(f"{field}: {name} cannot be encoded: {error.reason}.") from None

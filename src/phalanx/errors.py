@@ -81,7 +81,15 @@ class UnknownScheduler(ConfigError):
 
 
 class UsageError(ConfigError):
-    """A component was given arguments that it does not take."""
+    """A component was given arguments that it does not take.
+
+    `component` and `option` are set when it is an option that it does not have.
+    """
+
+    def __init__(self, message: str, *, component: str = "", option: str = "") -> None:
+        super().__init__(message)
+        self.component = component
+        self.option = option
 
 
 class PluginError(PhalanxError):

@@ -1,5 +1,6 @@
 """Launches that go on, on this machine: three agents for one name, killed with real signals."""
 
+import asyncio
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx.launcher.placement import PlacedAgent
 from phalanx.worker.processes import children
 from tests.conftest import is_alive, wait_until
 
@@ -139,6 +141,36 @@ def test_a_host_that_is_added_at_once_takes_part():
         app.add_host("localhost")
 
 
+def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monkeypatch):
+    """It was started before the end was known, and can be spoken to after."""
+    came = tmp_path / "came"
+    real = PlacedAgent.open
+
+    async def open_late(index, start, child):
+        agent = await real(index, start, child)
+        if lost:
+            lost.append(child.process.pid)
+            came.touch()
+            while not app._drive._verdict.done():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)  # a busy machine: by now the others have been let go
+        return agent
+
+    def work():
+        while not came.exists():
+            time.sleep(0.02)
+
+    lost = []
+    monkeypatch.setattr(PlacedAgent, "open", open_late)
+    app = phalanx.Launcher(hostnames=HERE[:2], workers_per_host=1, min_hosts=1).start(work)
+    wait_until(lambda: app.status().state.value == "RUNNING", timeout=30)
+    lost.append(agents()[1])
+    os.kill(lost[0], signal.SIGKILL)
+    app.result(60)
+    assert len(lost) == 2
+    assert not is_alive(lost[1])
+
+
 def test_mistakes_in_the_bounds_are_told():
     """Before anything starts."""
     for options, said in (
@@ -163,6 +195,32 @@ def test_the_same_early_failure_stops_early():
     with pytest.raises(ValueError, match="as always") as caught:
         phalanx.launch(work, max_restarts=9, same_failures=3, restart_backoff=0.01)
     assert "3 times in a row" in "\n".join(caught.value.__notes__)
+
+
+def test_a_restart_that_takes_too_long_says_what_it_was_restarted_for(tmp_path, monkeypatch):
+    """The error is about slow starts; the reason that there was another is the worker's."""
+    held = tmp_path / "held"
+    (tmp_path / "slow_again.py").write_text(
+        "import os, time\n"
+        "def pause():\n"
+        f"    while os.path.exists({str(held)!r}):\n"
+        "        time.sleep(0.05)\n"
+        "os.register_at_fork(before=pause)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def work():
+        held.touch()
+        raise ValueError("bad batch")
+
+    options = {"max_restarts": 1, "preload": ["slow_again"], "start_timeout": 3.0}
+    app = phalanx.Launcher(workers_per_host=1, backend=None, **options).start(work)
+    with pytest.raises(phalanx.StartTimeout) as caught:
+        app.result(60)
+    (note,) = caught.value.__notes__
+    assert "Before that:\n  rank 0 on localhost raised ValueError: bad batch\n" in note
+    assert 'raise ValueError("bad batch")' in note
+    assert app.status().message.endswith("rank 0 on localhost raised ValueError: bad batch")
 
 
 def test_context_outside_of_workers():

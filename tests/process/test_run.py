@@ -107,6 +107,11 @@ def test_the_source_of_one_is_printed():
             2,
             "'-s'. It is an option of run, and goes before the component",
         ),
+        (
+            ["utils.echo", "--scheduler=local_cwd"],
+            2,
+            "'--scheduler'. It is an option of run, and goes before the component",
+        ),
         (["-s", "a", "-s", "b", "utils.echo"], 2, "-s is given twice"),
         ([], 2, "say which component"),
         (["--workspace", "nowhere", "utils.echo"], 2, "the workspace"),

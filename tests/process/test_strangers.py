@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from phalanx import wire
+from phalanx import trust, wire
+from phalanx.channel import SocketChannel
 from phalanx.rounds import Endpoint
 from phalanx.wire import peers
 from phalanx.worker.processes import descendants
@@ -197,6 +198,51 @@ def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_p
     assert "quite another" not in other.stderr
     two.join()
     two.end()
+
+
+@pytest.mark.parametrize("first", [wire.Leaving(), peers.Met(leader=1)], ids=repr)
+def test_one_that_does_not_begin_with_who_it_is_is_refused(pair, first):
+    """And told why; it is said on the host that decides, too."""
+    two = pair()
+    (answer,) = prove_and_say(two.port, TOKEN, first)
+    kind = type(first).__name__
+    assert answer == peers.Refused(reason=f"it began with {kind} instead of Meet")
+    assert f"a host was refused: it began with {kind} instead of Meet" in said_by(two.leader)
+    two.join()
+    two.end()
+
+
+def said_by(host):
+    """What a host prints next that is about one that was refused."""
+    return next(line for line in host.stderr if "refused" in line)
+
+
+def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noqa: F811
+    """Not when patience is at its end, and not as if it decided."""
+
+    async def answer(reader, writer):
+        connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        writer.transport.pause_reading()
+        connection.setblocking(False)
+        greeting = await trust.hear_greeting(connection)
+        session = await trust.admit(connection, trust.key_of(TOKEN, "rendezvous"), greeting)
+        channel = await SocketChannel.over(connection, session)
+        await channel.send(peers.Over(reason="succeeded", missing=(), note="", members=()))
+        await channel.flush()
+        channel.close()
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            where = ("--rdzv-endpoint", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            conf = ("--rdzv-conf", "join_timeout=1,is_host=0")
+            flags = ("--nnodes", "2", "--rdzv-backend", "c10d", *where, *conf)
+            return await asyncio.to_thread(torchrun, RUNS, *flags, env=ENVIRON)
+
+    done = asyncio.run(run())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "up to 1 s (join_timeout): it answered a Meet with Over" in done.stderr
 
 
 def test_hosts_of_one_user_on_one_machine_need_no_token(pair):

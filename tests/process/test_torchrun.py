@@ -16,8 +16,12 @@ from pathlib import Path
 
 import pytest
 
+import phalanx
+from phalanx import hosts
+from phalanx.worker import script
 from phalanx.worker.processes import descendants
 from tests.conftest import is_alive, wait_until
+from tests.process.terminal import Terminal
 
 COMMAND = [sys.executable, "-m", "phalanx", "torchrun"]
 
@@ -456,10 +460,51 @@ def test_user_signals_reach_the_workers_that_catch_them(torchrun):
     assert sorted(out.splitlines()) == ["stops 0 1", "stops 1 0"]
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("flags", [(), ("--run-path",)])
+def test_the_start_method_says_who_imports(torchrun, tmp_path, flags, method):
+    """A new interpreter imports packages itself; one that is forked finds them there."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "imported.py").write_text("import os\nby = os.getpid()\n")
+    done = torchrun(
+        "import os, imported; print(imported.by == os.getpid(), flush=True)",
+        *("--nproc-per-node", 2, "--start-method", method, *flags),
+        env={"PYTHONPATH": str(packages)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(method == "spawn")] * 2
+
+
+def test_workers_are_bound_to_their_processors(tmp_path):
+    """With all their threads, those that come later too."""
+    (tmp_path / "bound.py").write_text(
+        "import os, sys, threading\n"
+        "seen = [os.sched_getaffinity(0)]\n"
+        "thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))\n"
+        "thread.start(); thread.join()\n"
+        "open(sys.argv[1], 'w').write(str(seen))\n"
+    )
+    allowed = sorted(os.sched_getaffinity(0))
+    own = [[allowed[0]], [allowed[-1]]]
+    args = ("script", str(tmp_path / "bound.py"), (f"{tmp_path}/${{local_rank}}",), False, own)
+    phalanx.launch(script.run, args=args, workers_per_host=2)
+    for rank in range(2):
+        assert (tmp_path / str(rank)).read_text() == str([set(own[rank])] * 2)
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+@pytest.mark.skipif(hosts.gpus() > 0, reason="there are GPUs here")
+def test_where_there_are_no_gpus_binding_near_them_is_refused(torchrun):
+    """Nothing is started."""
+    done = torchrun("print(1)", "--numa-binding", "node")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--numa-binding node: no NVIDIA GPU is visible on this machine" in done.stderr
+
+
 def test_what_cannot_be_honoured_is_an_error(torchrun):
     """One sentence, exit code 2, nothing started."""
     for flags, said in {
-        ("--numa-binding", "node"): "numactl",
         ("--logs-specs", "mine"): "--log-dir",
         ("--event-log-handler", "mine"): "null and console",
         ("--rdzv-backend", "etdc"): "There are",
@@ -492,7 +537,8 @@ def test_static_hosts_meet_at_the_port_that_was_given(torchrun):
     """
     flags = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
     flags += ("--max-restarts", 1)
-    hosts = start_hosts(torchrun, 2, code, *flags, each=lambda number: ("--node-rank", number))
+    ranks = [("--node-rank", 0), ("--rdzv-conf", "rank=1")]  # either way, as for torch's own
+    hosts = start_hosts(torchrun, 2, code, *flags, each=ranks.__getitem__)
     for number, host in enumerate(hosts):
         out, err = host.communicate(timeout=60)
         assert host.returncode == 0, err
@@ -710,3 +756,41 @@ def test_what_is_waited_for_is_said(torchrun):
         "print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", f"localhost:{free_port()}"
     )
     assert "up to 4 s (join_timeout): 1 of at least 2 hosts came: " in alone.stderr
+
+
+SILENT_RESOLVER = """
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+raise SystemExit(subprocess.run(sys.argv[2:]).returncode)
+"""
+
+
+@pytest.fixture
+def with_silent_resolver(tmp_path):
+    """A command in namespaces of its own, with a name server there that never answers."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "mount"))):
+        pytest.skip("needs root, unshare and iproute2")
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:4 attempts:1\n")
+    own = ["unshare", "--mount", "--net", sys.executable, "-c", SILENT_RESOLVER]
+    return [*own, str(tmp_path / "resolv.conf")]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_resolver_that_does_not_answer_is_named(torchrun, with_silent_resolver, terminal):
+    """What waits for it says so, on a terminal and elsewhere."""
+    script = torchrun.write("print(1)")
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "slow.example.org:29400")
+    conf = ("--rdzv-conf", "join_timeout=6")
+    command = [*with_silent_resolver, *torchrun.command("--nnodes", 2, *where, *conf, script)]
+    if terminal:
+        shown = Terminal(*command)
+        code, said = shown.finish(), "\n".join(shown.lines)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        code, said = done.returncode, done.stderr
+    assert code == 1, said
+    assert "waiting for the resolver: no answer for slow.example.org, the endpoint" in said
+    assert "no answer from the resolver for slow.example.org within 2 s" in said

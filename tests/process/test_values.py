@@ -505,6 +505,9 @@ def test_inline_runs_in_this_process():
         "1",
     )
     assert "RANK" not in os.environ
+    launcher.hostnames, launcher.host_env_vars = ["localhost"], {"localhost": {"MINE": "2"}}
+    assert launcher.run(lambda: os.environ["MINE"]).rank(0) == "2"
+    assert "MINE" not in os.environ
     error = ValueError("x")
 
     def fail():

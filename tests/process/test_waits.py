@@ -202,3 +202,32 @@ def test_an_agent_and_its_zygote_that_hang_are_ended_after_host_timeout(script, 
     assert "AgentLost: lost the agent on localhost: no heartbeat for 1 s" in errors
     assert "may be left" not in errors
     sleepers_gone(pids)
+
+
+def test_an_interrupt_that_was_caught_leaves_the_programs_hook_as_it_was(script):
+    """Also after several, and under a hook that the program puts over ours meanwhile."""
+    done = script("""
+        import gc, os, signal, sys, phalanx
+
+        def mine(kind, error, trace):
+            print("mine:", error, file=sys.stderr)
+
+        def interrupted():
+            try:
+                phalanx.launch(os.kill, args=(os.getpid(), signal.SIGINT), workers_per_host=1)
+            except KeyboardInterrupt as error:
+                return error
+
+        sys.excepthook = mine
+        kept = [interrupted(), interrupted()]
+        assert None not in kept and sys.excepthook is not mine
+        ours, sys.excepthook = sys.excepthook, lambda *error: ours(*error)
+        kept.append(interrupted())
+        sys.excepthook = ours
+        kept.clear()
+        gc.collect()
+        print(sys.excepthook is mine)
+        raise ValueError("last")
+    """)
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr.endswith("mine: last\n")

@@ -172,6 +172,15 @@ def test_more_packages_are_loaded_into_the_same_zygote():
         assert launcher.run(look).rank(0) == (zygote, True, True)
 
 
+def test_room_is_not_made_with_an_agent_that_the_same_launch_takes():
+    """A host that needs a new agent comes first, one that has its own later."""
+    launcher = phalanx.Launcher(hostnames=["localhost"], workers_per_host=1)
+    with launcher:
+        first = launcher.run(os.getppid).rank(0)
+        launcher.hostnames, launcher.workers_per_host = ["localhost"] * 2, [2, 1]
+        assert launcher.run(os.getppid).rank(2) == first
+
+
 def test_a_function_without_torch_gets_no_group_from_a_zygote_that_has_it():
     """What an earlier run loaded decides nothing for this one."""
 

@@ -12,6 +12,7 @@ import pytest
 
 import phalanx
 from phalanx import events
+from phalanx.launcher import joining
 from tests.conftest import wait_until
 
 
@@ -140,6 +141,32 @@ def test_a_host_that_is_added_joins(launcher, cluster, chronicle):
     app.signal(signal.SIGUSR2)
     check(app.result(30), ["box1", "box2", "box3"])
     assert app.status().num_restarts == 0
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_host_that_is_added_while_the_app_ends_is_let_go(
+    launcher, cluster, monkeypatch, *, ended
+):
+    """It was asked how many workers it takes, and an agent waits there."""
+    real = joining.with_host
+    app = launcher(1, "auto", max_hosts=2, keep_warm=0).start(time.sleep, args=(600,))
+
+    def asked_late(*arguments):
+        plan = real(*arguments)
+        assert cluster.hosts[1].processes()
+        app.cancel(0.0)
+        if ended:
+            app.wait()
+        return plan
+
+    monkeypatch.setattr(joining, "with_host", asked_late)
+    if ended:
+        with pytest.raises(phalanx.ConfigError, match="has ended"):
+            app.add_host("box2")
+    else:
+        app.add_host("box2")
+    app.wait()
+    wait_until(lambda: not cluster.hosts[1].processes())
 
 
 def test_a_failure_restarts_the_workers_of_all_hosts(launcher):

@@ -49,6 +49,18 @@ def test_a_lost_host_is_dialled_again_at_the_next_run(launcher, cluster):
         assert [value[0] for value in run.run(agents)] == ["box1", "box2"]
 
 
+def test_a_new_agent_on_one_host_leaves_that_of_another_alone(launcher, cluster):
+    """Of the same launch, and of one that does without it."""
+    with launcher(2) as run:
+        both = run.hostnames
+        run.hostnames = both[1:]
+        (second,) = run.run(agents)
+        run.hostnames = both[:1]
+        (first,) = run.run(agents)
+        run.hostnames = both
+        assert list(run.run(agents)) == [first, second]
+
+
 def test_two_runs_at_once_on_hosts(launcher):
     """An agent each."""
     with launcher(2) as run:

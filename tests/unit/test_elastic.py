@@ -3,6 +3,7 @@
 import pytest
 
 from phalanx.clock import Interval
+from phalanx.launcher.report import describe_failure, make_exception, message_of
 from phalanx.rendezvous.causes import Failure
 from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
 from phalanx.rendezvous.hostwise import HostwiseCoordinator
@@ -213,6 +214,8 @@ def test_hosts_that_do_not_come_back_are_named_when_the_time_is_over():
     assert finish.verdict.reason is Reason.START_TIMEOUT
     assert finish.verdict.missing == ("h1",)
     assert d.now == 101
+    assert "\nBefore that:\n  h1 was lost: cut off" in describe_failure(finish.verdict)
+    assert message_of(finish.verdict) == "start timeout, after h1 was lost: cut off"
 
 
 def test_a_host_that_comes_while_there_is_room_joins_at_once():
@@ -319,6 +322,32 @@ def test_a_minority_that_hears_nothing_of_the_rest_does_not_decide():
     (finish,) = d.clear(1, 2, 3)
     assert finish.verdict.reason is Reason.NO_QUORUM
     assert finish.verdict.missing == ("h0", "h1")
+
+
+def test_what_failed_before_a_majority_was_lost_is_part_of_the_error():
+    """Of the rounds before, and of the last; each lost host once; none that followed from it."""
+    d = begun(4, min_hosts=1, max_restarts=1, quorum=True, workers=2)
+    fault = Fault("ValueError", "bad batch", "Traceback: here")
+    d.fail(3, 7, 1, Ended.RAISED, fault=fault)
+    (begin,) = d.clear(1, 0, 1, 2, 3)
+    d.run(begin)
+    d.lose(0, closed=False)
+    d.lose(1, closed=False)
+    d.fail(2, 4, 2, Ended.KILLED, signal=15, stopped=True)
+    (finish,) = d.clear(2, 2, 3)
+    assert finish.verdict.reason is Reason.NO_QUORUM
+    error = make_exception(
+        finish.verdict, (), {}, lambda _: None, returned=(), running=(), start_timeout=100
+    )
+    (note,) = error.__notes__
+    assert note.splitlines()[1:] == [
+        "Before that:",
+        "  rank 7 on h3 raised ValueError: bad batch",
+        "  h0 was lost: cut off",
+        "",
+        "  Traceback: here",
+    ]
+    assert describe_failure(finish.verdict).endswith(note)
 
 
 def test_a_majority_or_certainty_decides():

@@ -42,6 +42,22 @@ NOTHING = Needs((), torch=False)
         ({"extra_env_vars": {"A": "x\0y"}}, "NUL"),
         ({"extra_env_vars": {"RANK": "1"}}, "RANK is set by phalanx"),
         ({"extra_env_vars": ["A"]}, "is a dict"),
+        (
+            {"hostnames": ["localhost"], "host_env_vars": {"localhost": {"RANK": "1"}}},
+            r"^host_env_vars\['localhost'\]: RANK is set by phalanx",
+        ),
+        (
+            {"hostnames": ["localhost"], "host_env_vars": {"localhost": {"A": 1}}},
+            r"^host_env_vars\['localhost'\]: 'A' = 1: names and values must be strings",
+        ),
+        (
+            {"start_method": "inline", "env_file": os.devnull},
+            "env_file cannot be sourced .*in this process",
+        ),
+        (
+            {"start_method": "inline", "max_restarts": 2},
+            "max_restarts=2 cannot be honoured .*there is no worker to restart",
+        ),
         ({"env_file": "/no/such/file"}, "No such file"),
         ({"preload": "torch"}, "list of modules"),
         ({"preload": None}, "list of modules"),

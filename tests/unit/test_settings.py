@@ -13,7 +13,9 @@ def test_texts_and_torchs_names():
     assert (made.join_timeout, made.is_host, made.node_rank, made.local_addr) == (7, True, 3, "h")
     assert make({"keep_alive_interval": 2, "keep_alive_max_attempt": "4"}).host_timeout == 8
     assert make({"keep_alive_interval": 2}).host_timeout == 6
-    assert make({"timeout": 5, "rank": 1, "store_type": "tcp"}).join_timeout == 5
+    made = make({"timeout": 5, "rank": "1", "store_type": "tcp"})
+    assert (made.join_timeout, made.node_rank) == (5, 1)
+    assert make({"rank": 2, "node_rank": "2"}).node_rank == 2
     assert make({"host_timeout": 8}).heartbeat == 2
 
 
@@ -28,6 +30,8 @@ def test_texts_and_torchs_names():
         ({"is_host": "perhaps"}, "1 or 0"),
         ({"store_type": "file"}, "over TCP"),
         ({"stop_grace": 3}, "no setting 'stop_grace'"),
+        ({"rank": 1, "node_rank": 2}, "rank=1 and node_rank=2 differ"),
+        ({"rank": "first"}, "rank='first' is not a number"),
     ],
 )
 def test_mistakes(given, said):

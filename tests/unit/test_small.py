@@ -113,16 +113,6 @@ def test_all_errors_have_one_root():
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
 
 
-def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
-    """Nor anything else that is heavy."""
-    code = (
-        "import sys, phalanx; print([m for m in ('torch', 'asyncio', 'rich', 'tyro', 'cloudpickle',"
-        " 'msgpack') if m in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert out.strip() == "[]"
-
-
 LAYERS = [
     {"errors", "limits", "rounds", "ranks", "environment", "clock", "wire", "nesting"},
     {"patterns", "plain", "values", "stacks"},

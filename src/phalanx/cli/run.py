@@ -89,12 +89,13 @@ def main(arguments: list[str]) -> int:
     except (ComponentError, UnknownScheduler) as error:
         return _refuse(error, 1)
     except UsageError as error:
-        misplaced = [word for word in arguments if f"no option {word!r}" in str(error)]
-        if misplaced and parser.find(misplaced[0]) is not None:
-            said = str(error)
-            what = said[: said.index(misplaced[0]) + len(misplaced[0]) + 1]
-            error.args = (f"{what}. It is an option of run, and goes before the component.",)
-        return _refuse(error, 2)
+        if parser.find(error.option) is None:
+            return _refuse(error, 2)
+        return _refuse(
+            f"{error.component} has no option {error.option!r}. It is an option of run, and goes "
+            "before the component.",
+            2,
+        )
     except ConfigError as error:
         return _refuse(error, 2)
     except (PhalanxError, LookupError) as error:
@@ -424,6 +425,6 @@ def _exit_code(status: AppStatus) -> int:
     return status.exit_code or next(filter(None, codes), 1)
 
 
-def _refuse(error: BaseException, code: int) -> int:
+def _refuse(error: BaseException | str, code: int) -> int:
     print(f"phalanx run: {error}", file=sys.stderr)
     return code

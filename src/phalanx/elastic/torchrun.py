@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from phalanx import network
+from phalanx import environment, network
 from phalanx.elastic import host
+from phalanx.elastic.command import numa
 from phalanx.elastic.command.options import TorchrunOptions
 from phalanx.elastic.streams import PREFIX, Streams
 from phalanx.environment import defaults
@@ -38,11 +39,6 @@ def start(options: TorchrunOptions) -> App[Any]:
 
 def _refuse(options: TorchrunOptions) -> None:
     """Say what cannot be honoured, instead of passing over it."""
-    if options.numa_binding is not None:
-        raise ConfigError(
-            f"--numa-binding {options.numa_binding} cannot be honoured. "
-            "Start the command under numactl instead."
-        )
     if options.logs_specs not in (None, "default"):
         raise ConfigError(
             f"--logs-specs {options.logs_specs} is a class for torch's own agent. "
@@ -62,7 +58,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
         flag = ("-m",) if kind == "module" else ()
         kind, program, words = "binary", options.python, ("-u", *flag, program, *words)
     needs, path = _look(kind, program)
-    args = (kind, program, words, options.virtual_local_rank)
+    args = (kind, program, words, options.virtual_local_rank, _processors(options))
     handled = ",".join(number.name for number in options.signals_to_handle)
     extra = {"TORCHELASTIC_SIGNALS_TO_HANDLE": handled}
     if options.omp_num_threads is not None:
@@ -76,6 +72,7 @@ def _work(options: TorchrunOptions) -> host.HostWork:
         run_id=options.run_id,
         role=options.role,
         max_restarts=options.max_restarts,
+        start_method=options.start_method,
         stop_grace=float(options.shutdown_timeout),
         log_spec=Streams(
             run_id=options.run_id,
@@ -98,6 +95,15 @@ def _work(options: TorchrunOptions) -> host.HostWork:
             "interface": _interface(options),
         },
     )
+
+
+def _processors(options: TorchrunOptions) -> tuple[tuple[int, ...], ...]:
+    """Those that each local rank is bound to; none where they are not bound."""
+    if options.numa_binding is None:
+        return ()
+    environ = environment.users(os.environ)
+    allowed = os.sched_getaffinity(0)
+    return numa.choose(options.numa_binding, options.workers, environ, allowed)
 
 
 def _interface(options: TorchrunOptions) -> str:

@@ -240,6 +240,9 @@ class App(Generic[R]):
             if self._done.is_set():
                 raise ConfigError(f"{self.id} has ended: no host can be added.")
             plan = with_host(self._plan, hostname, workers)
+            if self._done.is_set():  # while the host was asked
+                plan.dials.give_up()
+                raise ConfigError(f"{self.id} has ended: no host can be added.")
             new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
             self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
             self._plan = plan
@@ -338,6 +341,7 @@ class App(Generic[R]):
                 # Not under the lock: a signal handler that waits for it may hold the event's own.
                 self._done.set()
                 _RUNNING.discard(self)
+                plan.dials.give_up()  # of a host that was to be added a moment ago
             for watcher in watchers:
                 watcher()
 

@@ -13,7 +13,7 @@ import functools
 import platform
 import signal
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from concurrent.futures import Future
 
 from phalanx import __version__, wire
@@ -81,6 +81,8 @@ class Drive:
         self._former: list[Agent] = []
         """Agents that were lost, and have been replaced."""
         self._verdict: asyncio.Future[p.Verdict] = asyncio.get_running_loop().create_future()
+        self._recalls: set[asyncio.Task[None]] = set()
+        """Those that try to have an agent in a lost one's place; the end waits for them."""
         self._background = Background(self._failed)
         self._do = self._background.do
         self._gave_up = asyncio.Event()
@@ -143,19 +145,29 @@ class Drive:
             self.progress.tracker.lost(index, placed.reason)
             self._feed(p.Gone(index, placed.reason, Interval(now, now)))
             if self.plan.is_elastic:
-                self._do(self._recall(placed.index))
+                self._do_recall(self._recall(placed.index))
             return
         shipped = placed.is_abroad and self.plan.workspace is not None
         agent = self._agents[index] = Agent(placed, self.plan.app, shipped=shipped)
         placed.on_errors(functools.partial(self._outlets.write_errors, index))
         agent.listening = self._do(self._listen(index, agent))
 
+    @property
+    def _is_ending(self) -> bool:
+        """No agent is started any more."""
+        return self.decider.is_over or self._verdict.done()
+
+    def _do_recall(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._do(coroutine)
+        self._recalls.add(task)
+        task.add_done_callback(self._recalls.discard)
+
     async def _recall(self, position: int, pause: float = _RECALLED) -> None:
         """Try to have an agent on a host again, for as long as it is of use."""
-        while not self.decider.is_over:
-            await asyncio.sleep(pause)
+        while not self._is_ending:
+            await asyncio.wait([self._verdict], timeout=pause)
             pause = min(2 * pause, _LONGEST) or _RECALLED
-            if self.decider.is_over:
+            if self._is_ending:
                 return
             try:
                 placed = await self._placement.again(position)
@@ -169,10 +181,13 @@ class Drive:
 
     def add(self, plan: Plan) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
+        if self._is_ending:
+            plan.dials.give_up()
+            return
         self.plan = plan
         self._placement.extend(plan)
         self.progress.tracker.expect(plan.members)
-        self._do(self._recall(len(plan.members) - 1, 0.0))
+        self._do_recall(self._recall(len(plan.members) - 1, 0.0))
 
     def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
         """Ask for the end; workers are told by this signal."""
@@ -410,15 +425,15 @@ class Drive:
             self.progress.lost(index, reason, time.monotonic() - agent.silent)
         left = agent.left and not self.plan.meets_others
         self._feed(p.Gone(index, reason, when, left=left))
-        if self.plan.is_elastic and not self.decider.is_over:
-            self._do(self._replace(index, agent))
+        if self.plan.is_elastic and not self._is_ending:
+            self._do_recall(self._replace(index, agent))
 
     async def _replace(self, index: int, agent: Agent) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
         position = next(i for i, m in enumerate(self.plan.members) if m.agent == index)
-        if not self.decider.is_over and (self.plan.meets_others or not agent.left):
+        if self.plan.meets_others or not agent.left:
             await self._recall(position)
 
     def _log(self, index: int, agent: Agent, frame: wire.Log) -> None:
@@ -497,6 +512,9 @@ class Drive:
 
     async def _dismiss(self, by_force: Container[int]) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
+        self._placement.abandon()
+        if self._recalls:
+            await asyncio.wait(self._recalls)  # one that is there already has to be let go as well
         agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
         grace = self.plan.settings.stop_grace
         await asyncio.gather(

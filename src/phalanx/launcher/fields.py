@@ -33,6 +33,7 @@ def check(launcher: Launcher) -> None:
     _check_environment(launcher)
     _check_hosts(launcher)
     _check_restarts(launcher)
+    _check_inline(launcher)
     check_fetch(launcher.fetch)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
@@ -84,19 +85,24 @@ def _check_environment(launcher: Launcher) -> None:
     for field in ("extra_env_vars", "host_env_vars"):
         if not isinstance(getattr(launcher, field), Mapping):
             raise ConfigError(f"{field} is a dict, not {getattr(launcher, field)!r}.")
-    for variables in (launcher.extra_env_vars, *launcher.host_env_vars.values()):
+    _check_variables("extra_env_vars", launcher.extra_env_vars)
+    for host, variables in launcher.host_env_vars.items():
         if not isinstance(variables, Mapping):
             raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
-        for name, value in variables.items():
-            environment.check(name, value)
-            if name in ranks.RANK_VARIABLES:
-                raise ConfigError(f"extra_env_vars: {name} is set by phalanx for every worker.")
+        _check_variables(f"host_env_vars[{host!r}]", variables)
     if launcher.env_file is not None:
         try:
             with open(launcher.env_file, "rb"):
                 pass
         except OSError as error:
             raise ConfigError(f"env_file {launcher.env_file}: {error.strerror}.") from None
+
+
+def _check_variables(field: str, variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        environment.check(field, name, value)
+        if name in ranks.RANK_VARIABLES:
+            raise ConfigError(f"{field}: {name} is set by phalanx for every worker.")
 
 
 def _check_hosts(launcher: Launcher) -> None:
@@ -134,6 +140,22 @@ def _check_restarts(launcher: Launcher) -> None:
         raise ConfigError(
             f"preempt_signal={launcher.preempt_signal!r} is not a signal that can be caught. "
             'Write preempt_signal="SIGUSR1".'
+        )
+
+
+def _check_inline(launcher: Launcher) -> None:
+    """What needs a worker's own process cannot be had in this one."""
+    if launcher.start_method != "inline":
+        return
+    if launcher.env_file is not None:
+        raise ConfigError(
+            'env_file cannot be sourced for start_method="inline", which runs in this process. '
+            f"Source it before you start: . {launcher.env_file}"
+        )
+    if launcher.max_restarts:
+        raise ConfigError(
+            f"max_restarts={launcher.max_restarts} cannot be honoured with "
+            'start_method="inline": there is no worker to restart. Set max_restarts=0.'
         )
 
 

@@ -41,11 +41,12 @@ def run_inline(
     variables = worker_environment(
         round_, plan.members[0], 0, run_id=plan.app, error_file=os.devnull, agent_store=False
     )
-    environ = {**os.environ, **plan.settings.extra_env_vars}
+    own = plan.own_variables(0)
+    environ = {**os.environ, **own}
     variables |= defaults(environ, jax_environment(round_, environ))
     jax_cluster.announce()
     with (
-        _environment({**plan.settings.extra_env_vars, **variables}),
+        _environment({**own, **variables}),
         _group(plan, wanted=uses_torch),
     ):
         return LaunchResult((function(*args, **kwargs),), plan.members)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -76,18 +77,40 @@ def _is_asyncios(handler: Any) -> bool:
 def hush(interrupt: KeyboardInterrupt, left: str) -> None:
     """Have this interrupt, if nobody catches it, end the program without a traceback of ours.
 
-    `left` says what is left of what was interrupted.
+    `left` says what is left of what was interrupted. Once it was caught and is forgotten, the
+    program's hook for uncaught exceptions is the one that it was.
     """
-    interrupt.hushed = left  # type: ignore[attr-defined]
-    previous = sys.excepthook
-    if getattr(previous, "hushes", False):
-        return
+    mark = _Left(left)
+    interrupt.hushed = mark  # type: ignore[attr-defined]
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+    sys.excepthook.count += 1
+    weakref.finalize(mark, sys.excepthook.forget).atexit = False
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+
+class _Left(str):
+    """What is left; it lives as long as the interrupt that carries it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Hook:
+    """A hook for uncaught exceptions that is there for as long as interrupts are hushed."""
+
+    def __init__(self, previous: Callable[..., Any]) -> None:
+        self.count = 0
+        self._previous = previous
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if left := getattr(error, "hushed", ""):
             print(f"phalanx: interrupted; {left}", file=sys.stderr)
         else:
-            previous(kind, error, trace)
+            self._previous(kind, error, trace)
 
-    hook.hushes = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
+    def forget(self) -> None:
+        """One of them is gone."""
+        self.count -= 1
+        if not self.count and sys.excepthook is self:  # else somebody has put another over it
+            sys.excepthook = self._previous

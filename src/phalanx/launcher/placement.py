@@ -89,6 +89,10 @@ class Placement:
             if start.dial is None and not self._find(index, start):
                 new.append(index)
         self._together = len(self._starts)
+        # Not sooner: what is idle may be what another of our hosts takes.
+        for index in new:
+            for shelter in self._shelters:
+                shelter.make_room(self._starts[index].around)
         dialled = [index for index in new if self._starts[index].target is not None]
         self._dial(dialled)
         for index in new:
@@ -113,8 +117,6 @@ class Placement:
                     start.child, start.shelter = child, shelter
                     return True
                 child.end(0.0)
-        for shelter in self._shelters:
-            shelter.make_room(start.around)
         return False
 
     def _start_here(self, start: _Start) -> None:

@@ -56,7 +56,7 @@ class Dials:
 
     def give_up(self) -> None:
         """End all of it, agents that were reached too. Idempotent."""
-        for dial in self.by_index.values():
+        for dial in list(self.by_index.values()):  # a host may be added meanwhile
             dial.give_up()
 
 

@@ -52,10 +52,16 @@ def make_exception(
     """
     if verdict.reason is Reason.CANCELLED:
         return Cancelled("the app was cancelled before it ended")
-    if verdict.reason is Reason.START_TIMEOUT:
-        return _start_timeout(verdict, start_timeout, waits)
-    if verdict.reason is Reason.NO_QUORUM:
-        return LaunchError(no_quorum(verdict))
+    if verdict.reason in (Reason.START_TIMEOUT, Reason.NO_QUORUM):
+        timeout = verdict.reason is Reason.START_TIMEOUT
+        ended: LaunchError = (
+            _start_timeout(verdict, start_timeout, waits)
+            if timeout
+            else LaunchError(no_quorum(verdict))
+        )
+        if before := failed_before(verdict):
+            add_note(ended, before)
+        return ended
     cause = verdict.cause
     if cause is None:
         return LaunchError("the app failed, and no worker said why")
@@ -90,7 +96,10 @@ def message_of(verdict: Verdict) -> str:
     """What went wrong, in one line; empty if nothing did."""
     if (cause := verdict.cause) is not None:
         return cause.describe()
-    return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
+    if verdict.reason not in (Reason.START_TIMEOUT, Reason.NO_QUORUM):
+        return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
+    before = _failures_before(verdict)
+    return f"{verdict.reason.value}" + (f", after {_line(before[-1])}" if before else "")
 
 
 def describe_failure(
@@ -102,17 +111,15 @@ def describe_failure(
     if verdict.reason is Reason.START_TIMEOUT:
         missing = f"; missing: {', '.join(verdict.missing)}" if verdict.missing else ""
         came = verdict.note or "not all workers were started in time"
-        return f"{came} (join_timeout){missing}"
+        return "\n".join(filter(None, (f"{came} (join_timeout){missing}", failed_before(verdict))))
     if verdict.reason is Reason.NO_QUORUM:
-        return no_quorum(verdict)
+        return "\n".join(filter(None, (no_quorum(verdict), failed_before(verdict))))
     cause = verdict.cause
     if cause is None:
         return "it failed, and no worker said why"
     outcome = cause.outcome
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
-    trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
-    if trace:
-        lines += ["", *(f"  {line}" for line in trace.rstrip().splitlines())]
+    lines += _trace(cause)
     others = _others(cause, verdict.others, (), stopped_at)
     lines += [line for line in (others, attempts(verdict)) if line]
     return "\n".join(lines)
@@ -126,6 +133,38 @@ def no_quorum(verdict: Verdict) -> str:
         "themselves, so this side must not. A group survives the silent loss of less than half of "
         "its hosts; three hosts, for one, survive that of any one of them."
     )
+
+
+def failed_before(verdict: Verdict) -> str:
+    """What had failed before a start took too long or a majority was lost: it may be why."""
+    failures = _failures_before(verdict)
+    if not failures:
+        return ""
+    lines = [f"  {_line(failure)}" for failure in failures[-_OTHERS_SHOWN:]]
+    if len(failures) > _OTHERS_SHOWN:
+        lines.insert(0, f"  {len(failures) - _OTHERS_SHOWN} more, and then:")
+    trace = next(filter(None, map(_trace, reversed(failures))), [])
+    return "\n".join(["\nBefore that:", *lines, *trace])
+
+
+def _failures_before(verdict: Verdict) -> list[Failure]:
+    """Those of the rounds before, and of the last; of a lost host's ranks one."""
+    last = [f for f in verdict.others if not f.consequence and f not in verdict.attempts]
+    lost = {f.agent: f for f in reversed(last) if f.outcome.kind is Ended.LOST}
+    last = [f for f in last if f.outcome.kind is not Ended.LOST or lost[f.agent] is f]
+    return [*verdict.attempts, *last]
+
+
+def _line(failure: Failure) -> str:
+    if failure.outcome.kind is Ended.LOST:
+        return f"{failure.hostname} {failure.outcome.describe()}"
+    return failure.describe()
+
+
+def _trace(failure: Failure) -> list[str]:
+    outcome = failure.outcome
+    trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
+    return ["", *(f"  {line}" for line in trace.rstrip().splitlines())] if trace else []
 
 
 def attempts(verdict: Verdict) -> str:

@@ -44,7 +44,10 @@ class Shelter(Protocol):
         """An agent for these surroundings that has nothing to do."""
 
     def make_room(self, around: Surroundings) -> None:
-        """None was there: a new one is started for these surroundings."""
+        """None was there: a new one is started for these surroundings.
+
+        Called when a launch has taken all that it can.
+        """
 
     def rest(self, around: Surroundings) -> wire.Rest | None:
         """What to tell an agent so that it stays; None where it cannot."""
@@ -90,9 +93,12 @@ class Pool:
         return None if self._kept is None else self._kept.take(around)
 
     def make_room(self, around: Surroundings) -> None:
-        """A new agent is started: end one that waits in other surroundings, and say why."""
+        """A new agent is started: end one that waits on the same host, and say why."""
+        host = _host(around)
         with self._lock:
-            other = self._idle.pop(0) if self._idle else None
+            other = next((idle for idle in self._idle if _host(idle[0]) == host), None)
+            if other is not None:
+                self._idle.remove(other)
         if other is not None:
             if self._asked:
                 logger.warning("phalanx: %s", _why_not(other[0], around))
@@ -147,6 +153,12 @@ def _empty_in_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_empty_in_fork)
+
+
+def _host(around: Surroundings) -> str | None:
+    """Which host an agent in these surroundings is on; None for this machine."""
+    target = around.get("host")
+    return None if target is None else target.name
 
 
 def _why_not(known: Surroundings, around: Surroundings) -> str:

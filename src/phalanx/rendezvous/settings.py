@@ -53,7 +53,7 @@ def make(given: Mapping[str, Any]) -> Settings:
     """Settings from names and values, texts among them. Raises `ConfigError`.
 
     The names that torch's rendezvous has mean the same: `keep_alive_interval` times
-    `keep_alive_max_attempt` is `host_timeout`, `timeout` is `join_timeout`.
+    `keep_alive_max_attempt` is `host_timeout`, `timeout` is `join_timeout`, `rank` is `node_rank`.
     """
     known = {field.name: field.type for field in dataclasses.fields(Settings)}
     values = {name: value for name, value in given.items() if value is not None}
@@ -70,9 +70,14 @@ def make(given: Mapping[str, Any]) -> Settings:
         values.setdefault("host_timeout", product)
     if (timeout := values.pop("timeout", None)) is not None:
         values.setdefault("join_timeout", timeout)
+    if (rank := values.pop("rank", None)) is not None:
+        if _number("rank", rank) != _number("node_rank", values.setdefault("node_rank", rank)):
+            raise ConfigError(
+                f"rank={rank} and node_rank={values['node_rank']} differ. Leave one of them out."
+            )
     chosen: dict[str, Any] = {}
     for name, value in values.items():
-        if name in ("store_type", "rank"):
+        if name == "store_type":
             continue
         if name in _OF_TORCH:
             logger.warning("phalanx: %s is for torch's own rendezvous, and changes nothing", name)

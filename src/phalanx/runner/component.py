@@ -215,7 +215,11 @@ class Component:
             hint = f"Did you mean {self.parameters[near[0]].flag}?" if near else self._more
             if self.rest and not near:
                 hint = f"The program's own arguments go behind a '--'. {hint}"
-            raise UsageError(f"{self.name} has no option {shown or name!r}. {hint}")
+            raise UsageError(
+                f"{self.name} has no option {shown or name!r}. {hint}",
+                component=self.name,
+                option=shown or name,
+            )
         return found
 
     def _unexpected(self, word: str) -> str:

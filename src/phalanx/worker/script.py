@@ -6,6 +6,7 @@ outlive it. Knows the rank's variables, nothing of who started it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import io
 import os
@@ -26,9 +27,15 @@ def run(
     program: str,
     arguments: Sequence[str],
     virtual_local_rank: bool = False,  # noqa: FBT001, FBT002 pickled by position
+    processors: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Run it to its end. A binary replaces this process, and never returns."""
+    """Run it to its end. A binary replaces this process, and never returns.
+
+    `processors` are those that each local rank is bound to; none where they are not bound.
+    """
     local_rank = os.environ["LOCAL_RANK"]
+    if processors:
+        _bind(processors[int(local_rank)])
     words = [string.Template(word).safe_substitute(local_rank=local_rank) for word in arguments]
     if virtual_local_rank:
         _take_one_device(int(local_rank))
@@ -71,6 +78,13 @@ def _become(program: str, words: Sequence[str]) -> NoReturn:
     if shutil.which(program) is None:
         sys.exit(f"there is no program {program}")
     os.execvpe(program, [program, *words], os.environ)
+
+
+def _bind(processors: Sequence[int]) -> None:
+    """Have this process, with the threads that it has, run on these processors alone."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), processors)
 
 
 def _take_one_device(local_rank: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.elastic.command.numa import KINDS
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -17,6 +19,7 @@ class Flag:
     metavar: str
     """Empty for a switch."""
     help: str
+    """Empty for one that is known, to be refused, and not shown."""
     read: Callable[[str], Any] = str
     short: str = ""
     by_environment: bool = True
@@ -75,7 +78,7 @@ def _texts(text: str) -> list[str]:
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "how many": (
         Flag("nnodes", "1:1", "N", "hosts: N, or MIN:MAX (1:1)"),
-        Flag("nproc-per-node", "1", "N", "workers on this host: N, auto, cpu, gpu or xpu (1)"),
+        Flag("nproc-per-node", "1", "N", "workers on this host: N, auto, cpu or gpu (1)"),
     ),
     "where hosts meet": (
         Flag("standalone", False, "", "one host, on a free port; other --rdzv- flags do not count"),
@@ -98,15 +101,16 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "numa-binding",
             None,
             "KIND",
-            "processors near each GPU: node, socket, exclusive, core-complex (any)",
-            _one_of("node", "socket", "exclusive", "core-complex"),
+            "bind workers near their GPUs: node, socket, exclusive or core-complex (not bound)",
+            _one_of(*KINDS),
             by_environment=False,
         ),
         Flag(
             "start-method",
             "spawn",
             "NAME",
-            "with --run-path: spawn, fork or forkserver (spawn)",
+            "spawn: a new interpreter for each worker; fork, forkserver: forked from one that has "
+            "loaded the packages (forked)",
             _one_of("spawn", "fork", "forkserver"),
         ),
     ),
@@ -149,7 +153,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag("duplicate-stderr-filters", [], "TEXTS", "the same for stderr", _texts),
         Flag("event-log-handler", "null", "NAME", "where events go (null)"),
-        Flag("logs-specs", None, "NAME", "a plugin that decides on files", by_environment=False),
+        Flag("logs-specs", None, "NAME", "", by_environment=False),  # refused
     ),
 }
 

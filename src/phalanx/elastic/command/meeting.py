@@ -42,6 +42,8 @@ class Meeting:
     port: int | None
     run_id: str
     conf: dict[str, str]
+    """Without a static host's rank."""
+    node_rank: int
     standalone: bool
     master_port: int
     notes: tuple[str, ...] = ()
@@ -77,11 +79,7 @@ def resolve(words: Words) -> Meeting:
                 f"{endpoint}: other hosts cannot find a port that is chosen here. "
                 f"Write {at[0]}:{_DEFAULT_PORTS.get(backend) or _MASTER_PORT}."
             )
-    if backend == "static" and not 0 <= words["node_rank"] < high:
-        raise ConfigError(
-            f"{words.quote('node_rank')}: with {high} hosts they are 0 to {high - 1}. "
-            "Give each host its own, and --nnodes."
-        )
+    node_rank = _node_rank(words, conf, high) if backend == "static" else words["node_rank"]
     return Meeting(
         min_hosts=low,
         max_hosts=high,
@@ -91,6 +89,7 @@ def resolve(words: Words) -> Meeting:
         port=at[1],
         run_id=run_id,
         conf=conf,
+        node_rank=node_rank,
         standalone=words["standalone"] or alone,
         master_port=port,
         notes=_notes(words, backend, high),
@@ -127,6 +126,23 @@ def _conf(words: Words) -> dict[str, str]:
             )
         conf[key] = value
     return conf
+
+
+def _node_rank(words: Words, conf: dict[str, str], hosts: int) -> int:
+    """Which host this is, by --node-rank, or by rank= in --rdzv-conf, which is taken out of it."""
+    said, rank = words.quote("node_rank"), words["node_rank"]
+    if (given := conf.pop("rank", None)) is not None:
+        if not given.isdecimal():
+            raise ConfigError(f"--rdzv-conf rank={given}: must be a whole number.")
+        if "node_rank" in words.typed | words.from_environment and rank != int(given):
+            raise ConfigError(f"{said} and --rdzv-conf rank={given} differ. Leave one of them out.")
+        said, rank = f"--rdzv-conf rank={given}", int(given)
+    if not 0 <= rank < hosts:
+        raise ConfigError(
+            f"{said}: with {hosts} hosts they are 0 to {hosts - 1}. "
+            "Give each host its own, and --nnodes."
+        )
+    return int(rank)
 
 
 def _place(backend: str, endpoint: str, conf: dict[str, str]) -> tuple[str | None, int | None]:

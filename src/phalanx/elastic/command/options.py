@@ -64,10 +64,11 @@ class TorchrunOptions:
     python: str
     """For scripts and modules, with -u. `PYTHON_EXEC`, or this interpreter."""
     role: str
-    start_method: str
-    """For the kind `path` alone."""
+    start_method: Literal["zygote", "spawn"]
+    """`spawn` where it was asked for. It is torch's default too, and costs each worker seconds."""
     virtual_local_rank: bool
     numa_binding: str | None
+    """See `numa.choose`."""
     omp_num_threads: str | None
     """To be set for workers; None when it is set already, or there is one worker."""
 
@@ -117,7 +118,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         run_id=meeting.run_id,
         rdzv_conf=meeting.conf,
         standalone=meeting.standalone,
-        node_rank=words["node_rank"],
+        node_rank=meeting.node_rank,
         master_addr=words["master_addr"],
         master_port=meeting.master_port,
         local_addr=words["local_addr"],
@@ -126,7 +127,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         arguments=words.arguments,
         python=environ.get("PYTHON_EXEC") or sys.executable,
         role=words["role"],
-        start_method=words["start_method"],
+        start_method=_start_method(words),
         virtual_local_rank=words["virtual_local_rank"],
         numa_binding=words["numa_binding"],
         omp_num_threads="1" if limited else None,
@@ -188,6 +189,11 @@ def _kind(words: Words) -> ProgramKind:
     if words["no_python"]:
         return "binary"
     return "module" if words["module"] else "script"
+
+
+def _start_method(words: Words) -> Literal["zygote", "spawn"]:
+    said = "start_method" in words.typed | words.from_environment
+    return "spawn" if said and words["start_method"] == "spawn" else "zygote"
 
 
 def _at_least_nothing(words: Words, dest: str) -> int:

@@ -26,7 +26,7 @@ Flags and variables are torchrun's. All that follows SCRIPT is the script's own.
 
 _EPILOG = """\
 Each flag may be written with _ for -, and be set by PET_ and its name (PET_NPROC_PER_NODE=8; 1 or 0
-for those without a value), --logs-specs and --numa-binding excepted. The command line wins.
+for those without a value), --numa-binding excepted. The command line wins.
 """
 
 
@@ -98,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
                     dest=flag.dest,
                     metavar=flag.metavar,
                     type=flag.read,
-                    help=flag.help,
+                    help=flag.help or argparse.SUPPRESS,
                 )
             else:
                 group.add_argument(
@@ -106,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
                     dest=flag.dest,
                     action="store_true",
                     default=argparse.SUPPRESS,
-                    help=flag.help,
+                    help=flag.help or argparse.SUPPRESS,
                 )
     parser.add_argument("training_script", help=argparse.SUPPRESS)
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

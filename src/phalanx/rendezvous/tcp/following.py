@@ -144,7 +144,9 @@ class Follower:
                 raise RendezvousError(f"this host cannot take part: {first.reason}.")
             case _:
                 link.close()
-                return _End(f"it answered with {type(first).__name__}", closed=False)
+                said = f"it answered a Meet with {type(first).__name__}, which is no answer to it"
+                self._say(place, said)  # at once: waiting may not help
+                return _End(said, closed=False)
         async for frame in frames:
             if isinstance(frame, peers.Moved):
                 link.close()

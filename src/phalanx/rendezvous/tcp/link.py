@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from phalanx import trust, wire
 from phalanx.channel import SocketChannel
@@ -52,16 +53,19 @@ class Link:
     async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
         """Connect, with a proof of the key both ways. Raises `NoAnswer`."""
         connection: socket.socket | None = None
+        found: list[_Address] = []
         try:
             async with asyncio.timeout(patience):
-                connection = await _connect(place)
+                found = await _resolve(place)
+                connection = await _connect(found)
                 session = await trust.prove(connection, key)
                 link = cls(await SocketChannel.over(connection, session))
                 link.trust()
                 return link
         except TimeoutError:
             # One that takes connections and does not greet is as much a stranger as any.
-            problem = NoAnswer(f"no answer within {patience:g} s", closed=False)
+            what = "no answer" if found else f"no answer from the resolver for {place.address}"
+            problem = NoAnswer(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = NoAnswer(f"whoever listens there is not of this run: {error}", closed=False)
             problem.stranger = True
@@ -129,10 +133,18 @@ class Link:
         self._channel.abort()
 
 
-async def _connect(place: Endpoint) -> socket.socket:
-    """A connection to the first of an endpoint's addresses that takes one. Raises `OSError`."""
+_Address = tuple[int, int, int, str, Any]
+
+
+async def _resolve(place: Endpoint) -> list[_Address]:
+    """An endpoint's addresses. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
+    return list(await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM))
+
+
+async def _connect(found: list[_Address]) -> socket.socket:
+    """A connection to the first of the addresses that takes one. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
     problem: OSError | None = None
     for family, kind, protocol, _, address in found:
         connection = socket.socket(family, kind, protocol)

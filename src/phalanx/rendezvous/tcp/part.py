@@ -37,12 +37,15 @@ class Part:
         """All hosts that can come are this machine."""
         return is_local(self.endpoint, self.settings, self.policy.most)
 
-    def own_address(self) -> str:
-        """The address that others reach this host at."""
+    @property
+    def known_address(self) -> str:
+        """The address that others reach this host at, where it is known; else empty."""
         if self.settings.local_addr:
             return self.settings.local_addr
-        if self.policy.most == 1:
-            return "127.0.0.1"
+        return "127.0.0.1" if self.policy.most == 1 else ""
+
+    def own_address(self) -> str:
+        """The same, found out. Asks the resolver."""
         return network.address_seen_from(self.endpoint.address) or self.hostname
 
     def carries_store_anyway(self) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from phalanx import wire
+from phalanx.logs import logger
 from phalanx.rendezvous.tcp.following import Follower
 from phalanx.rendezvous.tcp.link import Link, NoAnswer
 from phalanx.rounds import Endpoint, Round
@@ -33,6 +34,8 @@ class Reception:
         """Nobody has come."""
         self._seat = seat
         self._asked: list[tuple[Link, peers.Meet]] = []
+        self._refused: set[str] = set()
+        """What was said of those that began with something else."""
 
     async def take(self, link: Link) -> None:
         """Somebody has connected."""
@@ -45,7 +48,17 @@ class Reception:
             return
         if isinstance(frame, peers.Moved) and frame.app == self._seat.part.run_id:
             await self._abdicate(frame.door)
+        elif frame is not None:
+            await self._refuse(link, frame)
         link.close()
+
+    async def _refuse(self, link: Link, frame: wire.Frame) -> None:
+        """One that has the token begins with something else than who it is."""
+        kind = type(frame).__name__
+        if kind not in self._refused:
+            self._refused.add(kind)
+            logger.warning("phalanx: a host was refused: it began with %s instead of Meet", kind)
+        await link.send(peers.Refused(reason=f"it began with {kind} instead of Meet"))
 
     async def _receive(self, link: Link, meet: peers.Meet) -> None:
         seat = self._seat

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from phalanx import __version__, hosts, wire
 from phalanx.background import Background
@@ -35,6 +36,7 @@ _TICK = 0.1
 _LAST_WORDS = 3.0
 """Seconds for the others to take the end in."""
 Act = Callable[[p.Action], None]
+T = TypeVar("T")
 
 
 class TcpSeat:
@@ -55,6 +57,8 @@ class TcpSeat:
         self.now = now
         self._act: Act = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
+        self._own = ""
+        """The address that others reach this host at, once it was looked up."""
         self._listener: Listener | None = None
         self.leader: Leader | None = None
         self._link: Link | None = None
@@ -124,7 +128,8 @@ class TcpSeat:
         self._act, self._fail = act, fail
         is_host = self.part.settings.is_host
         if is_host is None:
-            is_host = await asyncio.to_thread(hosts.is_this_machine, self.part.endpoint.address)
+            is_host = await self._look_up(hosts.is_this_machine, self.part.endpoint.address)
+        self._own = self.part.known_address or await self._look_up(self.part.own_address)
         leads = self._open(is_host=is_host)
         if self._listener is not None:
             take = None if self.part.is_alone else self._reception.take
@@ -134,6 +139,18 @@ class TcpSeat:
         else:
             self.do(Follower(self).run(self.part.endpoint))
         self.do(self._watch())
+
+    async def _look_up(self, ask: Callable[..., T], *arguments: object) -> T:
+        """What the resolver says of the endpoint, on a thread; that it is slow is said."""
+        task = asyncio.create_task(asyncio.to_thread(ask, *arguments))
+        await asyncio.wait([task], timeout=SAID_AFTER)
+        if not task.done():
+            logger.warning(
+                "phalanx: waiting for the resolver: no answer for %s, the endpoint of the "
+                "rendezvous",
+                self.part.endpoint.address,
+            )
+        return await task
 
     def _open(self, *, is_host: bool) -> bool:
         """Take the endpoint's port if it is this host's to take; whether it was.
@@ -214,7 +231,7 @@ class TcpSeat:
             workers=part.workers,
             node_rank=part.settings.node_rank,
             key=self._key,
-            door=Endpoint(part.own_address(), 0 if self._listener is None else self._listener.port),
+            door=Endpoint(self._own, 0 if self._listener is None else self._listener.port),
             port=event.endpoint.port,
             torch=event.torch or self.part.carries_store_anyway(),
             bounds=(part.policy.least, part.policy.most),
@@ -240,8 +257,8 @@ class TcpSeat:
             self._finish(p.Verdict(p.Reason.CANCELLED))
             return
         if self.leader is not None:
-            own = self.part.own_address()
-            store = None if event.endpoint is None else Endpoint(own, event.endpoint.port)
+            place = event.endpoint
+            store = None if place is None else Endpoint(self._own, place.port)
             self.leader.feed(replace(event, endpoint=store))
         elif self._link is not None:
             port = 0 if event.endpoint is None else event.endpoint.port

@@ -1,0 +1,23 @@
+"""What is tested here is pure: a test that starts a process fails, and belongs to tests/process."""
+
+import sys
+
+import pytest
+
+_STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen")
+_running = []
+
+
+def _refuse(event, arguments):
+    if _running and event in _STARTS:
+        raise AssertionError(f"a unit test starts a process ({event}): move it to tests/process")
+
+
+sys.addaudithook(_refuse)
+
+
+@pytest.fixture(autouse=True)
+def _no_process():
+    _running.append(True)
+    yield
+    _running.clear()
