@@ -217,6 +217,38 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
     assert "is not recorded ([Errno 2] No such file or directory: '/proc/nowhere')" in said
 
 
+def _of_another(apps):
+    if os.geteuid() != 0:
+        pytest.skip("only root can make another user's directory")
+    os.chown(apps, 65534, 65534)
+    return "belongs to another user"
+
+
+def _for_all_to_write(apps):
+    apps.chmod(0o777)
+    return "can be written by others. Run: chmod 700"
+
+
+@pytest.mark.parametrize("spoil", [_of_another, _for_all_to_write])
+def test_a_registry_that_others_can_write_is_not_used(own_registry, tmp_path, spoil):
+    """Whoever could put files there could end the app, or hold up whoever reads them."""
+    own_registry.mkdir(parents=True)
+    reason = spoil(own_registry)
+    trap = own_registry / "trap-12345678"
+    trap.mkdir()
+    os.mkfifo(trap / "app.json")  # whoever opens it waits for a writer
+    (tmp_path / "hello.py").write_text("def hello():\n    print('hello')\n")
+    done = command("launch", "hello.py:hello", "--workers-per-host", "1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    assert f"is not recorded ({own_registry} {reason}" in done.stderr
+    assert os.listdir(own_registry) == [trap.name]
+    listed = command("list")
+    assert (listed.returncode, listed.stderr.count(reason)) == (0, 1), listed
+    refused = command("run", "utils.echo", "--msg", "hi", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, ""), refused
+    assert refused.stderr.startswith(f"phalanx run: apps cannot be recorded: {own_registry} ")
+
+
 def test_many_apps_are_pruned(own_registry, monkeypatch):
     """The oldest that have ended go first."""
     from phalanx import registry

@@ -1061,6 +1061,9 @@ def test_directories_that_are_gone_or_closed(tmp_path):
     """One sentence each."""
     done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx run utils.echo; phalanx configure")
     assert "the current directory is gone" in done.stderr
+    done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx launch os:getpid")
+    assert "the current directory is gone" in done.stderr
+    assert "Traceback" not in done.stderr
     assert "Traceback" not in done.stderr
     env = {**os.environ, "XDG_STATE_HOME": "relative"}
     assert run("--wait", "utils.echo", env=env).returncode == 0

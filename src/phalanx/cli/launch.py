@@ -155,7 +155,10 @@ class _Target:
     def _locate(self) -> tuple[Path, str]:
         """The directory to import from, and the module's full name, packages included."""
         if not self.is_file:
-            return Path.cwd(), self.place
+            try:
+                return Path.cwd(), self.place
+            except FileNotFoundError:
+                raise ConfigError("the current directory is gone: go to another one.") from None
         path = Path(self.place).absolute()
         parts = [path.stem]
         root = path.parent

@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,36 @@ KEPT, PRUNED_TO = 1000, 800
 def directory() -> Path:
     """Where apps are recorded: $XDG_STATE_HOME/phalanx/apps, else under ~/.local/state.
 
-    Raises `RuntimeError` where nobody knows what the home directory is.
+    Raises `RuntimeError` where nobody knows what the home directory is, or other users could put
+    something there: whoever can write a record can end the app, or have its reader wait for ever.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # as its specification has it
         home = os.environ.get("HOME", "")
         base = os.path.join(home if os.path.isabs(home) else _home(), ".local", "state")
-    return Path(base) / "phalanx" / "apps"
+    own = Path(base) / "phalanx"
+    for place in (own, own / "apps"):
+        _check_owner(place)
+    return own / "apps"
+
+
+def _check_owner(place: Path) -> None:
+    try:
+        found = place.stat()
+    except OSError:
+        return  # it is not there, or whoever uses it is told why not
+    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
+        raise RuntimeError(f"{place} belongs to another user")
+    if found.st_mode & stat.S_IWOTH:
+        raise RuntimeError(f"{place} can be written by others. Run: chmod 700 {place}")
+
+
+def _owner_of_home() -> int | None:
+    """Another user's home is used on purpose: root's with `sudo`, a mounted one in a container."""
+    try:
+        return os.stat(os.environ.get("HOME") or _home()).st_uid
+    except OSError:
+        return None
 
 
 def _home() -> str:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import errno
+import functools
 import heapq
 import os
 import shlex
@@ -14,10 +15,10 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from phalanx.logs import logger
 from phalanx.logs.lines import LogLine
 from phalanx.registry import (
     LAUNCH,
@@ -96,7 +97,7 @@ class RecordedApp:
             arguments = [Path(program).name, *arguments]
         return shlex.join(arguments)
 
-    @cached_property
+    @functools.cached_property
     def replicas(self) -> list[dict[str, Any]]:
         """Every replica of every role."""
         return [r for role in self.facts["roles"] for r in role["replicas"]]
@@ -153,7 +154,7 @@ class RecordedApp:
             ]
         return status
 
-    @cached_property
+    @functools.cached_property
     def _known(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What was in which status file last: those who follow an app ask often."""
         return {}
@@ -376,7 +377,10 @@ def apps(root: Path | None = None, *, parts: bool = False) -> list[RecordedApp]:
     try:
         root = directory() if root is None else root
         paths = list(root.iterdir())
-    except (OSError, RuntimeError):
+    except OSError:
+        return []
+    except RuntimeError as error:
+        _say_once(str(error))
         return []
     found = []
     for path in paths:
@@ -386,6 +390,11 @@ def apps(root: Path | None = None, *, parts: bool = False) -> list[RecordedApp]:
             if parts or not app.facts.get("part_of"):
                 found.append(app)
     return sorted(found, key=lambda app: app.created)
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logger.warning("phalanx: no apps are known: %s", reason)
 
 
 def get(name: str) -> RecordedApp | None:

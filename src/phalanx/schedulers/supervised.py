@@ -240,9 +240,12 @@ def _check_scripts(request: AppRequest) -> None:
 
 
 def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
-    """Where the logs of an app are."""
+    """Where the logs of an app are. Raises `SchedulerError` where there is no place for them."""
     if log_dir is None:
-        return directory() / app_id / "logs"
+        try:
+            return directory() / app_id / "logs"
+        except RuntimeError as error:
+            raise SchedulerError(f"apps cannot be recorded: {error}") from error
     return Path(log_dir).expanduser().absolute() / session / app_id
 
 
