@@ -41,6 +41,9 @@ OTHER_NAMES = {
     ),
     **dict.fromkeys(("hosts", "host", "nodes", "nodelist", "hostlist"), "hostnames"),
     **dict.fromkeys(("env", "environment"), "extra_env_vars"),
+    "copy_env_vars": "env_vars",
+    "worker_timeout": "process_group_timeout",
+    "agent_timeout": "host_timeout",
 }
 """What other tools call some of a launcher's fields."""
 
