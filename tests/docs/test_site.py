@@ -3,6 +3,7 @@
 import ast
 import html
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -107,3 +108,34 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert not re.search(r"url\([\"']?(https?:)?//", sheet.read_text()), sheet
     for picture in site.rglob("*.svg"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import|href=\"http", picture.read_text())
+
+
+INTERNAL = {"App.show_status", "App.tell_failure", "App.forget", "App.lost_output", "App.harvest"}
+"""Methods that only our own modules call; the reference does not show them."""
+
+
+def public_functions():
+    """Those that the reference shows, less methods that only do what their base says."""
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        for public in getattr(module, "__all__", ()):
+            value = getattr(module, public)
+            if inspect.isfunction(value):
+                yield pytest.param(value, id=f"{name}.{public}")
+            if not inspect.isclass(value) or name == "phalanx.testing":
+                continue
+            for member, function in vars(value).items():
+                function = getattr(function, "__func__", function)
+                inherited = any(member in vars(base) for base in value.__mro__[1:])
+                hidden = member.startswith("_") or f"{public}.{member}" in INTERNAL or inherited
+                if inspect.isfunction(function) and not hidden:
+                    yield pytest.param(function, id=f"{name}.{public}.{member}")
+
+
+@pytest.mark.parametrize("function", list(public_functions()))
+def test_public_functions_document_their_parameters(function):
+    """Under `Args:`, by name."""
+    _, _, told = (inspect.getdoc(function) or "").partition("Args:\n")
+    for name in inspect.signature(function).parameters:
+        if name not in ("self", "cls"):
+            assert re.search(rf"^    \**{name}: ", told, re.M), name

@@ -135,10 +135,18 @@ class LocalElasticAgent:
         exit_barrier_timeout: float = 300.0,
         shutdown_timeout: float = 30.0,
     ) -> None:
-        """`logs_specs` says where output goes, by default to this process's own.
+        """Describe the agent; `run` starts it.
 
-        `start_method`: "zygote" forks workers from a process that has loaded the packages, "spawn"
-        starts new interpreters.
+        Args:
+            spec: The workers, and where they meet those of other hosts.
+            logs_specs: Where output goes; by default to this process's own stdout and stderr.
+            start_method: "zygote" forks workers from a process that has loaded the packages,
+                "spawn" starts new interpreters.
+            exit_barrier_timeout: Seconds that hosts wait for each other at the end.
+            shutdown_timeout: Seconds between SIGTERM and SIGKILL when workers are stopped.
+
+        Raises:
+            ConfigError: There is no such `start_method`.
         """
         if start_method not in _START_METHODS:
             known = ", ".join(_START_METHODS)
@@ -152,8 +160,16 @@ class LocalElasticAgent:
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, restarts included; blocks.
 
-        A failure of the workers is part of the result. Raises what the rendezvous raised,
-        `OutputLost`, and `KeyboardInterrupt` once nothing is left running.
+        Args:
+            role: The workers' role; by default that of the spec.
+
+        Returns:
+            Values or failures by global rank: that workers failed is part of the result.
+
+        Raises:
+            RendezvousError: Hosts could not meet.
+            OutputLost: All succeeded, but some of their output could not be written.
+            KeyboardInterrupt: It was interrupted; nothing is left running.
         """
         spec = self.spec
         work = self._work(role or spec.role)

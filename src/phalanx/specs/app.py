@@ -56,7 +56,12 @@ class Resource:
 
     @staticmethod
     def copy(original: Resource, **capabilities: Any) -> Resource:
-        """The same with more capabilities."""
+        """The same resource with more capabilities.
+
+        Args:
+            original: The resource.
+            **capabilities: What to add, or to replace.
+        """
         merged = {**original.capabilities, **capabilities}
         return dataclasses.replace(original, capabilities=merged)
 
@@ -161,7 +166,14 @@ class AppDef:
             names.add(role.name)
 
     def role(self, name: str) -> Role:
-        """The role of that name. Raises `LookupError`."""
+        """A role by its name.
+
+        Args:
+            name: The role's name.
+
+        Raises:
+            LookupError: There is no such role.
+        """
         found = next((role for role in self.roles if role.name == name), None)
         if found is None:
             names = ", ".join(role.name for role in self.roles) or "none"

@@ -82,9 +82,13 @@ _EXAMPLE = "Example: type=bind,src=/data,dst=/data,readonly"
 
 
 def parse_mounts(words: Iterable[str]) -> list[Mount]:
-    """Mounts from `["type=bind", "src=/a", "dst=/b", "readonly", "type=volume", …]`.
+    """Mounts from words such as `["type=bind", "src=/a", "dst=/b", "readonly", "type=volume", …]`.
 
-    Each begins with its type. Raises `ConfigError`.
+    Args:
+        words: Each mount's words, `type=` first.
+
+    Raises:
+        ConfigError: A word that is unknown, missing or given twice.
     """
     given: list[dict[str, str]] = []
     for word in words:

@@ -28,7 +28,11 @@ class AppState(Enum):
 
 
 def is_terminal(state: AppState) -> bool:
-    """The state will not change any more."""
+    """Whether a state will not change any more.
+
+    Args:
+        state: An app's or a replica's.
+    """
     return state.is_final
 
 

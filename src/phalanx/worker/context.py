@@ -38,7 +38,11 @@ class Context:
 
 
 def context() -> Context:
-    """The worker's own context: what the environment says of it, at the time of the call."""
+    """The context of the worker that calls it: rank, world size, round and so on.
+
+    Returns:
+        What the environment says at the time of the call; outside of workers, rank 0 of 1.
+    """
     environ = os.environ
 
     def number(name: str, default: int) -> int:
