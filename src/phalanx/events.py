@@ -46,7 +46,9 @@ class Event:
     """Something that has happened."""
 
     name: str
+    """What has happened."""
     source: EventSource
+    """Who it is from."""
     timestamp: float = field(default_factory=time.time)
     """Seconds since the epoch; now, unless given."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -42,8 +42,11 @@ class MetricData:
     timestamp: float
     """Seconds since the epoch, when it was put."""
     group_name: str
+    """Its group, by which handlers are chosen."""
     name: str
+    """What was measured."""
     value: float
+    """How much."""
 
 
 class MetricHandler(ABC):

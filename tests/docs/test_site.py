@@ -1,6 +1,7 @@
 """The documentation site: it builds, everything is on it and found, and it needs nothing else."""
 
 import ast
+import dataclasses
 import html
 import importlib
 import inspect
@@ -8,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,34 @@ def test_public_functions_document_their_parameters(function):
     for name in inspect.signature(function).parameters:
         if name not in ("self", "cls"):
             assert re.search(rf"^    \**{name}: ", told, re.M), name
+
+
+def test_public_data_documents_its_fields():
+    """With a sentence below each."""
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        for kind in (getattr(module, public) for public in getattr(module, "__all__", ())):
+            if not (inspect.isclass(kind) and dataclasses.is_dataclass(kind)):
+                continue
+            (source,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            for node, after in zip(source.body, [*source.body[1:], None]):
+                if isinstance(node, ast.AnnAssign) and not node.target.id.startswith("_"):
+                    assert isinstance(after, ast.Expr), f"{name}.{kind.__name__}.{node.target.id}"
+
+
+def test_setting_up_says_what_failed(tmp_path):
+    """What installers print is shown only then."""
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        ["sh", str(ROOT / "tools" / "make-venv"), str(tmp_path / "file" / "venv")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        f"Creating {tmp_path}/file/venv with Python {sys.version.split()[0]}"
+    ]
+    assert "make-venv: this failed: " in done.stderr

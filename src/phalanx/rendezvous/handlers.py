@@ -32,7 +32,9 @@ class RendezvousStoreInfo:
     """Where workers find the store."""
 
     master_addr: str
+    """Its address."""
     master_port: int
+    """Its port."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ class RendezvousInfo:
     """What hosts that met have agreed on: this host's rank among them, and how many they are."""
 
     store: Any
+    """Where hosts exchange keys and values."""
     rank: int
+    """This host's rank."""
     world_size: int
+    """How many hosts there are."""
     bootstrap_store_info: RendezvousStoreInfo | None = None
+    """Where workers find the store, if the handler knows."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,17 @@ class RendezvousParameters:
     """What a rendezvous is made from."""
 
     backend: str
+    """The name of the kind."""
     endpoint: str
+    """Where hosts meet, as it was given."""
     run_id: str
+    """What names the app."""
     min_nodes: int
+    """The fewest hosts in a round."""
     max_nodes: int
+    """The most hosts in a round."""
     config: Mapping[str, Any]
+    """The settings."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default.

@@ -62,8 +62,11 @@ class LogLine:
     """One line that a replica printed, without its end."""
 
     role: str
+    """The role's name."""
     replica: int
+    """The replica's number in its role."""
     text: str
+    """The line."""
     time: float | None = None
     """When it came, in seconds since 1970, as far as that is known."""
     stream: Stream = Stream.COMBINED
@@ -79,11 +82,13 @@ class Capabilities:
     times: bool = False
     """Lines have times: `since` and `until` work."""
     mounts: bool = False
+    """Roles may have mounts."""
     grace: bool = False
     """`cancel` takes a `grace`: the seconds between asking replicas to end and making them."""
     retry_policies: frozenset[RetryPolicy] = frozenset()
     """The policies by which it starts a role again; without any, no role may have retries."""
     several_roles: bool = False
+    """Apps may have more than one role."""
     workspace: bool = True
     """Replicas run with the files of a directory: `Role.workspace`, which is always set then."""
 
