@@ -448,7 +448,17 @@ class Runner:
         *,
         stream: Stream = Stream.COMBINED,
     ) -> str:
-        """What a replica has printed of a line that has not ended; empty where it is not known."""
+        """What a replica has printed of a line that has not ended, such as a progress bar.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+
+        Returns:
+            The text so far; empty where it is not known.
+        """
         handle = handles.parse(app_handle)
         with asking(handle.scheduler):
             found = self._scheduler(handle.scheduler, handle.session)

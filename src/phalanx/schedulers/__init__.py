@@ -192,7 +192,16 @@ class Scheduler(ABC, Generic[Options, Request]):
     ) -> str:
         """What a replica has printed of a line that has not ended, such as a progress bar.
 
-        For those who follow it on a terminal; empty where only whole lines are known.
+        For those who follow it on a terminal.
+
+        Args:
+            app_id: What `submit` gave.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream.
+
+        Returns:
+            The text so far; empty where only whole lines are known.
         """
         return ""
 
