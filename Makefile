@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic reference lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic docs pictures lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -30,8 +30,13 @@ unit: $(VENV)/ready $(if $(SYSTEM),system)
 system:
 	sh tools/install-system
 
-reference: $(VENV)/ready
-	$(BIN)/python tools/make_reference.py
+docs: $(VENV)/ready
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "read it: open site/index.html, or with search: $(BIN)/python -m http.server -d site"
+
+# The terminals that README and docs/ show, from real commands.
+pictures: $(VENV)/ready
+	$(BIN)/python tools/make_pictures.py
 
 bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
@@ -54,4 +59,4 @@ lock: $(VENV)/ready
 	$(BIN)/pip freeze --all --exclude-editable | grep -v '^phalanx\|^pip==' | sed 's/+cpu$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -46,7 +46,9 @@ class Event:
     """Something that has happened."""
 
     name: str
+    """What has happened."""
     source: EventSource
+    """Who it is from."""
     timestamp: float = field(default_factory=time.time)
     """Seconds since the epoch; now, unless given."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +70,14 @@ class Event:
 
     @staticmethod
     def deserialize(text: str) -> Event:
-        """The event that was serialized; `ConfigError` if the text is not one."""
+        """The event that was serialized.
+
+        Args:
+            text: What `serialize` gave.
+
+        Raises:
+            ConfigError: The text is not an event.
+        """
         try:
             fields = json.loads(text)
             return Event(
@@ -111,7 +120,13 @@ class EventHandler(ABC):
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Take one; called in order, on one thread. May block, may raise: the next one follows."""
+        """Take one event; called in order, on one thread.
+
+        It may block, and it may raise: the next one follows.
+
+        Args:
+            event: What has happened.
+        """
 
 
 class NullEventHandler(EventHandler):
@@ -129,7 +144,15 @@ class JSONLinesEventHandler(EventHandler):
     """
 
     def __init__(self, path_or_stream: str | os.PathLike[str] | TextIO) -> None:
-        """Make the file and its directories if need be; raises `OSError` where that fails."""
+        """Make the file and its directories if need be.
+
+        Args:
+            path_or_stream: A file to append to, or a text stream.
+
+        Raises:
+            OSError: The file cannot be made.
+            ConfigError: It is neither a path nor a stream.
+        """
         self._stream: TextIO | None = None
         self._path = ""
         if isinstance(path_or_stream, str | os.PathLike):
@@ -161,7 +184,12 @@ class LoggingEventHandler(EventHandler):
     """Logs every event, as JSON; the record has it as `event`. The logger is `phalanx.events`."""
 
     def __init__(self, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
-        """Log to this logger, at this level."""
+        """Log to a logger, at a level.
+
+        Args:
+            logger: By default `logging.getLogger("phalanx.events")`.
+            level: The level of the records.
+        """
         self._logger = logger or logging.getLogger("phalanx.events")
         self._level = level
 
@@ -175,23 +203,38 @@ _DELIVERIES = Deliveries("record", NullEventHandler)
 
 
 def configure(*handlers: EventHandler | Any) -> None:
-    """Have these handlers, and no others, get what is recorded from now on; none: silence.
+    """Give what is recorded from now on to these handlers, and to no others.
 
-    What was recorded before still goes to the former handlers. Raises `ConfigError` if one of them
-    cannot be a handler; then nothing changes.
+    What was recorded before still goes to the former handlers.
+
+    Args:
+        *handlers: Objects with a method `record(event)`; none of them: silence.
+
+    Raises:
+        ConfigError: One of them cannot be a handler; then nothing changes.
     """
     _DELIVERIES.choose(handlers)
 
 
 def record(event: Event) -> None:
-    """Hand an event to the handlers. Returns at once, whatever they do."""
+    """Hand an event to the handlers. Return at once, whatever they do.
+
+    Args:
+        event: What has happened.
+    """
     for delivery in _DELIVERIES.chosen[None]:
         delivery.put(event)
 
 
 def flush(timeout: float = 5.0) -> bool:
-    """Wait until the handlers had all that was recorded so far; False if that takes longer.
+    """Wait until the handlers had all that was recorded so far.
 
     The interpreter's exit does so by itself, with a bound; `os._exit` does not.
+
+    Args:
+        timeout: Seconds to wait at most.
+
+    Returns:
+        Whether they had all of it in time.
     """
     return _DELIVERIES.flush(timeout)

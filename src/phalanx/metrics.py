@@ -42,8 +42,11 @@ class MetricData:
     timestamp: float
     """Seconds since the epoch, when it was put."""
     group_name: str
+    """Its group, by which handlers are chosen."""
     name: str
+    """What was measured."""
     value: float
+    """How much."""
 
 
 class MetricHandler(ABC):
@@ -51,7 +54,13 @@ class MetricHandler(ABC):
 
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take one; called in order, on one thread. May block, may raise: the next one follows."""
+        """Take one metric; called in order, on one thread.
+
+        It may block, and it may raise: the next one follows.
+
+        Args:
+            metric_data: Name, value, group and time.
+        """
 
 
 class NullMetricHandler(MetricHandler):
@@ -83,16 +92,29 @@ _DELIVERIES = Deliveries("emit", NullMetricHandler)
 
 
 def configure(handler: MetricHandler | Any, group: str | None = None) -> None:
-    """Have the handler get all metrics, or those of one group.
+    """Give metrics to a handler, all of them or those of one group.
 
     A group that has a handler of its own keeps it when one is configured for all. What was put
-    before still goes to the former handler. Raises `ConfigError` if it cannot be a handler.
+    before still goes to the former handler.
+
+    Args:
+        handler: An object with a method `emit(metric_data)`.
+        group: The group; by default all that have no handler of their own.
+
+    Raises:
+        ConfigError: It cannot be a handler.
     """
     _DELIVERIES.choose([handler], group)
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = GROUP) -> None:
-    """Emit a value. Returns at once, whatever the handler does."""
+    """Emit a value. Return at once, whatever the handler does.
+
+    Args:
+        metric_name: What was measured.
+        metric_value: How much.
+        metric_group: Which handler gets it; see `configure`.
+    """
     chosen = _DELIVERIES.chosen
     deliveries = chosen.get(metric_group)
     if deliveries is None:
@@ -104,9 +126,15 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = GROUP)
 
 
 def flush(timeout: float = 5.0) -> bool:
-    """Wait until the handlers had all that was put so far; False if that takes longer.
+    """Wait until the handlers had all that was put so far.
 
     The interpreter's exit does so by itself, with a bound; `os._exit` does not.
+
+    Args:
+        timeout: Seconds to wait at most.
+
+    Returns:
+        Whether they had all of it in time.
     """
     return _DELIVERIES.flush(timeout)
 
@@ -126,6 +154,13 @@ def prof(function: Callable[..., Any] | None = None, /, group: str = GROUP) -> A
 
     As `@prof` or `@prof(group="mine")`; NAME is the function's qualified name. What the function
     raises goes through. Of an `async def` the awaiting is measured.
+
+    Args:
+        function: The function to decorate.
+        group: The metrics' group.
+
+    Returns:
+        A function that is called in the same way.
     """
     if function is None:
         return functools.partial(prof, group=group)

@@ -1,5 +1,6 @@
 """Every example runs, and every snippet of the documentation prints what the page says."""
 
+import html
 import os
 import re
 import subprocess
@@ -9,13 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", re.S)
+
+
+def file_of(text, start):
+    """The name that the page has the reader save a snippet under."""
+    before = text[:start].rpartition("```")[2]
+    return (re.findall(r"[Ss]ave as `(\w+\.py)`", before) or ["train.py"])[-1]
+
+
 SNIPPETS = [
-    pytest.param(page, *match.groups(), id=f"{page.name}-{i}")
+    pytest.param(
+        page, file_of(page.read_text(), match.start()), *match.groups(), id=f"{page.name}-{i}"
+    )
     for page in PAGES
     for i, match in enumerate(BLOCK.finditer(page.read_text()))
-    if page.name not in ("design.md", "reference.md")
+    if page.name != "design.md"
 ]
 
 
@@ -27,10 +38,10 @@ def normal(text, directory):
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
 
 
-@pytest.mark.parametrize(("page", "code", "expected"), SNIPPETS)
-def test_snippets_print_what_the_page_says(page, code, expected, tmp_path):
+@pytest.mark.parametrize(("page", "name", "code", "expected"), SNIPPETS)
+def test_snippets_print_what_the_page_says(page, name, code, expected, tmp_path):
     """As a file of its own, in an empty directory."""
-    path = tmp_path / "train.py"
+    path = tmp_path / name
     path.write_text(code)
     done = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=60
@@ -131,12 +142,26 @@ def test_the_table_of_fields_is_complete():
         assert f"`{field.name}`" in text, field.name
 
 
-def test_the_reference_is_what_the_docstrings_say():
-    """`make reference` writes it."""
+def words_of(picture):
+    """The lines of text in a terminal's picture, less what differs between runs, in any order."""
+    rows = {}
+    for x, y, text in re.findall(
+        r'<text [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', picture
+    ):
+        rows.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
+    lines = ("".join(text for _, text in sorted(row)) for row in rows.values())
+    return sorted(re.sub(r"after [\d.]+ s|logs/[\dT.-]+", "…", line).rstrip() for line in lines)
+
+
+def test_pictures_show_what_a_terminal_shows(tmp_path):
+    """`make pictures` draws them."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "make_reference.py"), "--check"],
+        [sys.executable, str(ROOT / "tools" / "make_pictures.py"), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
+    drawn = {path.name: words_of(path.read_text()) for path in tmp_path.glob("*.svg")}
+    kept = (ROOT / "docs" / "pictures").glob("*.svg")
+    assert drawn == {path.name: words_of(path.read_text()) for path in kept}

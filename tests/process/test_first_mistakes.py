@@ -75,6 +75,20 @@ def test_options_of_other_tools_hint_at_ours(name):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("copy_env_vars", "env_vars"),
+        ("worker_timeout", "process_group_timeout"),
+        ("agent_timeout", "host_timeout"),
+    ],
+)
+def test_fields_of_torchrunx_hint_at_ours(theirs, ours):
+    """Those that have another name."""
+    with pytest.raises(TypeError, match=f"Use {ours}"):
+        phalanx.Launcher(**{theirs: 1})
+
+
+@pytest.mark.parametrize(
     ("verb", "ours"),
     [
         *[("ps", "list"), ("jobs", "list"), ("queue", "list"), ("top", "list"), ("ls", "list")],

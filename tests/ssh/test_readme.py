@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_page_on_hosts_leads_to_an_all_reduce(home, tmp_path):
     text = (ROOT / "docs" / "hosts.md").read_text()
     code, expected = next(m.groups() for m in BLOCK.finditer(text) if "all_reduce" in m[1])
     path = tmp_path / "reduce.py"
-    path.write_text("\n".join(line.removeprefix("   ") for line in code.splitlines()) + "\n")
+    path.write_text(textwrap.dedent(code))
     done = run(path, home)
     assert done.stdout.splitlines()[-1] == expected.strip(), done.stderr
     command = re.search(r"phalanx (hosts check gpu-1 gpu-2)", text)[1].split()

@@ -49,17 +49,23 @@ class WorkerSpec:
     entrypoint: Callable[..., Any] | str | None = None
     """The function that each calls, or a program that each becomes."""
     args: tuple[Any, ...] = ()
+    """Its positional arguments; a program's words."""
     rdzv_handler: Any = None
     """Where hosts meet; by default this one is alone."""
     role: str = "default"
+    """What these workers are, for programs that ask."""
     max_restarts: int = 3
+    """How often all workers are started anew when one has failed."""
     monitor_interval: float = 0.1
     """Seconds between looks whether hosts wait to come in, for handlers that have to be asked."""
     master_addr: str | None = None
+    """Refused: it belongs to the rendezvous."""
     master_port: int | None = None
+    """Refused: it belongs to the rendezvous."""
     local_addr: str | None = None
     """The address that others reach this host at; see also the handler's settings."""
     virtual_local_rank: bool = False
+    """Every worker of a program sees local rank 0, and one GPU."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """More arguments for the function."""
 
@@ -90,13 +96,19 @@ class WorkerFailure:
     """How one worker failed."""
 
     rank: int
+    """The global rank."""
     local_rank: int
+    """Its number among the workers of its host, from 0."""
     hostname: str
+    """The host's name, as the launcher knows it."""
     pid: int | None
+    """Its process, if it had one."""
     exitcode: int | None
     """The code that it exited with, or minus the number of the signal that killed it."""
     message: str
+    """What happened, in one line."""
     traceback: str
+    """The worker's traceback, or the end of its stderr."""
     timestamp: float
     """When, by this host's monotonic clock."""
 
@@ -116,8 +128,11 @@ class RunResult:
     """What came of an agent's workers, by global rank."""
 
     state: WorkerState
+    """SUCCEEDED, FAILED, or STOPPED when it was cancelled."""
     return_values: dict[int, Any] = field(default_factory=dict)
+    """The values of this host's workers, by global rank."""
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
+    """How workers failed, on whichever host, by global rank."""
 
     def is_failed(self) -> bool:
         """They did not all succeed."""
@@ -135,10 +150,18 @@ class LocalElasticAgent:
         exit_barrier_timeout: float = 300.0,
         shutdown_timeout: float = 30.0,
     ) -> None:
-        """`logs_specs` says where output goes, by default to this process's own.
+        """Describe the agent; `run` starts it.
 
-        `start_method`: "zygote" forks workers from a process that has loaded the packages, "spawn"
-        starts new interpreters.
+        Args:
+            spec: The workers, and where they meet those of other hosts.
+            logs_specs: Where output goes; by default to this process's own stdout and stderr.
+            start_method: "zygote" forks workers from a process that has loaded the packages,
+                "spawn" starts new interpreters.
+            exit_barrier_timeout: Seconds that hosts wait for each other at the end.
+            shutdown_timeout: Seconds between SIGTERM and SIGKILL when workers are stopped.
+
+        Raises:
+            ConfigError: There is no such `start_method`.
         """
         if start_method not in _START_METHODS:
             known = ", ".join(_START_METHODS)
@@ -152,8 +175,16 @@ class LocalElasticAgent:
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, restarts included; blocks.
 
-        A failure of the workers is part of the result. Raises what the rendezvous raised,
-        `OutputLost`, and `KeyboardInterrupt` once nothing is left running.
+        Args:
+            role: The workers' role; by default that of the spec.
+
+        Returns:
+            Values or failures by global rank: that workers failed is part of the result.
+
+        Raises:
+            RendezvousError: Hosts could not meet.
+            OutputLost: All succeeded, but some of their output could not be written.
+            KeyboardInterrupt: It was interrupted; nothing is left running.
         """
         spec = self.spec
         work = self._work(role or spec.role)

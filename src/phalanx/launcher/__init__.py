@@ -41,6 +41,9 @@ OTHER_NAMES = {
     ),
     **dict.fromkeys(("hosts", "host", "nodes", "nodelist", "hostlist"), "hostnames"),
     **dict.fromkeys(("env", "environment"), "extra_env_vars"),
+    "copy_env_vars": "env_vars",
+    "worker_timeout": "process_group_timeout",
+    "agent_timeout": "host_timeout",
 }
 """What other tools call some of a launcher's fields."""
 
@@ -195,12 +198,30 @@ class Launcher:
         *,
         args: Sequence[Any] = (),
     ) -> LaunchResult[R]:
-        """Call `func(*args, **kwargs)` on every rank; blocks until all have ended.
+        """Call `func(*args, **kwargs)` on every rank; block until all have ended.
 
-        Gives every rank's value. A worker's exception is raised with its own type, noting rank,
-        host and the worker's traceback; any other end of a worker as `WorkerFailed`. Either way
-        nothing of the launch is left running. A mistake found before anything starts is a
-        `ConfigError`.
+        Whatever is raised, nothing of the launch is left running.
+
+        Args:
+            func: Anything that can be called: a function, lambda, closure, partial, bound method.
+            kwargs: Its keyword arguments.
+            args: Its positional arguments.
+
+        Returns:
+            Every rank's value.
+
+        Raises:
+            ConfigError: A mistake that was found before anything was started.
+            Exception: What the function raised, with its own type; its notes have rank, host and
+                the worker's traceback.
+            WorkerFailed: A worker exited, was killed, or raised what cannot be raised here.
+            StartFailed: An agent could not be started on a host.
+            StartTimeout: Not everything was running within `start_timeout`.
+            AgentLost: A host went away, or was silent for `host_timeout`.
+            ResultError: A value could not be brought back.
+            FetchError: All ranks returned, but files named by `fetch` could not be brought back.
+            OutputLost: All ranks returned, but some of their output could not be written.
+            Cancelled: The app was cancelled.
         """
         if self.start_method == "inline":
             return self._run_inline(func, args, kwargs or {})
@@ -219,7 +240,20 @@ class Launcher:
             raise
 
     def call(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
-        """Call `func(*args, **kwargs)` on every rank, as `run` does, typed by its signature."""
+        """Call `func(*args, **kwargs)` on every rank, as `run` does, typed by its signature.
+
+        Args:
+            func: Anything that can be called.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Every rank's value.
+
+        Raises:
+            PhalanxError: As `run`.
+            Exception: What the function raised, as `run`.
+        """
         return self.run(func, kwargs, args=args)
 
     def start(
@@ -229,15 +263,34 @@ class Launcher:
         *,
         args: Sequence[Any] = (),
     ) -> App[R]:
-        """Start `func(*args, **kwargs)` on every rank and return a handle without waiting."""
+        """Start `func(*args, **kwargs)` on every rank and return without waiting.
+
+        Args:
+            func: Anything that can be called.
+            kwargs: Its keyword arguments.
+            args: Its positional arguments.
+
+        Returns:
+            A handle, to wait with, to read logs from, or to cancel.
+
+        Raises:
+            ConfigError: A mistake that was found before anything was started, or
+                `start_method="inline"`, which cannot run in the background.
+        """
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         return self._start(*self._prepare(func, args, kwargs))
 
     def check(self) -> HostsReport:
-        """Log in to the hosts and tell what they are and have, and whether they reach each other.
+        """Log in to the hosts and report what they have, and whether they reach each other.
 
-        Blocks until all have answered. A host that cannot be used is part of the report.
+        Blocks until all have answered.
+
+        Returns:
+            A report with every host, those that cannot be used among them.
+
+        Raises:
+            ConfigError: A field of the launcher is wrong.
         """
         from phalanx.launcher.checking import check
 
@@ -289,9 +342,22 @@ def launch(
     args: Sequence[Any] = (),
     **options: Any,
 ) -> LaunchResult[R]:
-    """Call `func(*args, **kwargs)` on every rank and give every rank's value.
+    """Call `func(*args, **kwargs)` on every rank and return every rank's value.
 
-    `options` are the fields of `Launcher`; see there, and `Launcher.run` for what is raised.
+    Args:
+        func: Anything that can be called: a function, lambda, closure, partial, bound method.
+        kwargs: Its keyword arguments.
+        args: Its positional arguments.
+        **options: The fields of `Launcher`, such as `hostnames` and `workers_per_host`.
+
+    Returns:
+        Every rank's value.
+
+    Raises:
+        ConfigError: A mistake that was found before anything was started, such as an unknown
+            option.
+        PhalanxError: As `Launcher.run`.
+        Exception: What the function raised, with its own type.
     """
     try:
         launcher = check_options("launch", options, func)

@@ -141,7 +141,14 @@ class App(Generic[R]):
         return {key: path for key, path in self._paths.items() if key >= 0}
 
     def wait(self, timeout: float | None = None) -> AppStatus:
-        """Wait for the end, at most `timeout` seconds; the app's failure is not raised."""
+        """Wait for the end. What ended the app is not raised.
+
+        Args:
+            timeout: Seconds to wait at most; by default until the end.
+
+        Returns:
+            The status then; `status.state.is_final` says whether it has ended.
+        """
         limit = math.inf if timeout is None else time.monotonic() + timeout
         # In steps: a signal that another thread was given wakes nobody who waits for a lock.
         while not self._done.wait(max(0.0, min(_STEP, limit - time.monotonic()))):
@@ -151,8 +158,18 @@ class App(Generic[R]):
         return self.status()
 
     def result(self, timeout: float | None = None) -> LaunchResult[R]:
-        """Wait for the end and give every rank's value, or raise what ended the app; `TimeoutError`
-        if it has not ended in `timeout` seconds.
+        """Wait for the end and return every rank's value.
+
+        Args:
+            timeout: Seconds to wait at most; by default until the end.
+
+        Returns:
+            Every rank's value.
+
+        Raises:
+            TimeoutError: It has not ended in `timeout` seconds; it goes on.
+            PhalanxError: As `Launcher.run`.
+            Exception: What the function raised, with its own type.
         """
         if not self.wait(timeout).state.is_final:
             raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
@@ -216,8 +233,14 @@ class App(Generic[R]):
         return None if verdict.cause is None else verdict.cause.outcome.rank
 
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
-        """Have the workers stopped (SIGTERM, or this signal, and after the grace SIGKILL); `wait`
-        says when they are. Returns at once; idempotent.
+        """Stop the workers: SIGTERM, and SIGKILL after the grace. Return at once; idempotent.
+
+        Args:
+            grace: Seconds between the two; by default `Launcher.stop_grace`.
+            number: The signal to send first.
+
+        Raises:
+            ConfigError: `grace` is not a number of seconds, 0 or more.
         """
         if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
             raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
@@ -231,8 +254,17 @@ class App(Generic[R]):
             self._writer.give_up(after=LAST_LOGS)
 
     def add_host(self, hostname: str, workers: int | None = None) -> None:
-        """Have one more host take part, from the next round on, or wait as a spare if `max_hosts`
-        are there already. Returns before it has come. Raises `ConfigError` if it cannot be added.
+        """Add a host, from the next round on, or as a spare if `max_hosts` are there already.
+
+        Returns before it has come.
+
+        Args:
+            hostname: A name that your ssh knows, user@host or user@host:port.
+            workers: How many workers it has; by default as the launcher's `workers_per_host`.
+
+        Raises:
+            ConfigError: It cannot be added, or the app has ended.
+            StartFailed: It has to be asked how many workers it takes, and cannot be.
         """
         from phalanx.launcher.joining import with_host
 
@@ -262,12 +294,21 @@ class App(Generic[R]):
             path.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to the workers that catch it. Returns at once."""
+        """Pass a signal on to the workers that catch it. Return at once.
+
+        Args:
+            number: The signal, such as `signal.SIGUSR2`.
+        """
         self._call(lambda drive: drive.signal(number))
 
     def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
-        """Where every rank is: the stacks of all its threads, or why they could not be had in so
-        many seconds. Blocks until then; none once the app has ended.
+        """The Python stacks of every rank, of all its threads. Block until they are there.
+
+        Args:
+            seconds: How long to wait for each rank.
+
+        Returns:
+            Each rank's stacks, or why they could not be had; empty once the app has ended.
         """
         return self._ask_stacks(seconds)
 
@@ -283,7 +324,7 @@ class App(Generic[R]):
         return answer.result() if answer.done() else ()
 
     def status(self) -> AppStatus:
-        """How it stands now."""
+        """The status now: state, hosts, workers, rounds, and what went wrong."""
         with self._lock:
             seconds = (self._ended_at or time.monotonic()) - self._began
             drive = self._drive
@@ -297,10 +338,16 @@ class App(Generic[R]):
     def logs(
         self, ranks: Collection[int] | None = None, *, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The lines that workers have printed, of all ranks or of these.
+        """The lines that workers have printed, read from their log files.
 
-        With `follow`, new lines are given as they come, until the app has ended. They are read
-        from the log files: there are none where the log spec has no file for each rank.
+        There are none where the log spec has no file for each rank.
+
+        Args:
+            ranks: The global ranks; by default all.
+            follow: Also yield new lines as they come, until the app has ended.
+
+        Yields:
+            Lines, with rank, host and time.
         """
         members = {rank: member for member in self._plan.members for rank in member.ranks}
         if unknown := set(ranks or ()) - members.keys():

@@ -29,7 +29,14 @@ class LaunchResult(Generic[R]):
         return table
 
     def rank(self, rank: int) -> R:
-        """The value of a global rank. Raises `IndexError` for one that there is not."""
+        """The value of a global rank.
+
+        Args:
+            rank: The global rank, from 0.
+
+        Raises:
+            IndexError: There was no such rank.
+        """
         if not 0 <= rank < len(self.values):
             raise IndexError(f"rank {rank}: the ranks are 0 to {len(self.values) - 1}")
         return self.values[rank]
@@ -37,8 +44,13 @@ class LaunchResult(Generic[R]):
     def index(self, hostname: str, local_rank: int) -> R:
         """The value of a host's worker.
 
-        Raises `KeyError` for a host that was not part of it or that was listed several times, and
-        `IndexError` for a local rank that it did not have.
+        Args:
+            hostname: The host, as it was named in `hostnames`.
+            local_rank: The worker's number on that host, from 0.
+
+        Raises:
+            KeyError: The host did not take part, or was listed several times.
+            IndexError: It had no such local rank.
         """
         found: Sequence[Member] = [m for m in self.members if m.hostname == hostname]
         if not found:

@@ -181,9 +181,19 @@ def warm(*packages: str, **options: Any) -> Pool:
     """Begin to load packages for the workers of launches to come, and return at once.
 
     Call it before the program's own slow imports: both then load at the same time. The launches of
-    this program that fit (`options` are the fields of `Launcher`; without `workers_per_host`, those
-    with several workers on a host) start from there until the program ends, or the pool that is
-    given back is closed.
+    this program that fit start from there, until the program ends or the pool is closed.
+
+    Args:
+        *packages: The names of packages, as in `import NAME`.
+        **options: The fields of `Launcher` that the launches will have; without `workers_per_host`,
+            launches with several workers on a host fit.
+
+    Returns:
+        A pool; `close()` ends what was started.
+
+    Raises:
+        ConfigError: An unknown option, something that is not the name of a package, or hosts other
+            than this machine.
     """
     from phalanx.launcher import check_options
     from phalanx.launcher.imports import Needs

@@ -47,9 +47,13 @@ class LogLine:
     """One line that a worker printed, without its end."""
 
     rank: int
+    """The global rank."""
     hostname: str
+    """The host's name, as the launcher knows it."""
     local_rank: int
+    """Its number among the workers of its host, from 0."""
     text: str
+    """The line."""
     time: float | None = None
     """When it came, in seconds since 1970, to about a tenth of a second, if that was kept."""
 

@@ -41,12 +41,21 @@ class LogSpec(ABC):
 
     @abstractmethod
     def get_map(self) -> Handlers:
-        """The handlers by logger name: `{hostname}` is an agent, `{hostname}[{local_rank}]` a
-        worker.
+        """The handlers by logger name, asked for at every launch.
+
+        Returns:
+            Lists of handlers: `{hostname}` names an agent, `{hostname}[{local_rank}]` a worker.
         """
 
     def for_members(self, members: Sequence[Member]) -> Handlers:
-        """The handlers for a launch on these hosts; asked for at every launch."""
+        """The handlers for a launch on these hosts, asked for each time; by default `get_map()`.
+
+        Args:
+            members: The hosts, in rank order; each has a `hostname` and a number of `workers`.
+
+        Returns:
+            Lists of handlers by logger name, as `get_map`.
+        """
         return self.get_map()
 
 
@@ -198,9 +207,14 @@ class DefaultLogSpec(LogSpec):
         log_dir: str | os.PathLike[str] | None = LOG_DIR,
         show: Collection[int] | Literal["all"] = (0,),
     ) -> None:
-        """Exactly these handlers by logger name; or files in `log_dir`, and these ranks shown.
+        """Exactly these handlers by logger name; or files in `log_dir`, and some ranks shown.
 
         Output of a single rank is shown as it is, that of several with prefixes.
+
+        Args:
+            handlers: Handlers by logger name; `log_dir` and `show` then have no effect.
+            log_dir: Where the files go; None for no files.
+            show: The global ranks whose output is shown on the terminal, or `"all"`.
         """
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.show = show if show == "all" else tuple(show)
@@ -208,17 +222,30 @@ class DefaultLogSpec(LogSpec):
 
     @classmethod
     def ranks(cls, *shown: int, log_dir: str | os.PathLike[str] | None = LOG_DIR) -> DefaultLogSpec:
-        """Files, and these global ranks on the terminal."""
+        """Files, and these global ranks on the terminal.
+
+        Args:
+            *shown: The global ranks.
+            log_dir: Where the files go; None for no files.
+        """
         return cls(log_dir=log_dir, show=shown)
 
     @classmethod
     def all_ranks(cls, log_dir: str | os.PathLike[str] | None = LOG_DIR) -> DefaultLogSpec:
-        """Files, and all ranks on the terminal, with prefixes."""
+        """Files, and all ranks on the terminal, with prefixes.
+
+        Args:
+            log_dir: Where the files go; None for no files.
+        """
         return cls(log_dir=log_dir, show="all")
 
     @classmethod
     def files_only(cls, log_dir: str | os.PathLike[str] = LOG_DIR) -> DefaultLogSpec:
-        """Files, and nothing on the terminal."""
+        """Files, and nothing on the terminal.
+
+        Args:
+            log_dir: Where the files go.
+        """
         return cls(log_dir=log_dir, show=())
 
     @classmethod
@@ -234,7 +261,14 @@ class DefaultLogSpec(LogSpec):
         log_dir: str | os.PathLike[str] = LOG_DIR,
         stream: bool = True,  # noqa: FBT001, FBT002 the name and place that users know
     ) -> DefaultLogSpec:
-        """The usual files for these hosts, made once: every launch goes on with the same ones."""
+        """The usual files for these hosts, made once: every launch goes on with the same ones.
+
+        Args:
+            hostnames: The hosts.
+            workers_per_host: A number for all of them, or one for each.
+            log_dir: Where the files go.
+            stream: Whether rank 0's output is also shown on the terminal.
+        """
         counts = [workers_per_host] * len(hostnames)
         if not isinstance(workers_per_host, int):
             counts = list(workers_per_host)
@@ -250,7 +284,12 @@ class DefaultLogSpec(LogSpec):
     def from_file_map(
         cls, file_map: Mapping[str, Sequence[str]], log_dir: str | os.PathLike[str] = LOG_DIR
     ) -> DefaultLogSpec:
-        """Files `{timestamp}-{suffix}.log`, each for the logger names given for its suffix."""
+        """Files `{timestamp}-{suffix}.log`, each for some workers and agents.
+
+        Args:
+            file_map: For each suffix, the logger names whose output goes into its file.
+            log_dir: Where the files go.
+        """
         now = timestamp()
         table: Handlers = {}
         for suffix, names in file_map.items():

@@ -32,7 +32,9 @@ class RendezvousStoreInfo:
     """Where workers find the store."""
 
     master_addr: str
+    """Its address."""
     master_port: int
+    """Its port."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ class RendezvousInfo:
     """What hosts that met have agreed on: this host's rank among them, and how many they are."""
 
     store: Any
+    """Where hosts exchange keys and values."""
     rank: int
+    """This host's rank."""
     world_size: int
+    """How many hosts there are."""
     bootstrap_store_info: RendezvousStoreInfo | None = None
+    """Where workers find the store, if the handler knows."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,25 @@ class RendezvousParameters:
     """What a rendezvous is made from."""
 
     backend: str
+    """The name of the kind."""
     endpoint: str
+    """Where hosts meet, as it was given."""
     run_id: str
+    """What names the app."""
     min_nodes: int
+    """The fewest hosts in a round."""
     max_nodes: int
+    """The most hosts in a round."""
     config: Mapping[str, Any]
+    """The settings."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A setting, or the default."""
+        """A setting, or the default.
+
+        Args:
+            key: The setting's name.
+            default: What to return where it is not set.
+        """
         return self.config.get(key, default)
 
 
@@ -79,10 +96,17 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> Any:
-        """Block until enough hosts are there: a `RendezvousInfo`, or (store, rank, world_size).
+        """Block until enough hosts are there.
 
-        Raises `RendezvousClosedError`, `RendezvousTimeoutError`, `RendezvousConnectionError`,
-        `RendezvousStateError`, or `RendezvousGracefulExitError` if this host is not needed.
+        Returns:
+            A `RendezvousInfo`, or a tuple `(store, rank, world_size)`.
+
+        Raises:
+            RendezvousClosedError: Nobody meets there any more.
+            RendezvousTimeoutError: Not enough hosts came in time.
+            RendezvousConnectionError: The place where they meet could not be reached.
+            RendezvousStateError: What was found there makes no sense.
+            RendezvousGracefulExitError: This host is not needed, and may end.
         """
 
     @abstractmethod
@@ -117,9 +141,22 @@ def get_handler(
     max_hosts: int | None = None,
     **settings: Any,
 ) -> Any:
-    """A handler by the name of its kind. Raises `ConfigError`, and `PluginError` for a broken one.
+    """A rendezvous handler by the name of its kind.
 
-    `settings` are those of `phalanx.rendezvous.Settings` for our own; others have theirs.
+    Args:
+        backend: `static`, `tcp` (also known as `c10d`), or the name of a plugin's.
+        endpoint: Where hosts meet, as `HOST:PORT`; by default a free port of this host.
+        run_id: What names the app; the same on every host.
+        min_hosts: The fewest hosts that a round begins with.
+        max_hosts: The most hosts in a round; by default `min_hosts`.
+        **settings: Those of `phalanx.rendezvous.Settings` for our own; others have theirs.
+
+    Returns:
+        A `RendezvousHandler`, for `WorkerSpec.rdzv_handler`.
+
+    Raises:
+        ConfigError: An unknown kind or setting, or a value that cannot be.
+        PluginError: The plugin that has the kind is broken.
     """
     most = min_hosts if max_hosts is None else max_hosts
     if not 1 <= min_hosts <= most:

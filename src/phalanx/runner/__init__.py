@@ -37,7 +37,15 @@ __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
 
 
 def get_runner(name: str | None = None, **kwargs: Any) -> Runner:
-    """A runner; a context manager. `name` is the session, the middle part of handles."""
+    """A runner; a context manager.
+
+    Args:
+        name: The session, the middle part of handles; by default `phalanx`.
+        **kwargs: As for `Runner`.
+
+    Raises:
+        ConfigError: The name cannot be a session's.
+    """
     return Runner(name or handles.SESSION, **kwargs)
 
 
@@ -45,7 +53,15 @@ class Runner:
     """Submits apps, and knows those that were submitted, by whichever process."""
 
     def __init__(self, name: str = handles.SESSION, *, settings: Config | None = None) -> None:
-        """`settings` are by default what applies in the current directory."""
+        """A runner of a session. Nothing is started or read yet.
+
+        Args:
+            name: The session, the middle part of handles.
+            settings: By default what applies in the current directory.
+
+        Raises:
+            ConfigError: The name cannot be a session's.
+        """
         if not name or "/" in name:
             raise ConfigError(f"{name!r} cannot be a session's name.")
         self._name = name
@@ -81,7 +97,27 @@ class Runner:
         workspace: str | None = None,
         parent_run_id: str | None = None,
     ) -> str:
-        """Submit the app that a component makes of its arguments; gives its handle."""
+        """Submit the app that a component makes of its arguments.
+
+        Args:
+            component: `dist.ddp`, `FILE.py:FUNCTION`, or the name that a package has registered.
+            component_args: As on a command line, or by name.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            ComponentError: There is no such component, or it is broken.
+            UsageError: It does not take these arguments.
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+            SchedulerError: The scheduler could not submit it.
+        """
         return self.schedule(
             self.dryrun_component(
                 component, component_args, scheduler, cfg, workspace, parent_run_id
@@ -97,7 +133,23 @@ class Runner:
         workspace: str | None = None,
         parent_run_id: str | None = None,
     ) -> AppDryRunInfo:
-        """What would be submitted; nothing is."""
+        """Show what `run_component` would submit. Nothing is submitted or changed.
+
+        Args:
+            component: As for `run_component`.
+            component_args: As on a command line, or by name.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app, and the scheduler's own request; `str()` of it can be read.
+
+        Raises:
+            ConfigError: As `run_component`.
+        """
         found = catalog.find(component)
         defaults = self.config.section("component", found.name, found.parameters)
         app = found.build(component_args, defaults)
@@ -111,7 +163,24 @@ class Runner:
         workspace: str | None = None,
         parent_run_id: str | None = None,
     ) -> str:
-        """Submit an app; gives its handle."""
+        """Submit an app.
+
+        Args:
+            app: What to run.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+            SchedulerError: The scheduler could not submit it.
+        """
         return self.schedule(self.dryrun(app, scheduler, cfg, workspace, parent_run_id))
 
     def dryrun(
@@ -122,7 +191,23 @@ class Runner:
         workspace: str | None = None,
         parent_run_id: str | None = None,
     ) -> AppDryRunInfo:
-        """What would be submitted; nothing is. Raises `ConfigError` for what cannot be."""
+        """Show what `run` would submit. Nothing is submitted or changed.
+
+        Args:
+            app: What to run.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app, and the scheduler's own request; `schedule` submits it.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+        """
         name = self.default_scheduler if scheduler is None else scheduler
         found = self._scheduler(name)
         given = parse(cfg) if isinstance(cfg, str) else dict(cfg or {})
@@ -139,7 +224,17 @@ class Runner:
             return AppDryRunInfo(prepared, name, chosen, found.dryrun(prepared, chosen))
 
     def schedule(self, info: AppDryRunInfo) -> str:
-        """Submit what a dry run has given; gives the handle."""
+        """Submit what a dry run has given.
+
+        Args:
+            info: What `dryrun` or `dryrun_component` gave.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            SchedulerError: The scheduler could not submit it.
+        """
         found = self._scheduler(info.scheduler)
         with asking(info.scheduler):
             app_id = found.submit(info.request)
@@ -156,7 +251,18 @@ class Runner:
     # ── what was submitted ────────────────────────────────────────────────────
 
     def status(self, app_handle: str) -> AppStatus | None:
-        """How an app stands; None for one that is not there."""
+        """The status of an app.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Returns:
+            The status; None if there is no such app.
+
+        Raises:
+            ConfigError: It is not a handle, or there is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
         handle = handles.parse(app_handle)
         found = self._scheduler(handle.scheduler, handle.session)
         with asking(handle.scheduler):
@@ -166,9 +272,19 @@ class Runner:
     def wait(
         self, app_handle: str, wait_interval: float | None = None, timeout: float | None = None
     ) -> AppStatus | None:
-        """Wait for an app's end; None for one that is not there.
+        """Wait for an app's end.
 
-        After `timeout` seconds gives how it stands then.
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            wait_interval: Seconds between two questions to the scheduler; by default its own.
+            timeout: Seconds to wait at most; by default until the end.
+
+        Returns:
+            The status then; None if there is no such app.
+
+        Raises:
+            ConfigError: As `status`.
+            SchedulerError: As `status`.
         """
         limit = math.inf if timeout is None else time.monotonic() + timeout
         status = None
@@ -178,10 +294,18 @@ class Runner:
         return status
 
     def watch(self, app_handle: str, interval: float | None = None) -> Iterator[AppStatus | None]:
-        """How an app stands, again and again until it has ended, or is not there (None).
+        """The status of an app, again and again until it has ended.
 
-        The scheduler is asked every `interval` seconds. How often that is by default, it says
-        itself; by and by it is asked less often.
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            interval: Seconds between two questions to the scheduler; by default its own, growing.
+
+        Yields:
+            The status; None, as the last, if there is no such app.
+
+        Raises:
+            ConfigError: As `status`.
+            SchedulerError: As `status`.
         """
         handle = handles.parse(app_handle)
         pause = self._scheduler(handle.scheduler, handle.session).poll_interval
@@ -197,10 +321,16 @@ class Runner:
             pause = min(pause * 1.1, longest)
 
     def cancel(self, app_handle: str, grace: float | None = None) -> None:
-        """Have an app end. One that has ended, or is not there, is left as it is.
+        """Cancel an app. One that has ended, or is not there, is left as it is.
 
-        `grace` is the time between asking its replicas to end and making them, for schedulers that
-        take one.
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            grace: Seconds between asking its replicas to end and killing them, for schedulers that
+                take one.
+
+        Raises:
+            ConfigError: It is not a handle, or the scheduler takes no `grace`.
+            SchedulerError: The scheduler could not cancel it.
         """
         handle = handles.parse(app_handle)
         found = self._scheduler(handle.scheduler, handle.session)
@@ -211,9 +341,16 @@ class Runner:
             found.cancel(handle.app_id, **more)
 
     def delete(self, app_handle: str) -> None:
-        """Forget an app; one that runs is cancelled first. Idempotent.
+        """Delete an app with its logs; one that runs is cancelled first. Idempotent.
 
-        Of one whose scheduler is not installed any more, the record goes.
+        Of one whose scheduler is not installed any more, the record is deleted.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler, and no record of the app.
+            SchedulerError: The scheduler could not delete it.
         """
         handle = handles.parse(app_handle)
         app = _recorded(handle)
@@ -229,7 +366,15 @@ class Runner:
             app.remove(logs=True)
 
     def list(self, scheduler: str | None = None) -> list[AppSummary]:
-        """The apps that a scheduler knows; without one, those that were submitted from here."""
+        """List apps.
+
+        Args:
+            scheduler: Those that this one knows; by default those that were submitted from here.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
         if scheduler is not None:
             return list(self.known_by(scheduler, self._name))
         from phalanx.runner.overview import overview
@@ -241,7 +386,17 @@ class Runner:
         ]
 
     def describe(self, app_handle: str) -> AppDef | None:
-        """What an app was made from, if it was submitted from here."""
+        """What an app was made from, if it was submitted from here.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Returns:
+            The definition; None if it is not known.
+
+        Raises:
+            ConfigError: It is not a handle.
+        """
         app = _recorded(handles.parse(app_handle))
         definition = {} if app is None else app.definition()
         return texts.from_dict(definition["app"]) if "app" in definition else None
@@ -257,9 +412,24 @@ class Runner:
         follow: bool = False,  # noqa: FBT001, FBT002 the name and place that users know
         streams: Stream | str | None = None,
     ) -> Iterator[str]:
-        """The lines that a replica has printed; of the first role, unless one is named.
+        """The lines that a replica has printed.
 
-        With `follow`, on until it has ended; otherwise those that are there. Raises `LookupError`.
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name; by default the first.
+            replica: The replica's number in its role.
+            regex: Only lines in which this is found.
+            since: Only lines since then: seconds since 1970, or a datetime.
+            until: Only lines until then.
+            follow: Also yield new lines, until the replica has ended.
+            streams: `"stdout"`, `"stderr"`, or by default both.
+
+        Yields:
+            Lines without their ends.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+            ConfigError: The scheduler cannot tell streams or times apart.
         """
         if role is None:
             role = self._first_role(app_handle)
@@ -278,7 +448,17 @@ class Runner:
         *,
         stream: Stream = Stream.COMBINED,
     ) -> str:
-        """What a replica has printed of a line that has not ended; empty where it is not known."""
+        """What a replica has printed of a line that has not ended, such as a progress bar.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+
+        Returns:
+            The text so far; empty where it is not known.
+        """
         handle = handles.parse(app_handle)
         with asking(handle.scheduler):
             found = self._scheduler(handle.scheduler, handle.session)
@@ -295,7 +475,24 @@ class Runner:
         until: float | datetime | None = None,
         follow: bool = False,
     ) -> Iterator[LogLine]:
-        """As `log_lines`, with whose they are and when they came."""
+        """As `log_lines`, each line with its replica, stream and time.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+            since: Only lines since then: seconds since 1970, or a datetime.
+            until: Only lines until then.
+            follow: Also yield new lines, until the replica has ended.
+
+        Yields:
+            Lines.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+            ConfigError: The scheduler cannot tell streams or times apart.
+        """
         handle = handles.parse(app_handle)
         found = self._scheduler(handle.scheduler, handle.session)
         if stream is not Stream.COMBINED and not found.capabilities.streams:
@@ -315,7 +512,14 @@ class Runner:
             return guarded(handle.scheduler, iter(lines))
 
     def replicas(self, app_handle: str) -> dict[str, int]:
-        """How many replicas each role of an app has. Raises `LookupError`."""
+        """How many replicas each role of an app has.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Raises:
+            LookupError: There is no such app.
+        """
         app = _recorded(handles.parse(app_handle))
         if app is not None:
             return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
@@ -346,13 +550,28 @@ class Runner:
         return default_scheduler() if configured is None else str(configured.value)
 
     def scheduler_run_opts(self, scheduler: str) -> Sequence[Option]:
-        """The options of a scheduler."""
+        """The options of a scheduler.
+
+        Args:
+            scheduler: Its name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
         return options(self._scheduler(scheduler).options)
 
     def effective_options(
         self, scheduler: str, given: Mapping[str, Any] | None = None
     ) -> dict[str, Value]:
-        """Every option of a scheduler, as it would be, and where each came from."""
+        """Every option of a scheduler with its value, and where that came from.
+
+        Args:
+            scheduler: Its name.
+            given: Options as on the command line, which win over the configuration.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
         known = self.scheduler_run_opts(scheduler)
         found = {o.name: Value(o.default, config.DEFAULT) for o in known if not o.required}
         found |= self.config.section("scheduler", scheduler, {o.name: None for o in known})
@@ -367,7 +586,16 @@ class Runner:
         return make(name, scheduler.options, chosen)
 
     def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:
-        """The apps that a scheduler knows in a session."""
+        """The apps that a scheduler knows in a session.
+
+        Args:
+            scheduler: Its name.
+            session: The session's name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
         found = self._scheduler(scheduler, session)
         with asking(scheduler):
             apps = [expect(app, AppSummary) for app in found.list()]

@@ -23,7 +23,9 @@ class AppDryRunInfo:
     """What would be submitted."""
 
     app: AppDef
+    """The app, as the scheduler gets it."""
     scheduler: str
+    """The scheduler's name."""
     cfg: Any
     """The scheduler's options."""
     request: Any

@@ -62,8 +62,11 @@ class LogLine:
     """One line that a replica printed, without its end."""
 
     role: str
+    """The role's name."""
     replica: int
+    """The replica's number in its role."""
     text: str
+    """The line."""
     time: float | None = None
     """When it came, in seconds since 1970, as far as that is known."""
     stream: Stream = Stream.COMBINED
@@ -79,11 +82,13 @@ class Capabilities:
     times: bool = False
     """Lines have times: `since` and `until` work."""
     mounts: bool = False
+    """Roles may have mounts."""
     grace: bool = False
     """`cancel` takes a `grace`: the seconds between asking replicas to end and making them."""
     retry_policies: frozenset[RetryPolicy] = frozenset()
     """The policies by which it starts a role again; without any, no role may have retries."""
     several_roles: bool = False
+    """Apps may have more than one role."""
     workspace: bool = True
     """Replicas run with the files of a directory: `Role.workspace`, which is always set then."""
 
@@ -104,27 +109,53 @@ class Scheduler(ABC, Generic[Options, Request]):
     """Seconds between two questions of how an app stands, for those who wait."""
 
     def __init__(self, session_name: str, **_: object) -> None:
-        """`session_name` is the middle part of handles, and may set apps apart."""
+        """Remember the session; connect when something is asked.
+
+        Args:
+            session_name: The middle part of handles, which may set apps apart.
+        """
         self.session_name = session_name
 
     @abstractmethod
     def dryrun(self, app: AppDef, options: Options) -> Request:
-        """What would be submitted. Pure: it creates nothing and changes nothing.
+        """What would be submitted. Pure: creates nothing, changes nothing.
 
-        Raises `ConfigError` for an app that it cannot run.
+        Args:
+            app: What to run, with its macros in place.
+            options: An instance of the class `options`.
+
+        Returns:
+            A request, for `submit`; `--dryrun` prints it.
+
+        Raises:
+            ConfigError: It cannot run such an app.
         """
 
     @abstractmethod
     def submit(self, request: Request) -> str:
-        """Submit it; gives the app's id, which has no slash. Returns as soon as that is done."""
+        """Submit a request. Return as soon as that is done.
+
+        Args:
+            request: What `dryrun` gave.
+
+        Returns:
+            The app's id, which has no slash.
+        """
 
     @abstractmethod
     def describe(self, app_id: str) -> AppStatus | None:
-        """How an app stands; None for one that is not there."""
+        """The status of an app.
+
+        Args:
+            app_id: What `submit` gave, perhaps in another process.
+
+        Returns:
+            The status; None if there is no such app.
+        """
 
     @abstractmethod
     def list(self) -> list[AppSummary]:
-        """The apps it knows, the latest last."""
+        """The apps that it knows, the latest last."""
 
     @abstractmethod
     def logs(
@@ -138,10 +169,22 @@ class Scheduler(ABC, Generic[Options, Request]):
         until: float | None = None,
         follow: bool = False,
     ) -> Iterator[LogLine]:
-        """What a replica has printed; with `follow`, on until nothing more can come. Times are in
-        seconds since 1970.
+        """What a replica has printed.
 
-        Raises `LookupError` for an app, role or replica that is not there.
+        Args:
+            app_id: What `submit` gave.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream, if `capabilities.streams`.
+            since: Only lines since then, in seconds since 1970, if `capabilities.times`.
+            until: Only lines until then.
+            follow: Also yield new lines, until nothing more can come.
+
+        Yields:
+            Lines.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
         """
 
     def unfinished_line(
@@ -149,27 +192,45 @@ class Scheduler(ABC, Generic[Options, Request]):
     ) -> str:
         """What a replica has printed of a line that has not ended, such as a progress bar.
 
-        For those who follow it on a terminal; empty where only whole lines are known.
+        For those who follow it on a terminal.
+
+        Args:
+            app_id: What `submit` gave.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream.
+
+        Returns:
+            The text so far; empty where only whole lines are known.
         """
         return ""
 
     @abstractmethod
     def cancel(self, app_id: str) -> None:
-        """Have an app end. Idempotent; one that has ended, or is not there, is left as it is."""
+        """Cancel an app. Idempotent; one that has ended, or is not there, is left as it is.
+
+        Args:
+            app_id: What `submit` gave.
+        """
 
     @abstractmethod
     def delete(self, app_id: str) -> None:
-        """Forget an app; one that runs is cancelled first. Idempotent."""
+        """Delete an app; one that runs is cancelled first. Idempotent.
+
+        Args:
+            app_id: What `submit` gave.
+        """
 
     def close(self) -> None:
         """Let go of connections. Apps go on."""
 
 
 def get_scheduler_factories() -> dict[str, Factory]:
-    """What makes each scheduler, by name: ours and those of plugins, without loading any.
+    """What creates each scheduler, by name: ours and those of plugins, without loading any.
 
-    A factory is called with the session's name. It raises `PluginError` for a plugin that is
-    broken, `ConfigError` for a scheduler that needs a package that is not installed.
+    Returns:
+        Functions of a session's name. They raise `PluginError` for a plugin that is broken, and
+        `ConfigError` for a scheduler that needs a package that is not installed.
     """
     factories: dict[str, Factory] = {name: _built_in(module) for name, module in BUILT_IN.items()}
     for plugin in plugins.of(GROUP):
@@ -187,12 +248,23 @@ def problems() -> list[str]:
 
 
 def default_scheduler() -> str:
-    """The one that is used when none is named."""
+    """The name of the scheduler that is used when none is named."""
     return next(iter(BUILT_IN))
 
 
 def create_scheduler(name: str, session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
-    """The scheduler of this name. Raises `ConfigError`, `PluginError`."""
+    """Create a scheduler by name.
+
+    Args:
+        name: `local_cwd`, `ssh`, or the name that a plugin has registered.
+        session_name: The middle part of handles.
+        **kwargs: For the scheduler's own constructor.
+
+    Raises:
+        UnknownScheduler: There is no such scheduler.
+        ConfigError: It needs a package that is not installed.
+        PluginError: The plugin that has it is broken.
+    """
     factories = get_scheduler_factories()
     if name not in factories:
         near = difflib.get_close_matches(name, factories, n=1)

@@ -17,7 +17,11 @@ from phalanx.specs.substitution import Values
 
 
 def make_app_id(name: str) -> str:
-    """An id that nobody has had, and that fits everywhere."""
+    """A new id for an app, made of letters, digits, `_` and `-`.
+
+    Args:
+        name: The app's name, with which the id begins.
+    """
     word = re.sub(r"[^a-zA-Z0-9_]+", "-", name).strip("-_").lower()[:40].rstrip("-_") or "app"
     return f"{word}-{secrets.token_hex(4)}"
 
@@ -27,8 +31,18 @@ def replicas(
 ) -> Iterator[tuple[Role, int]]:
     """Every replica of an app: its role, with the macros replaced, and its number in it.
 
-    `root` is the directory that it starts in; by default the role's workspace. Raises `ConfigError`
-    for an app that has nothing to run.
+    Args:
+        app: The app.
+        app_id: Its id, for `${app_id}`.
+        rank0_env: The scheduler's `rank0_env`, for `${rank0_env}`.
+        root: The directory that replicas start in, for `${img_root}`; by default the role's
+            workspace.
+
+    Yields:
+        Pairs of role and number.
+
+    Raises:
+        ConfigError: There is nothing to run.
     """
     if not app.roles:
         raise ConfigError(f"the app {app.name!r} has no roles: there is nothing to run.")
@@ -59,8 +73,13 @@ def near_file(path: str) -> str:
 
 
 def workspace_files(directory: str) -> Iterator[str]:
-    """The files of a workspace, by their paths within it, as they are sent to hosts: what git
-    tracks or does not ignore, less what `.phalanxignore` takes out.
+    """The files of a workspace that are sent to hosts.
+
+    Args:
+        directory: The workspace.
+
+    Yields:
+        Paths within it: what git tracks or does not ignore, less what `.phalanxignore` takes out.
     """
     from phalanx.launcher.workspace import Root
 
@@ -69,7 +88,15 @@ def workspace_files(directory: str) -> Iterator[str]:
 
 
 def need(package: str, extra: str) -> ModuleType:
-    """Import a client library. Raises `ConfigError` that names what to install."""
+    """Import a client library.
+
+    Args:
+        package: What to import.
+        extra: What to install for it, such as `mypackage[docker]`.
+
+    Raises:
+        ConfigError: It is not installed; the message says how to install it.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:

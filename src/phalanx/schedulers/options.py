@@ -14,9 +14,12 @@ from phalanx.errors import ConfigError
 
 
 def option(default: Any = ..., *, help: str = "") -> Any:  # noqa: A002 the word that fits
-    """A field of an options dataclass, with the sentence that help shows; required without default.
+    """A field of an options dataclass.
 
-    A list or dict is copied for each instance.
+    Args:
+        default: Its value unless another is given; a list or dict is copied for each instance. An
+            option without a default is required.
+        help: The sentence that `phalanx runopts` shows.
     """
     if default is ...:
         return dataclasses.field(metadata={"help": help})

@@ -36,13 +36,17 @@ class Resource:
     """What a replica needs: processors, GPUs, megabytes of memory."""
 
     cpu: int | float
+    """Processors."""
     gpu: int
+    """GPUs."""
     memMB: int  # noqa: N815 the name that users know
+    """Megabytes of memory."""
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     """What only some schedulers understand, such as an instance type."""
     devices: Mapping[str, int] = field(default_factory=dict)
     """Other devices, by name."""
     tags: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be said of it, for schedulers and plugins."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -56,7 +60,12 @@ class Resource:
 
     @staticmethod
     def copy(original: Resource, **capabilities: Any) -> Resource:
-        """The same with more capabilities."""
+        """The same resource with more capabilities.
+
+        Args:
+            original: The resource.
+            **capabilities: What to add, or to replace.
+        """
         merged = {**original.capabilities, **capabilities}
         return dataclasses.replace(original, capabilities=merged)
 
@@ -66,6 +75,7 @@ class Role:
     """Replicas that run the same thing."""
 
     name: str
+    """Its name, different from that of the app's other roles."""
     image: str = ""
     """The container's image, or whatever else a scheduler takes for one; local ones need none."""
     min_replicas: int | None = None
@@ -74,15 +84,23 @@ class Role:
     entrypoint: str = ""
     """The program; `python` is the interpreter that is meant where it runs."""
     args: Sequence[str] = ()
+    """The program's arguments; macros such as `${replica_id}` are replaced."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables; macros are replaced in their values."""
     num_replicas: int = 1
+    """How many run."""
     max_retries: int = 0
+    """How often it is started again when a replica fails."""
     retry_policy: RetryPolicy = RetryPolicy.APPLICATION
+    """What is started again then."""
     resource: Resource = field(default_factory=lambda: Resource(cpu=2, gpu=0, memMB=1024))
+    """What each replica needs."""
     port_map: Mapping[str, int] = field(default_factory=dict)
+    """Ports by name, for schedulers that map them."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What only some schedulers understand."""
     mounts: Sequence[BindMount | VolumeMount | DeviceMount] = ()
+    """What replicas find in their filesystem."""
     workspace: str | None = None
     """The directory whose files it runs with; by default the one that it is submitted from."""
 
@@ -139,8 +157,11 @@ class AppDef:
     """An app: one or more roles."""
 
     name: str
+    """Its name, with which its id begins."""
     roles: Sequence[Role] = ()
+    """What it is made of."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -161,7 +182,14 @@ class AppDef:
             names.add(role.name)
 
     def role(self, name: str) -> Role:
-        """The role of that name. Raises `LookupError`."""
+        """A role by its name.
+
+        Args:
+            name: The role's name.
+
+        Raises:
+            LookupError: There is no such role.
+        """
         found = next((role for role in self.roles if role.name == name), None)
         if found is None:
             names = ", ".join(role.name for role in self.roles) or "none"

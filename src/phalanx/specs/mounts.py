@@ -14,8 +14,11 @@ class BindMount:
     """A path of the host."""
 
     src_path: str
+    """The path on the host."""
     dst_path: str
+    """The path that the replica sees."""
     read_only: bool = False
+    """The replica cannot write to it."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -27,8 +30,11 @@ class VolumeMount:
     """A volume that the scheduler knows by name."""
 
     src: str
+    """The volume's name."""
     dst_path: str
+    """The path that the replica sees."""
     read_only: bool = False
+    """The replica cannot write to it."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -40,7 +46,9 @@ class DeviceMount:
     """A device of the host."""
 
     src_path: str
+    """The device on the host."""
     dst_path: str
+    """The path that the replica sees."""
     permissions: str = "rwm"
     """Some of r (read), w (write) and m (make)."""
 
@@ -82,9 +90,13 @@ _EXAMPLE = "Example: type=bind,src=/data,dst=/data,readonly"
 
 
 def parse_mounts(words: Iterable[str]) -> list[Mount]:
-    """Mounts from `["type=bind", "src=/a", "dst=/b", "readonly", "type=volume", …]`.
+    """Mounts from words such as `["type=bind", "src=/a", "dst=/b", "readonly", "type=volume", …]`.
 
-    Each begins with its type. Raises `ConfigError`.
+    Args:
+        words: Each mount's words, `type=` first.
+
+    Raises:
+        ConfigError: A word that is unknown, missing or given twice.
     """
     given: list[dict[str, str]] = []
     for word in words:

@@ -33,8 +33,16 @@ def resource(
     memMB: int | None = None,  # noqa: N803 the name that users know
     h: str | None = None,
 ) -> Resource:
-    """A resource by its parts, or by name: `h` wins. What is not given is 2 processors, no GPU,
-    1024 MB; an explicit 0 is 0.
+    """A resource by its parts, or by name.
+
+    Args:
+        cpu: Processors; by default 2.
+        gpu: GPUs; by default 0.
+        memMB: Megabytes of memory; by default 1024.
+        h: The name of a resource, which wins over the parts.
+
+    Raises:
+        ConfigError: There is no resource of that name, or a part is not a number, 0 or more.
     """
     if h:
         return get_named_resources(h)
@@ -46,7 +54,15 @@ def resource(
 
 
 def get_named_resources(name: str) -> Resource:
-    """The resource of this name, from a plugin or one of ours. Raises `ConfigError`."""
+    """A resource by its name, from a plugin or one of ours.
+
+    Args:
+        name: Such as `gpu.small`, or one of `list(phalanx.specs.named_resources)`.
+
+    Raises:
+        ConfigError: There is no resource of that name.
+        PluginError: The plugin that has it is broken.
+    """
     if not isinstance(name, str):
         raise ConfigError(f"a named resource has a name; {name!r} is none.")
     for plugin in plugins.of(GROUP):

@@ -28,7 +28,11 @@ class AppState(Enum):
 
 
 def is_terminal(state: AppState) -> bool:
-    """The state will not change any more."""
+    """Whether a state will not change any more.
+
+    Args:
+        state: An app's or a replica's.
+    """
     return state.is_final
 
 
@@ -37,9 +41,13 @@ class ReplicaStatus:
     """One replica of a role at one moment."""
 
     id: int
+    """Its number in the role, from 0."""
     role: str
+    """The role's name."""
     state: AppState
+    """Where it stands."""
     hostname: str = ""
+    """Where it runs, if that is known."""
     exit_code: int | None = None
     """What it exited with, if it did."""
     signal: str | None = None
@@ -47,6 +55,7 @@ class ReplicaStatus:
     error: str = ""
     """What went wrong, in one line: the first error it has reported or printed."""
     pid: int | None = None
+    """Its process, if that is known."""
     retries: int = 0
     """How often it was started again."""
 
@@ -71,7 +80,9 @@ class RoleStatus:
     """The replicas of one role."""
 
     role: str
+    """The role's name."""
     replicas: tuple[ReplicaStatus, ...]
+    """Its replicas, in the order of their numbers."""
 
 
 class HostState(StrEnum):
@@ -92,7 +103,9 @@ class HostStatus:
     """One host of a launch at one moment."""
 
     hostname: str
+    """The host's name, as the launcher knows it."""
     state: HostState
+    """Where it stands."""
     ranks: tuple[int, ...] = ()
     """Its ranks in the round; none unless it is active."""
     reason: str = ""
@@ -122,13 +135,19 @@ class WorkerStatus:
     """One worker of a launch's last round at one moment."""
 
     rank: int
+    """The global rank."""
     hostname: str
+    """The host's name, as the launcher knows it."""
     local_rank: int
+    """Its number among the workers of its host, from 0."""
     state: WorkerState
+    """Where it stands."""
     pid: int | None = None
+    """Its process, once it has one."""
     log: str | None = None
     """The file of its output, where it has one of its own."""
     outcome: Outcome | None = field(default=None, repr=False)
+    """How it ended, once it has."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +155,13 @@ class RoundStatus:
     """A round of a launch that has begun, and why it did."""
 
     number: int
+    """Its number, from 1."""
     began: float
     """Seconds since 1970."""
     hosts: tuple[str, ...]
+    """The hosts in it, in rank order."""
     world_size: int
+    """How many workers it has."""
     restarts: int
     """How many restarts it had taken by then."""
     cause: str = ""
@@ -151,7 +173,9 @@ class AppStatus:
     """An app at one moment."""
 
     app: str
+    """Its id."""
     state: AppState
+    """Where it stands."""
     message: str = ""
     """What went wrong, or is waited for, in one line; empty while there is nothing to say."""
     ended: tuple[Outcome, ...] = ()
@@ -163,6 +187,7 @@ class AppStatus:
     roles: tuple[RoleStatus, ...] = ()
     """The replicas of an app on a scheduler, as far as it tells of them."""
     num_restarts: int = 0
+    """How often it was started anew."""
     exit_code: int | None = None
     """What `phalanx run --wait` exits with: that of the replica that failed first."""
     ui_url: str | None = None
@@ -196,6 +221,10 @@ class AppSummary:
     """An app in a listing."""
 
     app_id: str
+    """Its id."""
     state: AppState
+    """Where it stands."""
     name: str = ""
+    """Its name, where it is known."""
     app_handle: str = ""
+    """Its handle, `SCHEDULER://SESSION/APP`."""

@@ -15,14 +15,25 @@ from phalanx.specs.mounts import KINDS
 
 
 def to_dict(app: AppDef) -> dict[str, Any]:
-    """An app as plain dicts, lists and texts."""
+    """An app as plain dicts, lists and texts.
+
+    Args:
+        app: The app.
+    """
     plain = _plain(app)
     assert isinstance(plain, dict)
     return plain
 
 
 def from_dict(value: Any) -> AppDef:
-    """An app from what `to_dict` gave. Raises `ConfigError` that names the field."""
+    """An app from plain dicts, lists and texts.
+
+    Args:
+        value: What `to_dict` gave.
+
+    Raises:
+        ConfigError: A field is unknown, missing or wrong; the message names it.
+    """
     given = _fields(AppDef, value, "app")
     roles = given.get("roles", ())
     if not isinstance(roles, list | tuple):
@@ -32,12 +43,24 @@ def from_dict(value: Any) -> AppDef:
 
 
 def to_json(app: AppDef, indent: int | None = 2) -> str:
-    """An app as JSON."""
+    """An app as JSON.
+
+    Args:
+        app: The app.
+        indent: Blanks for each level; None for one line.
+    """
     return json.dumps(to_dict(app), indent=indent)
 
 
 def from_json(text: str) -> AppDef:
-    """An app from JSON. Raises `ConfigError`."""
+    """An app from JSON.
+
+    Args:
+        text: What `to_json` gave.
+
+    Raises:
+        ConfigError: It is not JSON, or a field is unknown, missing or wrong.
+    """
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -46,13 +69,28 @@ def from_json(text: str) -> AppDef:
 
 
 def to_yaml(app: AppDef) -> str:
-    """An app as YAML; needs the extra `phalanx[yaml]`."""
+    """An app as YAML; needs the extra `phalanx[yaml]`.
+
+    Args:
+        app: The app.
+
+    Raises:
+        ConfigError: The package for YAML is not installed.
+    """
     text: str = _yaml().safe_dump(to_dict(app), sort_keys=False)
     return text
 
 
 def from_yaml(text: str) -> AppDef:
-    """An app from YAML; needs the extra `phalanx[yaml]`. Raises `ConfigError`."""
+    """An app from YAML; needs the extra `phalanx[yaml]`.
+
+    Args:
+        text: What `to_yaml` gave.
+
+    Raises:
+        ConfigError: It is not YAML, a field is unknown, missing or wrong, or the package for YAML
+            is not installed.
+    """
     yaml = _yaml()
     try:
         value = yaml.safe_load(text)

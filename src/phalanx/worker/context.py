@@ -13,9 +13,13 @@ class Context:
     """Where a worker stands. Outside of workers: rank 0 of 1."""
 
     rank: int
+    """The global rank."""
     local_rank: int
+    """Its number among the workers of its host, from 0."""
     world_size: int
+    """How many workers there are."""
     local_world_size: int
+    """How many workers this host has."""
     host_rank: int
     """The host's place among those of the round."""
     round: int
@@ -23,10 +27,13 @@ class Context:
     restart_count: int
     """How many restarts it took; the same on every host."""
     run_id: str
+    """What torchrun calls the run's id; the same on every host."""
     app: str
+    """The app's id."""
     host: str
     """The host's name, as the launcher knows it."""
     stop_file: str = ""
+    """The file whose presence `should_stop` looks for."""
 
     def should_stop(self) -> bool:
         """Whether the host will be taken away: save what is needed, and return.
@@ -38,7 +45,11 @@ class Context:
 
 
 def context() -> Context:
-    """The worker's own context: what the environment says of it, at the time of the call."""
+    """The context of the worker that calls it: rank, world size, round and so on.
+
+    Returns:
+        What the environment says at the time of the call; outside of workers, rank 0 of 1.
+    """
     environ = os.environ
 
     def number(name: str, default: int) -> int:

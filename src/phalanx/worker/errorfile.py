@@ -24,10 +24,16 @@ R = TypeVar("R")
 
 
 def record(function: Callable[P, R]) -> Callable[P, R]:
-    """Have what the function raises written into the error file; it is raised all the same.
+    """Write what the function raises into the error file; it is raised all the same.
 
     Workers of Phalanx need no such decorator for their traceback to arrive. It is for programs
     that others start, and for scripts that were written for torchrun.
+
+    Args:
+        function: The function to decorate, such as a script's `main`.
+
+    Returns:
+        A function that is called in the same way.
     """
 
     @functools.wraps(function)
