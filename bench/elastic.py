@@ -260,11 +260,11 @@ def phases(workers: int) -> dict[str, float]:
 
 async def _meet(count: int) -> float:
     """Seconds from the first connection until the last of so many agents has its round."""
-    from phalanx.rendezvous import protocol as p
-    from phalanx.rendezvous.settings import Settings
-    from phalanx.rendezvous.tcp.part import Part
-    from phalanx.rendezvous.tcp.seat import TcpSeat
-    from phalanx.rounds import Endpoint
+    from phalanx._core.rounds import Endpoint
+    from phalanx._rendezvous import protocol as p
+    from phalanx._rendezvous.settings import Settings
+    from phalanx._rendezvous.tcp.decider import TcpDecider
+    from phalanx._rendezvous.tcp.host import TcpHost
 
     port = free_port()
     began = asyncio.Event()
@@ -273,16 +273,16 @@ async def _meet(count: int) -> float:
         hosts=(), start_timeout=300, stop_grace=5, min_hosts=count, max_hosts=count, open=True
     )
 
-    def seat(number: int) -> TcpSeat:
+    def decider(number: int) -> TcpDecider:
         settings = Settings(is_host=number == 0, local_addr="127.0.0.1", node_rank=number)
         place = Endpoint("127.0.0.1", port)
-        return TcpSeat(Part(number + 1, f"host{number}", 8, "bench", place, policy, settings))
+        return TcpDecider(TcpHost(number + 1, f"host{number}", 8, "bench", place, policy, settings))
 
-    seats = [seat(number) for number in range(count)]
+    deciders = [decider(number) for number in range(count)]
 
-    def act(action: p.Action) -> None:
+    def act(action: p.CoordinatorAction) -> None:
         nonlocal left
-        if isinstance(action, p.BeginRound):
+        if isinstance(action, p.BeginRoundAction):
             left -= 1
             if not left:
                 began.set()
@@ -290,15 +290,15 @@ async def _meet(count: int) -> float:
     def fail(error: BaseException) -> None:
         raise error
 
-    await seats[0].start(act, fail)
+    await deciders[0].start(act, fail)
     clock = time.perf_counter()
-    for other in seats[1:]:
+    for other in deciders[1:]:
         await other.start(act, fail)
-    for number, one in enumerate(seats):
-        one.tell(p.Joined(number + 1, Endpoint("127.0.0.1", 1), torch=True))
+    for number, one in enumerate(deciders):
+        one.tell(p.JoinedEvent(number + 1, Endpoint("127.0.0.1", 1), torch=True))
     await asyncio.wait_for(began.wait(), 300)
     seconds = time.perf_counter() - clock
-    await asyncio.gather(*(one.close() for one in seats))
+    await asyncio.gather(*(one.close() for one in deciders))
     return seconds
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.worker.processes import descendants
+from phalanx._system.processes import descendants
 
 
 def wait_until(condition, timeout=15.0, message="the condition never held"):
@@ -78,7 +78,7 @@ def phalanx_processes():
         except OSError:
             continue
         ours = (
-            b"phalanx.agent" in line or b"phalanx.worker" in line or line.startswith(b"phalanx: ")
+            b"phalanx.agent" in line or b"phalanx._worker" in line or line.startswith(b"phalanx: ")
         )
         if ours and MARK.encode() in environ and is_alive(int(entry)):
             found.add(int(entry))

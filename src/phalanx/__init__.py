@@ -16,20 +16,20 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AgentLost": "phalanx.errors",
-    "App": "phalanx.launcher.app",
-    "AppState": "phalanx.specs",
-    "AppStatus": "phalanx.specs",
+    "App": "phalanx._launcher.session.app",
+    "AppState": "phalanx._specs",
+    "AppStatus": "phalanx._specs",
     "Cancelled": "phalanx.errors",
     "ComponentError": "phalanx.errors",
     "ConfigError": "phalanx.errors",
-    "Context": "phalanx.worker.context",
-    "DefaultLogSpec": "phalanx.logs.spec",
+    "Context": "phalanx._worker.context",
+    "DefaultLogSpec": "phalanx._logs.spec",
     "FetchError": "phalanx.errors",
     "LaunchError": "phalanx.errors",
-    "LaunchResult": "phalanx.launcher.result",
-    "Launcher": "phalanx.launcher",
-    "LogLine": "phalanx.logs.lines",
-    "LogSpec": "phalanx.logs.spec",
+    "LaunchResult": "phalanx._launcher.result",
+    "Launcher": "phalanx._launcher.launcher",
+    "LogLine": "phalanx._logs.lines",
+    "LogSpec": "phalanx._logs.spec",
     "NoTerminal": "phalanx.errors",
     "OutputLost": "phalanx.errors",
     "PhalanxError": "phalanx.errors",
@@ -42,10 +42,10 @@ _PUBLIC = {
     "UsageError": "phalanx.errors",
     "WireError": "phalanx.errors",
     "WorkerFailed": "phalanx.errors",
-    "context": "phalanx.worker.context",
-    "launch": "phalanx.launcher",
-    "record": "phalanx.worker.errorfile",
-    "warm": "phalanx.launcher.warmth",
+    "context": "phalanx._worker.context",
+    "launch": "phalanx._launcher.launcher",
+    "record": "phalanx._worker.error_file",
+    "warm": "phalanx._launcher.warm.pool",
 }
 
 __all__ = [
@@ -84,6 +84,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from phalanx._launcher.launcher import Launcher, launch
+    from phalanx._launcher.result import LaunchResult
+    from phalanx._launcher.session.app import App
+    from phalanx._launcher.warm.pool import warm
+    from phalanx._logs.lines import LogLine
+    from phalanx._logs.spec import DefaultLogSpec, LogSpec
+    from phalanx._specs import AppState, AppStatus
+    from phalanx._worker.context import Context, context
+    from phalanx._worker.error_file import record
     from phalanx.errors import (
         AgentLost,
         Cancelled,
@@ -104,15 +113,6 @@ if TYPE_CHECKING:
         WireError,
         WorkerFailed,
     )
-    from phalanx.launcher import Launcher, launch
-    from phalanx.launcher.app import App
-    from phalanx.launcher.result import LaunchResult
-    from phalanx.launcher.warmth import warm
-    from phalanx.logs.lines import LogLine
-    from phalanx.logs.spec import DefaultLogSpec, LogSpec
-    from phalanx.specs import AppState, AppStatus
-    from phalanx.worker.context import Context, context
-    from phalanx.worker.errorfile import record
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`python -m phalanx` is the command line."""
 
-from phalanx.cli import run
+from phalanx._cli import run
 
 run()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TextIO
 
-from phalanx.delivery import Deliveries
+from phalanx._delivery import Deliveries
 from phalanx.errors import ConfigError
 
 __all__ = [

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
-from phalanx.delivery import Deliveries
+from phalanx._delivery import Deliveries
 
 __all__ = [
     "ConsoleMetricHandler",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx import cli
+from phalanx import _cli as cli
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

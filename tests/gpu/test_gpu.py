@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx import hosts
+from phalanx._system import machine
 from tests.process.kernel import Kernel
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(hosts.gpus() == 0, reason="no NVIDIA GPU is visible"),
+    pytest.mark.skipif(machine.gpus() == 0, reason="no NVIDIA GPU is visible"),
 ]
 
 
@@ -30,7 +30,7 @@ def sum_on_gpu():
 
 def test_a_worker_for_each_gpu_with_nccl():
     """`workers_per_host="gpu"`: all are visible to each worker."""
-    count = hosts.gpus()
+    count = machine.gpus()
     results = list(phalanx.launch(sum_on_gpu, workers_per_host="gpu", backend="nccl"))
     assert results == [(sum(range(1, count + 1)), count, "nccl")] * count
 
@@ -47,7 +47,7 @@ def test_auto_reduces_tensors_of_both_kinds():
             dist.all_reduce(value)
         return [value.item() for value in values]
 
-    count = hosts.gpus()
+    count = machine.gpus()
     assert phalanx.launch(both, workers_per_host="gpu").rank(0) == [count, count]
 
 
@@ -156,7 +156,7 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
     from tests.conftest import wait_until
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    have = hosts.gpus()
+    have = machine.gpus()
     show = 'echo "${CUDA_VISIBLE_DEVICES-none}"'
 
     def app(command, gpus, replicas=1):

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 
-from phalanx import __version__, hosts, wire
-from phalanx.rounds import Ended, Fault, Outcome
+from phalanx import __version__, _wire as wire
+from phalanx._system import machine
+from phalanx._core.rounds import Ended, Fault, Outcome
 
 VALUE = pickle.dumps("the liar's value")
 
@@ -71,26 +72,26 @@ class Host:
         self.send(wire.Ready(torch=False, spawn=False))
 
     def begin(self):
-        begin = self.until(wire.Begin)
+        begin = self.until(wire.BeginRound)
         self.round = begin.round
         (self.rank,) = begin.membership.member(begin.agent).ranks
-        self.tell(wire.Started, pids={self.rank: os.getpid()}, rank=None)
-        self.tell(wire.Entered, clock=time.monotonic())
+        self.tell(wire.WorkersStarted, pids={self.rank: os.getpid()}, rank=None)
+        self.tell(wire.WorkerEntered, clock=time.monotonic())
 
     def outcome(self, kind=Ended.RETURNED, **fields):
         return Outcome(**{"rank": self.rank, "kind": kind, "clock": time.monotonic(), **fields})
 
     def value(self):
         self.tell(wire.Piece, key="payload", offset=0, total=len(VALUE), data=VALUE)
-        self.tell(wire.Report, outcome=self.outcome())
+        self.tell(wire.WorkerEnded, outcome=self.outcome())
 
     def stop(self):
-        self.tell(wire.Stopped, rank=None, port=1)
+        self.tell(wire.RoundCleared, rank=None, port=1)
 
     def end(self):
         """Be an honest one to the end."""
         self.stop()
-        self.until(wire.Leave)
+        self.until(wire.ShutDown)
         sys.exit(0)
 
     def stay(self):
@@ -103,32 +104,32 @@ class Host:
 
 
 def report_of_another_rank(host):
-    host.tell(wire.Report, rank=0, outcome=host.outcome(rank=0))
+    host.tell(wire.WorkerEnded, rank=0, outcome=host.outcome(rank=0))
 
 
 def report_on_another_rank(host):
-    host.tell(wire.Report, outcome=host.outcome(rank=0))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(rank=0))
 
 
 def report_of_no_rank(host):
-    host.tell(wire.Report, rank=None, outcome=host.outcome())
+    host.tell(wire.WorkerEnded, rank=None, outcome=host.outcome())
 
 
 def report_of_a_rank_there_is_not(host):
-    host.tell(wire.Report, rank=99, outcome=host.outcome(rank=99))
+    host.tell(wire.WorkerEnded, rank=99, outcome=host.outcome(rank=99))
 
 
 def report_again(host):
     host.value()
-    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED))
 
 
 def report_of_a_loss(host):
-    host.tell(wire.Report, outcome=host.outcome(Ended.LOST, detail="it was not me"))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.LOST, detail="it was not me"))
 
 
 def report_at_no_moment(host):
-    host.tell(wire.Report, outcome=host.outcome(clock=float("nan")))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(clock=float("nan")))
 
 
 def value_of_another_rank(host):
@@ -137,27 +138,27 @@ def value_of_another_rank(host):
 
 
 def output_of_another_rank(host):
-    host.tell(wire.Log, rank=0, stream="stdout", data=b"forged\n")
+    host.tell(wire.LogData, rank=0, stream="stdout", data=b"forged\n")
 
 
 def output_of_another_round(host):
-    host.tell(wire.Log, round=7, stream="stdout", data=b"forged\n")
+    host.tell(wire.LogData, round=7, stream="stdout", data=b"forged\n")
 
 
 def start_of_another_rank(host):
-    host.tell(wire.Started, rank=None, round=host.round, pids={0: 1})
+    host.tell(wire.WorkersStarted, rank=None, round=host.round, pids={0: 1})
 
 
 def first_start_of_another_rank(host):
     host.prepared()
     host.hello()
-    round_ = host.until(wire.Begin).round
-    host.send(wire.Started(round=round_, pids={0: 1, 1: 1}))
+    round_ = host.until(wire.BeginRound).round
+    host.send(wire.WorkersStarted(round=round_, pids={0: 1, 1: 1}))
 
 
 def stacks_of_another_rank(host):
     dumps = (wire.RankDump(0, 5, text="forged"),)
-    host.tell(wire.Stacks, rank=None, request=0, ranks=dumps)
+    host.tell(wire.WorkerStacks, rank=None, request=0, ranks=dumps)
 
 
 # ── order ─────────────────────────────────────────────────────────────────────
@@ -173,20 +174,20 @@ def first_ready_without_hello(host):
 
 
 def a_frame_of_the_launchers(host):
-    host.send(wire.Leave())
+    host.send(wire.ShutDown())
 
 
 def a_frame_of_the_zygotes(host):
-    host.tell(wire.Exit, status=0, clock=0.0, signalled=None)
+    host.tell(wire.WorkerExited, status=0, clock=0.0, signalled=None)
 
 
 def rest_too_early(host):
-    host.send(wire.Rested())
-    host.tell(wire.Report, rank=0, outcome=host.outcome(rank=0))
+    host.send(wire.StayingWarm())
+    host.tell(wire.WorkerEnded, rank=0, outcome=host.outcome(rank=0))
 
 
 def stopped_without_end(host):
-    data = wire.encode(wire.Stopped(app=host.app, round=99)) * 1000
+    data = wire.encode(wire.RoundCleared(app=host.app, round=99)) * 1000
     for _ in range(1000):
         host.say(data)
 
@@ -244,16 +245,16 @@ def first_noise(host):
 
 
 def want_of_what_there_is_not(host):
-    host.send(wire.Want(digests=("../../etc/passwd",)))
+    host.send(wire.WantContent(digests=("../../etc/passwd",)))
 
 
 def want_without_end(host):
     for _ in range(1000):
-        host.send(wire.Want(digests=("0" * 64,)))
+        host.send(wire.WantContent(digests=("0" * 64,)))
 
 
 def arrival_of_less_than_nothing(host):
-    host.send(wire.Arrived(size=-(1 << 60)))
+    host.send(wire.ProjectArrived(size=-(1 << 60)))
 
 
 # ── values ────────────────────────────────────────────────────────────────────
@@ -293,18 +294,18 @@ def piece_after_the_end(host):
 
 def value_too_large(host):
     host.tell(wire.Piece, key="payload", offset=0, total=10**18, data=b"x" * (1 << 20))
-    host.tell(wire.Report, outcome=host.outcome())
+    host.tell(wire.WorkerEnded, outcome=host.outcome())
     host.end()
 
 
 def value_never_ended(host):
     host.tell(wire.Piece, key="payload", offset=0, total=100, data=b"x")
-    host.tell(wire.Report, outcome=host.outcome())
+    host.tell(wire.WorkerEnded, outcome=host.outcome())
     host.end()
 
 
 def value_never_begun(host):
-    host.tell(wire.Report, outcome=host.outcome())
+    host.tell(wire.WorkerEnded, outcome=host.outcome())
     host.end()
 
 
@@ -312,23 +313,25 @@ def value_never_begun(host):
 
 
 def stream_that_there_is_not(host):
-    host.tell(wire.Log, stream="../../x", data=b"x\n")
+    host.tell(wire.LogData, stream="../../x", data=b"x\n")
 
 
 def output_of_nothing(host):
-    host.tell(wire.Log, stream="stdout", data=b"")
+    host.tell(wire.LogData, stream="stdout", data=b"")
 
 
 def output_without_end(host):
     data = wire.encode(
-        wire.Log(app=host.app, round=host.round, rank=host.rank, stream="stdout", data=b"x\n" * 40)
+        wire.LogData(
+            app=host.app, round=host.round, rank=host.rank, stream="stdout", data=b"x\n" * 40
+        )
     )
     for _ in range(1000):
         host.say(data * 1000)
 
 
 def own_output_without_end(host):
-    data = wire.encode(wire.Log(app=host.app, stream="records", data=b"x" * 9000))
+    data = wire.encode(wire.LogData(app=host.app, stream="records", data=b"x" * 9000))
     for _ in range(10_000):
         host.say(data)
 
@@ -338,7 +341,7 @@ def own_output_without_end(host):
 
 def notes_without_end(host):
     for i in range(5000):
-        host.send(wire.Note(message=f"note {i} \x1b[2J" + "x" * 100_000 * (i < 3)))
+        host.send(wire.UserNote(message=f"note {i} \x1b[2J" + "x" * 100_000 * (i < 3)))
     host.value()
     host.end()
 
@@ -361,7 +364,7 @@ def records_that_are_none(host):
     ]
     data = "\n".join(lines).encode() + b"\n"
     for at in range(0, len(data), 1 << 17):
-        host.tell(wire.Log, stream="records", data=data[at : at + (1 << 17)])
+        host.tell(wire.LogData, stream="records", data=data[at : at + (1 << 17)])
     host.value()
     host.end()
 
@@ -370,19 +373,19 @@ def escapes_in_a_fault(host):
     fault = Fault(
         "E\x1b[2J", "bad\x1b]0;owned\x07\nsecond", "Traceback\x1b[1A\x1b[2Kgone", reraise=False
     )
-    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED, fault=fault, stderr="\x1b[2J"))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, fault=fault, stderr="\x1b[2J"))
     host.end()
 
 
 def escapes_in_last_words(host):
-    host.send(wire.Broken(message="no \x1b[2J\udcff way"))
+    host.send(wire.AgentGone(message="no \x1b[2J\udcff way"))
 
 
 def an_exit_that_is_raised(host):
     data = pickle.dumps(SystemExit(0))
     host.tell(wire.Piece, key="payload", offset=0, total=len(data), data=data)
     fault = Fault("SystemExit", "0", "", reraise=True)
-    host.tell(wire.Report, outcome=host.outcome(Ended.RAISED, fault=fault))
+    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, fault=fault))
     host.end()
 
 
@@ -400,7 +403,7 @@ def no_end_with_output(host):
     host.stop()
     while True:
         host.until(wire.Ping)
-        host.tell(wire.Log, stream="stdout", data=b".\n")
+        host.tell(wire.LogData, stream="stdout", data=b".\n")
 
 
 def deaf(host):
@@ -418,7 +421,7 @@ def proxy(seed):
 
     read, write = map(int, sys.argv[2:4])
     mutator = Mutator(int(seed))
-    agent = subprocess.Popen(hosts.agent_command("0", "1"), stdin=read, stdout=subprocess.PIPE)
+    agent = subprocess.Popen(machine.agent_command("0", "1"), stdin=read, stdout=subprocess.PIPE)
     os.close(read)
     decoder = wire.Decoder()
     while data := os.read(agent.stdout.fileno(), 1 << 16):

@@ -5,8 +5,8 @@ import random
 
 import msgpack
 
-from phalanx import wire
-from phalanx.wire import codec
+from phalanx import _wire as wire
+from phalanx._wire import codec
 
 NUMBERS = (-1, 0, 1, 2, 7, 255, 65536, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
 OTHERS = (None, True, False, "", "x" * 300, b"\xff", [], {}, [[]], {"a": 1}, 0.5, float("inf"))
@@ -57,7 +57,7 @@ class Mutator:
         if frame.rank is None or self.random.random() < 0.2:
             return dataclasses.replace(frame, round=frame.round + self.random.choice((-1, 1)))
         rank = self.random.choice((0, 0, 1, 2, frame.rank + 1))
-        if isinstance(frame, wire.Report):
+        if isinstance(frame, wire.WorkerEnded):
             outcome = dataclasses.replace(frame.outcome, rank=rank)
             return dataclasses.replace(frame, rank=rank, outcome=outcome)
         return dataclasses.replace(frame, rank=rank)
@@ -66,7 +66,7 @@ class Mutator:
         """Some field, however deep, with another value."""
         fields = {f.name: codec._plain(getattr(frame, f.name)) for f in dataclasses.fields(frame)}
         data = fields.pop("data", b"")
-        if isinstance(frame, wire.Piece | wire.Log) and self.random.random() < 0.3:
+        if isinstance(frame, wire.Piece | wire.LogData) and self.random.random() < 0.3:
             data = data[: self.random.randrange(len(data) + 1)] * self.random.choice((1, 2))
         else:
             self._put(fields)

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import socket
 
-from phalanx import trust, wire
-from phalanx.channel import SocketChannel
-from phalanx.rendezvous.tcp import keys
-from phalanx.rounds import Endpoint
-from phalanx.wire import peers
+from phalanx._channel import trust
+from phalanx import _wire as wire
+from phalanx._channel.channel import SocketChannel
+from phalanx._rendezvous.tcp import tokens
+from phalanx._core.rounds import Endpoint
+from phalanx._wire import rendezvous_frames
 
 TOKEN = "the token of these tests"
-ENVIRON = {keys.VARIABLE: TOKEN}
+ENVIRON = {tokens.VARIABLE: TOKEN}
 
 
 def meet(**fields):
@@ -29,7 +30,7 @@ def meet(**fields):
         "torch": False,
         "bounds": (2, 2),
     }
-    return peers.Meet(**{**defaults, **fields})
+    return rendezvous_frames.JoinRequest(**{**defaults, **fields})
 
 
 def say(port, data, patience=5.0):

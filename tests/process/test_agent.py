@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from phalanx import hosts, wire
-from phalanx.launcher import Launcher
-from phalanx.launcher.imports import Needs
-from phalanx.launcher.plan import make_plan
+from phalanx._system import machine
+from phalanx import _wire as wire
+from phalanx._launcher.launcher import Launcher
+from phalanx._launcher.planning.imports import Needs
+from phalanx._launcher.planning.plan import make_plan
 
 
 def first_frame():
@@ -20,7 +21,7 @@ def first_frame():
 def talk(*parts, timeout=30):
     """Say these bytes to an agent, close, and give its frames, exit code and stderr."""
     done = subprocess.run(
-        hosts.agent_command(), input=b"".join(parts), capture_output=True, timeout=timeout
+        machine.agent_command(), input=b"".join(parts), capture_output=True, timeout=timeout
     )
     return wire.Decoder().feed(done.stdout), done.returncode, done.stderr.decode()
 
@@ -34,7 +35,7 @@ def test_garbage_as_first_words_is_refused(noise):
     assert code == 1
     assert "Traceback" not in errors
     (broken,) = frames
-    assert isinstance(broken, wire.Broken)
+    assert isinstance(broken, wire.AgentGone)
     assert "cannot start" in broken.message
 
 
@@ -48,14 +49,14 @@ def test_another_version_is_refused_by_name():
 
 def test_a_first_frame_of_the_wrong_kind_is_refused():
     """Prepare comes first."""
-    frames, _, _ = talk(wire.encode(wire.Leave()))
+    frames, _, _ = talk(wire.encode(wire.ShutDown()))
     assert "the first frame was Leave" in frames[0].message
 
 
 def test_garbage_in_the_middle_ends_the_agent_in_order():
     """It says what it was sent; nothing stays."""
     process = subprocess.Popen(
-        hosts.agent_command(),
+        machine.agent_command(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,21 +68,23 @@ def test_garbage_in_the_middle_ends_the_agent_in_order():
     assert isinstance(hello, wire.Hello)
     out, errors = process.communicate(b"noise from a .bashrc\n", timeout=30)
     frames = decoder.feed(out)
-    assert any(isinstance(f, wire.Broken) and "noise from a .bashrc" in f.message for f in frames)
+    assert any(
+        isinstance(f, wire.AgentGone) and "noise from a .bashrc" in f.message for f in frames
+    )
     assert process.returncode == 0, errors
 
 
 def test_frames_out_of_place_are_ignored():
     """A stop before the round, pieces of unknown functions, frames meant for others."""
     strange = [
-        wire.Stop(round=7, grace=0.0),
-        wire.Taken(size=1),
-        wire.Signal(number=10),
+        wire.HaltRound(round=7, grace=0.0),
+        wire.LogsTaken(size=1),
+        wire.SignalWorkers(number=10),
         wire.Piece(key="abc", offset=0, total=1, data=b"x"),
         wire.Hello(version="", python="", hostname="", pid=1, port=1, spool=""),
     ]
     frames, code, errors = talk(
-        wire.encode(first_frame()), *map(wire.encode, strange), wire.encode(wire.Leave())
+        wire.encode(first_frame()), *map(wire.encode, strange), wire.encode(wire.ShutDown())
     )
     assert isinstance(frames[0], wire.Hello)
     assert code == 0, errors
@@ -95,7 +98,10 @@ def test_an_agent_that_hears_nothing_at_all_just_ends():
 def test_a_peer_that_never_reads_does_not_keep_an_agent():
     """Its end of file is enough."""
     process = subprocess.Popen(
-        hosts.agent_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        machine.agent_command(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     process.stdin.write(wire.encode(first_frame()) + wire.encode(wire.Ping(sent=0.0)) * 20_000)
     process.stdin.close()
@@ -114,7 +120,7 @@ def test_what_was_sent_is_waited_for_before_a_channel_is_let_go():
     """A process that ends takes along what its peer has not read."""
     import asyncio
 
-    from phalanx.channel import PipeChannel
+    from phalanx._channel.channel import PipeChannel
 
     got = bytearray()
 
@@ -127,7 +133,7 @@ def test_what_was_sent_is_waited_for_before_a_channel_is_let_go():
         their_read, outgoing = os.pipe()
         channel = await PipeChannel.open(open(incoming, "rb", 0), open(outgoing, "wb", 0))
         for _ in range(3):
-            await channel.send(wire.Log(stream="stdout", data=b"x" * (256 << 10)))
+            await channel.send(wire.LogData(stream="stdout", data=b"x" * (256 << 10)))
         assert not channel.is_written
         reader = threading.Thread(target=read, args=(their_read,))
         reader.start()

@@ -8,8 +8,9 @@ import urllib.request
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.registry.recorded import by_handle
-from phalanx.runner import catalog, get_runner
+from phalanx._registry.recorded_app import by_handle
+from phalanx._runner import catalog
+from phalanx.runner import get_runner
 from phalanx.specs import AppState
 from tests.conftest import wait_until
 

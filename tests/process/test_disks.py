@@ -15,8 +15,8 @@ import pytest
 
 import phalanx
 from phalanx.errors import OutputLost
-from phalanx.logs.losses import Loss, describe
-from phalanx.registry import recorded, replace, reserve
+from phalanx._logs.losses import Loss, describe
+from phalanx._registry import recorded_app, replace, reserve
 from tests.conftest import phalanx_processes, wait_until
 from tests.process.commands import phalanx as command
 from tests.process.disks import Disk
@@ -483,7 +483,7 @@ def test_an_exception_has_the_values(script):
         if __name__ == "__main__":
             try:
                 phalanx.launch(f, workers_per_host=2, log_spec=phalanx.DefaultLogSpec(
-                    {"localhost[0]": [phalanx.logs.spec.RankFile("/dev/full")]}
+                    {"localhost[0]": [phalanx._logs.spec.RankFile("/dev/full")]}
                 ))
             except phalanx.OutputLost as error:
                 print(list(error.result), error.places, isinstance(error, phalanx.LaunchError))
@@ -504,7 +504,7 @@ def test_a_workers_failure_comes_before_what_it_printed(script):
         if __name__ == "__main__":
             try:
                 phalanx.launch(f, workers_per_host=1, log_spec=phalanx.DefaultLogSpec(
-                    {"localhost[0]": [phalanx.logs.spec.RankFile("/dev/full")]}
+                    {"localhost[0]": [phalanx._logs.spec.RankFile("/dev/full")]}
                 ))
             except KeyError as error:
                 print("mine")
@@ -555,7 +555,7 @@ def test_how_an_app_ended_is_written_once_there_is_room(disk, case):
     (place / "status.reserve").unlink()
     disk.fill()
     case.go()
-    app = recorded.RecordedApp(place, json.loads((place / "app.json").read_text()))
+    app = recorded_app.RecordedApp(place, json.loads((place / "app.json").read_text()))
     wait_until(lambda: not _replicas_of(app))
     assert app.state.value == "RUNNING"
     disk.repair()
@@ -645,6 +645,6 @@ def test_a_launch_is_recorded_to_its_end_or_not_at_all(disk, script, pages):
     done = script(code, env={**os.environ, "XDG_STATE_HOME": str(disk.path)})
     assert done.returncode == 0, done.stderr
     disk.repair()
-    states = [app.state.value for app in recorded.apps(disk / "phalanx" / "apps")]
+    states = [app.state.value for app in recorded_app.apps(disk / "phalanx" / "apps")]
     assert states == ([] if "is not recorded" in done.stderr else ["SUCCEEDED"])
     assert not list(disk.path.rglob("*.new"))

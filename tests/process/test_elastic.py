@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.launcher.placement import PlacedAgent
-from phalanx.worker.processes import children
+from phalanx._launcher.placement import PlacedAgent
+from phalanx._system.processes import children
 from tests.conftest import is_alive, wait_until
 
 HERE = ["localhost"] * 3

@@ -101,7 +101,8 @@ def test_the_interpreters_exit_does_not_wait_for_a_handler_that_never_returns(sc
     """What is lost is said; the exit code is the program's own."""
     done = script("""
         import threading, sys
-        from phalanx import delivery, events
+        from phalanx import _delivery as delivery
+        from phalanx import events
         delivery.PATIENCE = 0.1
         class Stuck(events.EventHandler):
             def record(self, event):
@@ -119,7 +120,8 @@ def test_the_interpreters_exit_does_not_wait_for_logging_that_is_stuck(script):
     """Though the handler that is stuck holds the lock which `logging.shutdown` wants."""
     done = script("""
         import logging, threading
-        from phalanx import delivery, events
+        from phalanx import _delivery as delivery
+        from phalanx import events
         delivery.PATIENCE = 0.1
         inside = threading.Event()
         class Stuck(logging.Handler):

@@ -39,7 +39,7 @@ def test_an_exception_is_raised_with_its_type_and_the_workers_traceback():
     assert f'{os.path.basename(__file__)}", line {line}, in action' in note
     assert "rank 1 on localhost" in note
     assert "localhost[1].log" in note
-    assert "phalanx/worker" not in note
+    assert "phalanx/_worker" not in note
     assert "2 other workers were stopped" in note
 
 
@@ -322,7 +322,7 @@ def test_the_traceback_is_in_the_workers_log_as_well(tmp_path):
         phalanx.launch(fail, workers_per_host=1)
     (log,) = (tmp_path / "logs").glob("*localhost[[]0].log")
     assert "ValueError: logged" in log.read_text()
-    assert "phalanx/worker" not in log.read_text()
+    assert "phalanx/_worker" not in log.read_text()
 
 
 def test_errors_of_ours_pickle_with_their_fields():

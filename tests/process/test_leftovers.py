@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.worker import cgroup, leftovers
-from phalanx.worker.identity import identity
+from phalanx._system import cgroup
+from phalanx._worker import leftovers
+from phalanx._system.identity import identity
 from tests.conftest import is_alive, phalanx_processes, wait_until
 from tests.process.test_cleanup import SLEEPING, agents, find, wait_up
 

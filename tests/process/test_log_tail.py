@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.logs.lines import read_back, read_lines
+from phalanx._logs.lines import read_back, read_lines
 from tests.conftest import wait_until
 from tests.process.terminal import phalanx as at_terminal
 

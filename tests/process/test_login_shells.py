@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from phalanx.launcher import targets
+from phalanx._launcher.transport import targets
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "csh", "zsh", "fish", "mksh"])

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import phalanx
-from phalanx import hosts
+from phalanx._system import machine
 from phalanx.errors import LaunchError, ResultError, WorkerFailed
-from phalanx.launcher import children
-from phalanx.logs.spec import LogSpec
-from phalanx.rendezvous import coordinator
+from phalanx._launcher.transport import processes
+from phalanx._logs.spec import LogSpec
+from phalanx._rendezvous import coordinator
 from tests.process import two_hosts
 from tests.process.mutation import Mutator
 
@@ -31,7 +31,7 @@ def second(monkeypatch):
     """Have the second agent that is started be another program."""
 
     def be(lie):
-        honest = hosts.agent_command
+        honest = machine.agent_command
         count = itertools.count()
 
         def command(*arguments, env_file=None):
@@ -39,8 +39,8 @@ def second(monkeypatch):
                 return honest(*arguments, env_file=env_file)
             return [sys.executable, "-m", "tests.process.liar", lie, *arguments]
 
-        monkeypatch.setattr(children.hosts, "agent_command", command)
-        root = str(hosts.__file__).rpartition("/src/")[0]
+        monkeypatch.setattr(processes.hosts, "agent_command", command)
+        root = str(machine.__file__).rpartition("/src/")[0]
         monkeypatch.setenv("PYTHONPATH", root)
 
     return be

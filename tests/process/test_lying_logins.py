@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from phalanx.errors import StartFailed
-from phalanx.launcher.bundle import make_bundle
-from phalanx.launcher.checking import Visit
-from phalanx.launcher.dialing import Dial, Errand
-from phalanx.launcher.places import Place
-from phalanx.launcher.targets import Target
+from phalanx._launcher.transport.bundle import make_bundle
+from phalanx._launcher.host_check import Visit
+from phalanx._launcher.transport.dial import Dial, RemoteSetup
+from phalanx._launcher.planning.hosts import ListedHost
+from phalanx._launcher.transport.targets import Target
 
 # What it is given last: /bin/sh -c STUB phalanx MARKER PROGRAM VERSION PYTHON.
 HEAD = """
@@ -82,8 +82,8 @@ def target(tmp_path, code):
 def test_a_host_that_lies_when_it_is_dialled_is_one_that_cannot_be_used(tmp_path, said):
     """One error, bounded and plain; nothing waits for more."""
     code, why = ARRIVALS[said]
-    errand = Errand(make_bundle(), None, 20.0)
-    dial = Dial(target(tmp_path, code), errand, threading.Semaphore())
+    remote_setup = RemoteSetup(make_bundle(), None, 20.0)
+    dial = Dial(target(tmp_path, code), remote_setup, threading.Semaphore())
     with pytest.raises(StartFailed, match=why) as failed:
         dial.future.result(60)
     assert len(str(failed.value)) < 20_000
@@ -107,7 +107,7 @@ time.sleep(60)
 @pytest.mark.parametrize("said", VISITS)
 def test_a_host_that_lies_when_it_is_checked_is_not_usable(tmp_path, said):
     """Its own report says so, under its own name."""
-    place = Place("box2", target(tmp_path, VISITS[said]))
+    place = ListedHost("box2", target(tmp_path, VISITS[said]))
     visit = Visit(place, threading.Semaphore(), 20.0)
     visit.arrive()
     visit.leave()
@@ -125,7 +125,7 @@ say(json.dumps({**examination.facts(), "port": 5}) + "\\n" + '{"clock": 1.5}\\n'
 say('{"reached": {"nobody": "x", "box3": "", "box4": "no \\\\u001b[2J"}}\\n')
 time.sleep(60)
 """
-    visit = Visit(Place("box2", target(tmp_path, code)), threading.Semaphore(), 20.0)
+    visit = Visit(ListedHost("box2", target(tmp_path, code)), threading.Semaphore(), 20.0)
     visit.arrive()
     visit.try_peers([("box3", "a", 1), ("box4", "b", 1), ("box5", "c", 1)])
     visit.leave()

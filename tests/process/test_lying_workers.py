@@ -8,9 +8,9 @@ import time
 import pytest
 
 import phalanx
-from phalanx import wire
+from phalanx import _wire as wire
 from phalanx.errors import ResultError, WorkerFailed
-from phalanx.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, Fault, Outcome
 from tests.conftest import wait_until
 
 
@@ -32,7 +32,7 @@ def say(*messages):
 
 
 def report(rank, kind=Ended.RETURNED, **fields):
-    return wire.Report(rank=rank, outcome=Outcome(rank, kind, time.monotonic(), **fields))
+    return wire.WorkerEnded(rank=rank, outcome=Outcome(rank, kind, time.monotonic(), **fields))
 
 
 def forge(done):
@@ -41,11 +41,11 @@ def forge(done):
         fault = Fault("Forged", "it was rank 0", "")
         say(b"", b"\0" * 999, b"PHX", os.urandom(4000))
         say(report(0, Ended.RAISED, fault=fault), report(77), report(-1), report(1, Ended.LOST))
-        say(wire.Entered(app="x", round=9, rank=0, clock=float("inf")))
+        say(wire.WorkerEntered(app="x", round=9, rank=0, clock=float("inf")))
         say(
-            wire.Entered(app="x", round=9, rank=0, clock=1.0),
-            wire.Broken(message="forged"),
-            wire.Leave(),
+            wire.WorkerEntered(app="x", round=9, rank=0, clock=1.0),
+            wire.AgentGone(message="forged"),
+            wire.ShutDown(),
         )
         open(done, "w").close()
     wait_until(lambda: os.path.exists(done))

@@ -58,7 +58,8 @@ def test_the_interpreters_exit_delivers_what_is_queued(script):
 def test_the_interpreters_exit_does_not_wait_for_a_pipe_that_nobody_reads(script):
     """And is not aborted for it: what is lost is said."""
     process = script.start("""
-        from phalanx import delivery, metrics
+        from phalanx import _delivery as delivery
+        from phalanx import metrics
         delivery.PATIENCE = 0.1
         metrics.configure(metrics.ConsoleMetricHandler())
         for i in range(5000):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import phalanx
-from phalanx.registry import recorded
+from phalanx._registry import recorded_app
 from tests.conftest import phalanx_processes, wait_until
 
 
@@ -103,7 +103,7 @@ def test_a_launcher_that_was_killed_is_not_running(script):
         "import phalanx, time\nphalanx.launch(time.sleep, args=(100,), workers_per_host=1)"
     )
     wait_until(lambda: phalanx_processes())
-    wait_until(lambda: recorded.apps() and recorded.apps()[0].state.value == "RUNNING")
+    wait_until(lambda: recorded_app.apps() and recorded_app.apps()[0].state.value == "RUNNING")
     process.kill()
     process.communicate()
     (app,) = ask("list")
@@ -165,7 +165,7 @@ def test_mistakes_are_one_sentence():
     for _ in range(2):
         phalanx.launch(int, workers_per_host=1)
     assert "is the beginning of 2 apps" in command("status", "int").stderr
-    app = recorded.apps()[-1].id
+    app = recorded_app.apps()[-1].id
     assert f"Did you mean '{app}'?" in command("log", app[:-1] + "x").stderr
     assert "has ranks 0 to 0, not 7" in command("log", app, "-r", "7").stderr
     for wrong in (
@@ -187,7 +187,7 @@ def test_clean_removes_what_has_ended(tmp_path):
     assert "1 app would be" in command("clean", "--older-than", "0", "--dry-run").stdout
     logs = set((tmp_path / "logs").iterdir())
     assert len(ask("clean", "--older-than", "0", "--logs")) == 1
-    assert [a.id for a in recorded.apps()] == [app.id]
+    assert [a.id for a in recorded_app.apps()] == [app.id]
     assert len(logs - set((tmp_path / "logs").iterdir())) == 2
     app.cancel(0.0)
     app.wait()
@@ -196,7 +196,7 @@ def test_clean_removes_what_has_ended(tmp_path):
 def test_rubbish_in_the_registry_hinders_nothing(own_registry):
     """Files that someone else wrote, or a crash left."""
     phalanx.launch(int, workers_per_host=1)
-    (mine,) = recorded.apps()
+    (mine,) = recorded_app.apps()
     for name, text in [("a", "{"), ("b", '{"version": 1}'), ("c", "[]"), ("d", '{"version": 9}')]:
         (own_registry / name).mkdir()
         (own_registry / name / "app.json").write_text(text)
@@ -212,7 +212,7 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     for _ in range(2):
         assert list(phalanx.launch(int, workers_per_host=1)) == [0]
-    assert recorded.apps() == []
+    assert recorded_app.apps() == []
     (said,) = [record.getMessage() for record in caplog.records if record.name == "phalanx"]
     assert "is not recorded ([Errno 2] No such file or directory: '/proc/nowhere')" in said
 
@@ -251,14 +251,14 @@ def test_a_registry_that_others_can_write_is_not_used(own_registry, tmp_path, sp
 
 def test_many_apps_are_pruned(own_registry, monkeypatch):
     """The oldest that have ended go first."""
-    from phalanx import registry
+    from phalanx import _registry as registry
 
     monkeypatch.setattr(registry, "KEPT", 6)
     monkeypatch.setattr(registry, "PRUNED_TO", 4)
     with phalanx.Launcher(workers_per_host=1) as launcher:
         for _ in range(12):
             launcher.run(int)
-    assert len(recorded.apps()) <= 7
+    assert len(recorded_app.apps()) <= 7
 
 
 def test_output_into_a_pipe_that_closes():

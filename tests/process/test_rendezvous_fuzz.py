@@ -7,34 +7,39 @@ import socket
 
 import pytest
 
-from phalanx import trust, wire
-from phalanx.channel import SocketChannel
-from phalanx.rendezvous import protocol as p
-from phalanx.rendezvous.settings import Settings
-from phalanx.rendezvous.tcp.part import Part
-from phalanx.rendezvous.tcp.seat import TcpSeat
-from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome
-from phalanx.wire import peers
+from phalanx._channel import trust
+from phalanx import _wire as wire
+from phalanx._channel.channel import SocketChannel
+from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.decider import TcpDecider
+from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome
+from phalanx._wire import rendezvous_frames
 from tests.process.strangers import meet
 
 KEY = trust.key_of("the token of these tests", "rendezvous")
 COUNT = int(os.environ.get("FUZZ", "300"))
 OUTCOME = Outcome(1, Ended.RAISED, 1.0, 7, fault=Fault("E", "m", "t"), stderr="x")
 FRAMES = [
-    wire.Started(round=1, pids={1: 7}),
-    wire.Report(round=1, rank=1, outcome=OUTCOME),
-    wire.Stopped(round=1, port=9),
-    wire.Broken(message="x"),
-    wire.Leaving(),
+    wire.WorkersStarted(round=1, pids={1: 7}),
+    wire.WorkerEnded(round=1, rank=1, outcome=OUTCOME),
+    wire.RoundCleared(round=1, port=9),
+    wire.AgentGone(message="x"),
+    wire.Preempted(),
     wire.Ping(sent=1.0),
     wire.Pong(sent=1.0, clock=2.0),
-    wire.Entered(round=1, rank=0, clock=1.0),
-    wire.Log(round=1, rank=0, stream="stdout", data=b"x"),
+    wire.WorkerEntered(round=1, rank=0, clock=1.0),
+    wire.LogData(round=1, rank=0, stream="stdout", data=b"x"),
     wire.Piece(round=1, rank=0, key="payload", offset=0, total=1, data=b"x"),
-    peers.Met(leader=3),
-    peers.Refused(reason="x"),
-    peers.Over(reason="succeeded", missing=("a",), note="", members=(Member(1, "a", 0, 1),)),
-    peers.Blame(agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"),
+    rendezvous_frames.JoinAccepted(leader=3),
+    rendezvous_frames.JoinRefused(reason="x"),
+    rendezvous_frames.AppEnded(
+        reason="succeeded", missing=("a",), note="", members=(Member(1, "a", 0, 1),)
+    ),
+    rendezvous_frames.FailureTold(
+        agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"
+    ),
 ]
 
 
@@ -75,19 +80,19 @@ async def play(seed):
         quorum=True, max_restarts=10**6, backoff=0.0,
     )  # fmt: skip
     settings = Settings(is_host=True)
-    part = Part(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
-    seat = TcpSeat(part)
+    part = TcpHost(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
+    seat = TcpDecider(part)
 
     def act(action):
         match action:
-            case p.BeginRound(round_):
+            case p.BeginRoundAction(round_):
                 begun.append(round_)
-                seat.tell(p.Running(1, round_.number))
-            case p.HaltRound(number, _):
-                seat.tell(p.Cleared(1, number, Endpoint("", 1)))
+                seat.tell(p.WorkersStartedEvent(1, round_.number))
+            case p.HaltRoundAction(number, _):
+                seat.tell(p.RoundClearedEvent(1, number, Endpoint("", 1)))
 
     await seat.start(act, failures.append)
-    seat.tell(p.Joined(1, Endpoint("", 1)))
+    seat.tell(p.JoinedEvent(1, Endpoint("", 1)))
     port = seat._listener.port
     for number in range(COUNT):
         channel = await connect(port)
@@ -98,7 +103,7 @@ async def play(seed):
                 await channel.send_encoded(mutate(wire.encode(chance.choice(FRAMES)), chance))
         except ConnectionError:
             pass
-        seat.tell(p.Tick())
+        seat.tell(p.TickEvent())
         await asyncio.sleep(0)
         if chance.random() < 0.5:
             await channel.flush()
@@ -109,13 +114,13 @@ async def play(seed):
     await honest.send(meet(agent=7, hostname="honest", workers=1))
     async with asyncio.timeout(20):
         async for frame in honest.frames():
-            if isinstance(frame, peers.Assemble) and 7 in frame.agents:
+            if isinstance(frame, rendezvous_frames.RoundFormed) and 7 in frame.agents:
                 break
-            if isinstance(frame, wire.Stop):
-                await honest.send(wire.Stopped(round=frame.round, port=5))
+            if isinstance(frame, wire.HaltRound):
+                await honest.send(wire.RoundCleared(round=frame.round, port=5))
             if isinstance(frame, wire.Ping):
                 await honest.send(wire.Pong(sent=frame.sent, clock=1.0))
-            seat.tell(p.Tick())
+            seat.tell(p.TickEvent())
     assert not failures
     assert not seat.is_over
     honest.close()

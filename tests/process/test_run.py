@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.registry import recorded
+from phalanx._registry import recorded_app
 from phalanx.runner import get_runner
-from phalanx.worker.processes import descendants
+from phalanx._system.processes import descendants
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import check_snapshot, phalanx, without_ids
 
@@ -127,7 +127,7 @@ def test_a_mistake_is_one_clear_sentence(words, code, said, tmp_path):
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-    assert not recorded.apps()
+    assert not recorded_app.apps()
 
 
 COMPONENTS = '''
@@ -576,7 +576,7 @@ def test_a_killed_supervisor_leaves_nothing_running(whom):
     handle = submit("utils.sh", "setsid sleep 302 & echo up $$$$ $$!; sleep 300")
     line = wait_until(lambda: phalanx("log", handle).stdout)
     pids = [int(word) for word in line.split()[2:]]
-    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
     children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
     os.kill(keeper if whom == "keeper" else int(children[0]), signal.SIGKILL)
     wait_until(lambda: status(handle)["state"] == "FAILED")
@@ -880,7 +880,7 @@ def test_both_supervisors_killed_at_once():
     """The replica goes as well."""
     handle = submit("utils.sh", "echo up $$$$; exec sleep 303")
     line = wait_until(lambda: phalanx("log", handle).stdout)
-    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
     supervisor = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
     os.kill(keeper, signal.SIGSTOP)
     os.kill(supervisor, signal.SIGKILL)
@@ -895,7 +895,7 @@ def test_what_a_try_leaves_behind_does_not_live_on():
     script = "setsid sleep 304 & sh -c 'true &'; sleep 0.2; test -e again && exec sleep 300; touch again; exit 1"
     handle = submit("utils.sh", "--max_retries", "1", script)
     wait_until(lambda: status(handle)["num_restarts"] == 1)
-    keeper = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
     supervisor = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
 
     def below():
@@ -984,7 +984,7 @@ def test_more_mistakes_are_one_clear_sentence(words, code, said, tmp_path):
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert not recorded.apps()
+    assert not recorded_app.apps()
 
 
 def test_a_components_own_bug_is_shown_with_its_traceback(tmp_path):
@@ -1220,7 +1220,7 @@ def test_a_log_dir_that_cannot_be_made_is_refused(tmp_path):
         done = run("-cfg", f"log_dir={place}", "utils.echo")
         assert (done.returncode, done.stdout) == (1, "")
         assert "cannot be made for the logs" in done.stderr
-    assert not recorded.apps()
+    assert not recorded_app.apps()
 
 
 def test_an_empty_name_means_no_app():

@@ -13,8 +13,8 @@ import time
 import pytest
 
 import phalanx
-from phalanx.stacks import RankStacks
-from phalanx.worker.stacks import SIGNAL
+from phalanx._core.stacks import RankStacks
+from phalanx._worker.stack_signal import SIGNAL
 from tests.conftest import wait_until
 from tests.process.commands import phalanx as command
 

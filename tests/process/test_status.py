@@ -10,7 +10,7 @@ import time
 import pytest
 
 import phalanx
-from phalanx.registry import recorded
+from phalanx._registry import recorded_app
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import phalanx as command
 
@@ -37,7 +37,7 @@ def pids(status):
 
 def is_running(app, round_=1):
     """All workers of this round, or a later one, run, as far as is recorded."""
-    status = recorded.get(app.id).status()
+    status = recorded_app.get(app.id).status()
     states = {worker["state"] for worker in status["workers"]}
     return status if states == {"running"} and status["round"] >= round_ else None
 
@@ -114,7 +114,7 @@ def test_a_lost_host_a_spare_and_one_that_joins(tmp_path):
     assert third["hosts"][2]["reason"] == ""
     app.add_host("localhost")
     wait_until(lambda: hosts("active", "active", "spare", "spare"), timeout=30)
-    assert len(recorded.get(app.id).facts["roles"][0]["replicas"]) == 4
+    assert len(recorded_app.get(app.id).facts["roles"][0]["replicas"]) == 4
     go.touch()
     assert app.wait(30).state.value == "SUCCEEDED"
 
@@ -166,7 +166,9 @@ def test_a_launcher_that_was_killed_leaves_no_worker_that_runs(script, tmp_path)
         "if __name__ == '__main__':\n    phalanx.launch(f, workers_per_host=2)\n"
     )
     root = tmp_path / "state/phalanx/apps"
-    wait_until(lambda: root.is_dir() and recorded.apps() and is_running(recorded.apps()[0]), 60)
+    wait_until(
+        lambda: root.is_dir() and recorded_app.apps() and is_running(recorded_app.apps()[0]), 60
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     status = status_of()
@@ -183,8 +185,8 @@ def test_torchrun_is_followed_as_well(tmp_path):
     line = [sys.executable, "-m", "phalanx", "torchrun", *flags, "train.py"]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: recorded.apps() and is_running(recorded.apps()[0]), timeout=60)
-        (app,) = recorded.apps()
+        wait_until(lambda: recorded_app.apps() and is_running(recorded_app.apps()[0]), timeout=60)
+        (app,) = recorded_app.apps()
         first = app.status()
         os.kill(pids(first)[0], signal.SIGKILL)
         second = wait_until(lambda: is_running(app, 2))
@@ -201,7 +203,7 @@ def test_torchrun_is_followed_as_well(tmp_path):
 def test_rubbish_in_a_status_is_passed_over(tmp_path):
     """Another version, half a disk, or a hand has written it."""
     phalanx.launch(os.getpid, workers_per_host=1)
-    (app,) = recorded.apps()
+    (app,) = recorded_app.apps()
     known = json.loads((app.path / "status.json").read_text())
     for key in ("hosts", "workers", "rounds", "round", "num_restarts"):
         for value in (None, 3, "x", [None, 3, {}, {"rank": "x"}], {"a": 1}):

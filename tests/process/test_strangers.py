@@ -7,11 +7,12 @@ import socket
 
 import pytest
 
-from phalanx import trust, wire
-from phalanx.channel import SocketChannel
-from phalanx.rounds import Endpoint
-from phalanx.wire import peers
-from phalanx.worker.processes import descendants
+from phalanx._channel import trust
+from phalanx import _wire as wire
+from phalanx._channel.channel import SocketChannel
+from phalanx._core.rounds import Endpoint
+from phalanx._wire import rendezvous_frames
+from phalanx._system.processes import descendants
 from tests.conftest import wait_until
 from tests.process import strangers
 from tests.process.commands import phalanx
@@ -72,11 +73,11 @@ BAD = [
     meet(workers=-1),
     meet(agent=-5),
     meet(run_id="another"),
-    peers.Moved(app="run", door=Endpoint("127.0.0.1", 1)),
-    peers.Moved(door=Endpoint("127.0.0.1", 1)),
-    peers.Over(reason="succeeded", missing=(), note="", members=()),
-    wire.Stop(round=1, grace=0.0),
-    wire.Leave(),
+    rendezvous_frames.LeaderMoved(app="run", contact=Endpoint("127.0.0.1", 1)),
+    rendezvous_frames.LeaderMoved(contact=Endpoint("127.0.0.1", 1)),
+    rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", members=()),
+    wire.HaltRound(round=1, grace=0.0),
+    wire.ShutDown(),
     wire.Ping(sent=0.0),
 ]
 
@@ -116,7 +117,7 @@ def test_frames_of_one_that_has_the_token_are_checked_too(pair):
         assert prove_and_say(two.port, TOKEN, data, patience=0.2) == []
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     refused = prove_and_say(two.port, TOKEN, meet(run_id="another"))
-    assert isinstance(refused[0], peers.Refused)
+    assert isinstance(refused[0], rendezvous_frames.JoinRefused)
     assert "'run'" not in refused[0].reason
     two.end()
 
@@ -126,10 +127,10 @@ def test_nobody_comes_in_the_name_of_a_member(pair):
     two = pair()
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     told = prove_and_say(two.port, TOKEN, meet(agent=1), patience=1.0)
-    (assemble,) = [frame for frame in told if isinstance(frame, peers.Assemble)]
+    (assemble,) = [frame for frame in told if isinstance(frame, rendezvous_frames.RoundFormed)]
     for agent in assemble.agents:
         answer = prove_and_say(two.port, TOKEN, meet(agent=agent))
-        assert isinstance(answer[0], peers.Refused), answer
+        assert isinstance(answer[0], rendezvous_frames.JoinRefused), answer
         assert "in the name of another host" in answer[0].reason
     two.end()
 
@@ -200,13 +201,15 @@ def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_p
     two.end()
 
 
-@pytest.mark.parametrize("first", [wire.Leaving(), peers.Met(leader=1)], ids=repr)
+@pytest.mark.parametrize(
+    "first", [wire.Preempted(), rendezvous_frames.JoinAccepted(leader=1)], ids=repr
+)
 def test_one_that_does_not_begin_with_who_it_is_is_refused(pair, first):
     """And told why; it is said on the host that decides, too."""
     two = pair()
     (answer,) = prove_and_say(two.port, TOKEN, first)
     kind = type(first).__name__
-    assert answer == peers.Refused(reason=f"it began with {kind} instead of Meet")
+    assert answer == rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of Meet")
     assert f"a host was refused: it began with {kind} instead of Meet" in said_by(two.leader)
     two.join()
     two.end()
@@ -227,7 +230,9 @@ def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noq
         greeting = await trust.hear_greeting(connection)
         session = await trust.admit(connection, trust.key_of(TOKEN, "rendezvous"), greeting)
         channel = await SocketChannel.over(connection, session)
-        await channel.send(peers.Over(reason="succeeded", missing=(), note="", members=()))
+        await channel.send(
+            rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", members=())
+        )
         await channel.flush()
         channel.close()
         writer.close()
@@ -379,7 +384,7 @@ def test_what_a_host_claims_of_its_past_is_plausible_or_refused(pair):
     """Otherwise one could spend all restarts, or the numbers of rounds."""
     two = pair()
     (refused,) = prove_and_say(two.port, TOKEN, meet(restarts=1 << 30))
-    assert isinstance(refused, peers.Refused)
+    assert isinstance(refused, rendezvous_frames.JoinRefused)
     assert prove_and_say(two.port, TOKEN, meet(last_round=1 << 61)) == []
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     two.end()

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx import hosts
-from phalanx.worker import script
-from phalanx.worker.processes import descendants
+from phalanx._system import machine
+from phalanx._worker import script
+from phalanx._system.processes import descendants
 from tests.conftest import is_alive, wait_until
 from tests.process.terminal import Terminal
 
@@ -494,7 +494,7 @@ def test_workers_are_bound_to_their_processors(tmp_path):
     assert sorted(os.sched_getaffinity(0)) == allowed
 
 
-@pytest.mark.skipif(hosts.gpus() > 0, reason="there are GPUs here")
+@pytest.mark.skipif(machine.gpus() > 0, reason="there are GPUs here")
 def test_where_there_are_no_gpus_binding_near_them_is_refused(torchrun):
     """Nothing is started."""
     done = torchrun("print(1)", "--numa-binding", "node")
@@ -742,7 +742,7 @@ def test_a_syntax_error_shows_the_script_alone(torchrun):
     """And no frame of ours."""
     done = torchrun("def f(:\n", "--nproc-per-node", "1")
     assert "SyntaxError" in done.stderr
-    assert "phalanx/worker" not in done.stderr
+    assert "phalanx/_worker" not in done.stderr
 
 
 def test_what_is_waited_for_is_said(torchrun):

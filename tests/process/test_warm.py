@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.launcher import warmth
+from phalanx._launcher.warm import pool
 from tests.conftest import is_alive, phalanx_processes, wait_until
 
 
@@ -343,7 +343,7 @@ def runtime(tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
     yield place / "phalanx" / "warm"
-    for agent in warmth.kept_agents(place / "phalanx" / "warm"):
+    for agent in pool.kept_agents(place / "phalanx" / "warm"):
         agent.stop()
 
 
@@ -354,7 +354,7 @@ print(phalanx.launch(os.getppid, workers_per_host=2, keep_warm=60).rank(0))
 
 
 def kept(runtime):
-    return list(warmth.kept_agents(runtime))
+    return list(pool.kept_agents(runtime))
 
 
 def test_the_next_command_finds_the_agent_of_the_last(script, runtime):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError, LaunchError
-from phalanx.launcher import workspace
-from phalanx.launcher.tokens import Tokens
+from phalanx._launcher.project import workspace
+from phalanx._launcher.project.shared_directories import SharedDirectories
 
 
 def sent(found):
@@ -202,7 +202,7 @@ def test_nothing_and_what_is_no_directory():
 
 def test_tokens_are_there_for_a_moment(tmp_path):
     """With their own names in them; a place that cannot be written does no harm."""
-    tokens = Tokens({"a": str(tmp_path), "b": "/proc"})
+    tokens = SharedDirectories({"a": str(tmp_path), "b": "/proc"})
     tokens.create()
     (file,) = tmp_path.iterdir()
     assert file.read_text() == file.name == tokens.roots[0].token

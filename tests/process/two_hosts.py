@@ -13,20 +13,20 @@ import socket
 import time
 from concurrent.futures import Future
 
-from phalanx import __version__, wire
-from phalanx.channel import PipeChannel
+from phalanx import __version__, _wire as wire
+from phalanx._channel.channel import PipeChannel
 from phalanx.errors import LaunchError
-from phalanx.launcher import Launcher
-from phalanx.launcher.deciding import decide_here
-from phalanx.launcher.drive import Drive
-from phalanx.launcher.imports import Needs
-from phalanx.launcher.payload import Function
-from phalanx.launcher.placement import NotPlaced
-from phalanx.launcher.plan import make_plan
-from phalanx.logs.records import pack_message
-from phalanx.logs.writer import LogWriter
-from phalanx.rendezvous.protocol import Reason
-from phalanx.rounds import Ended, Outcome
+from phalanx._launcher.launcher import Launcher
+from phalanx._launcher.session.decider import decide_locally
+from phalanx._launcher.session.session import Session
+from phalanx._launcher.planning.imports import Needs
+from phalanx._launcher.payload import Function
+from phalanx._launcher.placement import NotPlaced
+from phalanx._launcher.planning.plan import make_plan
+from phalanx._logs.records import pack_message
+from phalanx._logs.writer import LogWriter
+from phalanx._rendezvous.protocol import Reason
+from phalanx._core.rounds import Ended, Outcome
 
 PATIENCE = 2.0
 
@@ -34,7 +34,7 @@ PATIENCE = 2.0
 class Played:
     """An agent of this process, in the place of a `PlacedAgent`."""
 
-    is_abroad = False
+    is_remote = False
     rest = None
     host = "played"
 
@@ -108,19 +108,19 @@ async def converse(reader, send, app):
     decoder = wire.Decoder()
     hello = {"hostname": "played", "pid": os.getpid(), "port": 1, "spool": "/tmp/phalanx-played"}
     await send(wire.Hello(app=app, version=__version__, python=platform.python_version(), **hello))
-    await send(wire.Log(app=app, stream="records", data=pack_message("an agent", 20)))
+    await send(wire.LogData(app=app, stream="records", data=pack_message("an agent", 20)))
     await send(wire.Ready(app=app, torch=False, spawn=False, failed=("nothing",)))
     while data := await reader.read(1 << 16):
         for frame in decoder.feed(data):
             match frame:
                 case wire.Ping():
                     await send(wire.Pong(app=app, sent=frame.sent, clock=time.monotonic()))
-                case wire.Begin():
+                case wire.BeginRound():
                     await work(send, app, frame)
-                case wire.Stop():
-                    await send(wire.Stopped(app=app, round=frame.round, port=1))
-                case wire.Leave():
-                    await send(wire.Note(app=app, message="it was nice"))
+                case wire.HaltRound():
+                    await send(wire.RoundCleared(app=app, round=frame.round, port=1))
+                case wire.ShutDown():
+                    await send(wire.UserNote(app=app, message="it was nice"))
                     return
 
 
@@ -129,19 +129,19 @@ async def work(send, app, begin):
     common = {"app": app, "round": begin.round}
     mine = {**common, "rank": rank}
     value = pickle.dumps(f"value {rank}")
-    await send(wire.Want(app=app, digests=(begin.function,)))
-    await send(wire.Started(pids={rank: os.getpid()}, **common))
-    await send(wire.Entered(clock=time.monotonic(), **mine))
+    await send(wire.WantContent(app=app, digests=(begin.function,)))
+    await send(wire.WorkersStarted(pids={rank: os.getpid()}, **common))
+    await send(wire.WorkerEntered(clock=time.monotonic(), **mine))
     for stream in ("stdout", "stderr"):
-        await send(wire.Log(stream=stream, data=b"a line\n", **mine))
-    await send(wire.Log(stream="records", data=pack_message("a record", 30), **mine))
+        await send(wire.LogData(stream=stream, data=b"a line\n", **mine))
+    await send(wire.LogData(stream="records", data=pack_message("a record", 30), **mine))
     half = len(value) // 2
     for offset, data in ((0, value[:half]), (half, value[half:])):
         piece = {"key": "payload", "offset": offset, "total": len(value), "data": data}
         await send(wire.Piece(**piece, **mine))
     outcome = Outcome(rank, Ended.RETURNED, time.monotonic(), os.getpid(), seconds=0.1)
-    await send(wire.Report(outcome=outcome, **mine))
-    await send(wire.Stopped(port=1, **common))
+    await send(wire.WorkerEnded(outcome=outcome, **mine))
+    await send(wire.RoundCleared(port=1, **common))
 
 
 def launch(mutator):
@@ -160,13 +160,13 @@ def launch(mutator):
 
 async def _launch(plan, call, mutator):
     logs = LogWriter({})
-    drive = Drive(
+    drive = Session(
         plan,
         Players(plan, mutator),
         call,
         logs,
         lambda _: None,
-        decide_here,
+        decide_locally,
         began=time.monotonic(),
     )
     running = asyncio.ensure_future(drive.run())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx import events, registry
+from phalanx import events, _registry as registry
 from phalanx.runner import get_runner
 from phalanx.specs import AppDef, AppState, Role
 from tests.conftest import wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx import network
+from phalanx._system import network
 from tests.ssh.cluster import PATH
 
 ROOT = Path(__file__).parents[2]

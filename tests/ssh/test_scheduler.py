@@ -187,9 +187,9 @@ def test_a_killed_supervisor_leaves_nothing_on_the_hosts(runner, cfg, cluster):
     """The app is FAILED, and says why."""
     handle = runner.run(shell("echo up; sleep 600", num_replicas=2), "ssh", cfg)
     wait_until(lambda: list(runner.log_lines(handle, replica=1)) == ["up"])
-    from phalanx.registry import recorded
+    from phalanx._registry import recorded_app
 
-    pid = recorded.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    pid = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
     os.kill(pid, signal.SIGKILL)
     status = runner.wait(handle)
     assert status.state is AppState.FAILED

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from phalanx.registry import recorded
+from phalanx._registry import recorded_app
 from tests.conftest import wait_until
 from tests.process.commands import phalanx as command
 
@@ -36,7 +36,7 @@ def stay():
 
 
 def running(app, hosts):
-    record = recorded.get(app.id)
+    record = recorded_app.get(app.id)
     status = record.status()
     states = [worker["state"] for worker in status["workers"]]
     active = [host["hostname"] for host in status["hosts"] if host["state"] == "active"]

@@ -10,14 +10,14 @@ import collections
 import random
 import selectors
 
-from phalanx import wire
-from phalanx.clock import ClockOffset, Interval
-from phalanx.rendezvous import protocol as p
-from phalanx.rendezvous.settings import Settings
-from phalanx.rendezvous.tcp.link import NoAnswer
-from phalanx.rendezvous.tcp.part import Part
-from phalanx.rendezvous.tcp.seat import TcpSeat
-from phalanx.rounds import Ended, Endpoint, Outcome
+from phalanx import _wire as wire
+from phalanx._core.clock import ClockOffset, Interval
+from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.tcp.link import PeerUnreachable
+from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.decider import TcpDecider
+from phalanx._core.rounds import Ended, Endpoint, Outcome
 
 PORT = 29400
 
@@ -50,7 +50,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Link:
-    """One end of a connection; as `phalanx.rendezvous.tcp.link.Link`."""
+    """One end of a connection; as `phalanx._rendezvous.tcp.link.Link`."""
 
     def __init__(self, net, own, other):
         self.net, self.own, self.other = net, own, other
@@ -117,7 +117,7 @@ class Link:
 
 
 class Listener:
-    """As `phalanx.rendezvous.tcp.listener.Listener`."""
+    """As `phalanx._rendezvous.tcp.listener.Listener`."""
 
     def __init__(self, net, host, port):
         self.net, self.host, self.port = net, host, port
@@ -151,10 +151,10 @@ class Wires:
         await asyncio.sleep(self.net.delay())
         if self.net.is_cut(self.host, place.address):
             await asyncio.sleep(2.0)
-            raise NoAnswer("no answer", closed=False)
+            raise PeerUnreachable("no answer", closed=False)
         listener = self.net.listeners.get((place.address, place.port))
         if listener is None or listener.take is None:
-            raise NoAnswer("refused", closed=True)
+            raise PeerUnreachable("refused", closed=True)
         ours = Link(self.net, self.host, place.address)
         theirs = Link(self.net, place.address, self.host)
         ours.peer, theirs.peer = theirs, ours
@@ -225,7 +225,7 @@ class SimulatedHost:
             hosts=(),
             start_timeout=60.0,
             stop_grace=2.0,
-            settle=0.1,
+            failure_window=0.1,
             min_hosts=least,
             max_hosts=most,
             open=True,
@@ -233,13 +233,13 @@ class SimulatedHost:
             max_restarts=max_restarts,
             quorum=True,
         )
-        part = Part(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
-        self.seat = TcpSeat(part, net.loop.time, Wires(net, self.name))
+        part = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
+        self.decider = TcpDecider(part, net.loop.time, Wires(net, self.name))
         self.tasks = []
 
     async def start(self):
-        await self.seat.start(self._act, self._failed)
-        self._later(lambda: self.seat.tell(p.Joined(self.agent, self._place())))
+        await self.decider.start(self._act, self._failed)
+        self._later(lambda: self.decider.tell(p.JoinedEvent(self.agent, self._place())))
         self.tasks.append(asyncio.ensure_future(self._tick()))
 
     def _place(self):
@@ -247,7 +247,7 @@ class SimulatedHost:
 
     async def _tick(self):
         while self.is_up and self.verdict is None:
-            self.seat.tell(p.Tick())
+            self.decider.tell(p.TickEvent())
             await asyncio.sleep(0.1)
 
     def _later(self, call):
@@ -262,32 +262,34 @@ class SimulatedHost:
 
     def _act(self, action):
         match action:
-            case p.BeginRound(round_):
+            case p.BeginRoundAction(round_):
                 self.seen.append(round_)
                 self.current = round_.number
                 self._later(lambda: self._run(round_.number))
-            case p.HaltRound(number, _):
+            case p.HaltRoundAction(number, _):
                 self._later(lambda: self._clear(number))
-            case p.Finish(verdict):
+            case p.FinishAction(verdict):
                 self.verdict = verdict
                 self.current = None
 
     def _run(self, number):
         if self.current == number:
-            self.seat.tell(p.Running(self.agent, number))
+            self.decider.tell(p.WorkersStartedEvent(self.agent, number))
 
     def _clear(self, number):
         if self.current == number:
             self.current = None
-            self.seat.tell(p.Cleared(self.agent, number, self._place()))
+            self.decider.tell(p.RoundClearedEvent(self.agent, number, self._place()))
 
     def fail(self):
         """A worker here fails."""
-        if self.is_up and self.current is not None and self.seat.round is not None:
+        if self.is_up and self.current is not None and self.decider.round is not None:
             now = self.net.loop.time()
-            rank = self.seat.round.member(self.agent).first_rank
+            rank = self.decider.round.member(self.agent).first_rank
             outcome = Outcome(rank, Ended.EXITED, now, code=1)
-            self.seat.tell(p.WorkerEnded(self.agent, self.current, outcome, Interval(now, now)))
+            self.decider.tell(
+                p.WorkerEndedEvent(self.agent, self.current, outcome, Interval(now, now))
+            )
 
     def crash(self):
         """End at once; peers are told by the closed connections, if they can be."""
@@ -295,7 +297,7 @@ class SimulatedHost:
             return
         self.is_up = False
         self.current = None
-        self.seat._background.cancel()
+        self.decider._background.cancel()
         for task in self.tasks:
             task.cancel()
         for link in self.net.links:
@@ -310,7 +312,7 @@ class SimulatedHost:
         return self.is_up and self.verdict is None and self.error is None
 
 
-async def play(history, count, least, most, seed, *, settle=40.0):
+async def play(history, count, least, most, seed, *, failure_window=40.0):
     """Run a history of (seconds, what, host) on so many hosts; gives the hosts at the end."""
     loop = asyncio.get_running_loop()
     net = Net(loop, seed)
@@ -332,10 +334,10 @@ async def play(history, count, least, most, seed, *, settle=40.0):
             case "return" if not hosts[target % count].is_up:
                 hosts[target % count] = SimulatedHost(net, target % count, least, most)
                 await hosts[target % count].start()
-    await asyncio.sleep(settle)
+    await asyncio.sleep(failure_window)
     for host in hosts:
         host.tasks and [task.cancel() for task in host.tasks]
-        host.seat._background.cancel()
+        host.decider._background.cancel()
     await asyncio.sleep(0)
     return hosts
 

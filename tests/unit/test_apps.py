@@ -6,14 +6,14 @@ from typing import Optional
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.registry import recorded
-from phalanx.runner import docstrings, handles
-from phalanx.runner.component import Component
-from phalanx.runner.config import Value, variable_name
-from phalanx.schedulers import gpus, last_words
-from phalanx.schedulers.options import make, option, options, parse
+from phalanx._registry import recorded_app
+from phalanx._runner import docstrings, handles
+from phalanx._runner.component import Component
+from phalanx._runner.config import ConfigValue, variable_name
+from phalanx._schedulers import gpus, error_text
+from phalanx._schedulers.options import make, option, options, parse
 from phalanx.schedulers import make_app_id
-from phalanx.schedulers.request import AppRequest, ReplicaRequest, RoleRequest
+from phalanx._schedulers.request import AppRequest, ReplicaRequest, RoleRequest
 from phalanx.specs import AppDef, Role
 
 
@@ -51,19 +51,19 @@ def test_handles():
     for wrong in ("app-1", "slurm://app", "slurm://s/a/b", "://s/a", ""):
         with pytest.raises(ConfigError, match="not a handle"):
             handles.parse(wrong)
-    place = handles.parse_place("slurm://s/app/role/0,2-4")
+    place = handles.parse_log_selector("slurm://s/app/role/0,2-4")
     assert (place.app, place.role, place.replicas) == ("slurm://s/app", "role", (0, 2, 3, 4))
-    assert handles.parse_place("app") == handles.Place("app")
-    assert handles.parse_place("app/role").role == "role"
+    assert handles.parse_log_selector("app") == handles.LogSelector("app")
+    assert handles.parse_log_selector("app/role").role == "role"
     for wrong in ("app/role/x", "a/b/c/d", "app//0", "app/role/1-"):
         with pytest.raises(ConfigError):
-            handles.parse_place(wrong)
+            handles.parse_log_selector(wrong)
 
 
 def test_ids_that_lead_out_of_the_registry_are_nobodys():
     """They come from the command line."""
     for wrong in ("", ".", "..", "../x", "a/b"):
-        assert recorded.get(wrong) is None
+        assert recorded_app.get(wrong) is None
 
 
 @dataclass
@@ -125,7 +125,7 @@ def test_options_come_from_a_dataclass():
 )
 def test_the_error_in_what_was_printed(text, error):
     """Of the last traceback; of torchrun's report, the worker's."""
-    assert last_words.in_text(text) == error
+    assert error_text.in_text(text) == error
 
 
 def replica(number, count):
@@ -172,8 +172,8 @@ def test_components_called_from_python():
     build = lambda *args: component.build(*args).roles[0].args[0]
     assert build(["--first", "a", "b", "c"]) == "('a', 2, ('b', 'c'), False)"
     assert build({"first": "a", "rest": ["b"], "last": True}) == "('a', 2, ('b',), True)"
-    assert build(["--first", "a"], {"second": Value("7", "file")}) == "('a', 7, (), False)"
+    assert build(["--first", "a"], {"second": ConfigValue("7", "file")}) == "('a', 7, (), False)"
     with pytest.raises(ConfigError, match="^file: both: second: 'x' is not a whole number"):
-        component.build(["--first", "a"], {"second": Value("x", "file")})
+        component.build(["--first", "a"], {"second": ConfigValue("x", "file")})
     with pytest.raises(ConfigError, match="has no option 'frist'. Did you mean --first"):
         component.build({"frist": "a"})

@@ -5,34 +5,34 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.clock import ClockOffset, Interval
-from phalanx.ranks import members
-from phalanx.rendezvous.causes import Failure, first_cause
-from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
-from phalanx.rendezvous.membership import Host
-from phalanx.rendezvous.protocol import (
-    BeginRound,
-    Cancel,
-    Cleared,
-    Finish,
-    Gone,
-    HaltRound,
-    Joined,
+from phalanx._core.clock import ClockOffset, Interval
+from phalanx._core.ranks import members
+from phalanx._rendezvous.causes import Failure, first_cause
+from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
+from phalanx._rendezvous.membership import Host
+from phalanx._rendezvous.protocol import (
+    BeginRoundAction,
+    CancelEvent,
+    RoundClearedEvent,
+    FinishAction,
+    AgentGoneEvent,
+    HaltRoundAction,
+    JoinedEvent,
     Phase,
     Policy,
     Reason,
-    Running,
-    Tick,
-    WorkerEnded,
+    WorkersStartedEvent,
+    TickEvent,
+    WorkerEndedEvent,
 )
-from phalanx.rounds import Ended, Endpoint, Fault, Outcome
+from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 
 STORE = Endpoint("127.0.0.1", 1234)
 
 
-def coordinator(*workers, settle=0.0, start_settle=0.0):
+def coordinator(*workers, failure_window=0.0, start_window=0.0):
     table = tuple(Host(i, f"h{i}", count, (i,)) for i, count in enumerate(workers))
-    policy = Policy(table, 10, 3, settle=settle, start_settle=start_settle)
+    policy = Policy(table, 10, 3, failure_window=failure_window, start_window=start_window)
     return Coordinator(policy, now=0.0)
 
 
@@ -41,25 +41,25 @@ def at(t):
 
 
 def ended(agent, rank, kind=Ended.RETURNED, t=1.0, **fields):
-    return WorkerEnded(agent, 1, Outcome(rank, kind, t, **fields), at(t))
+    return WorkerEndedEvent(agent, 1, Outcome(rank, kind, t, **fields), at(t))
 
 
 def begun(*workers, **kwargs):
     c = coordinator(*workers, **kwargs)
     for agent in range(len(workers)):
-        actions = c.handle(Joined(agent, STORE), 0.1)
+        actions = c.handle(JoinedEvent(agent, STORE), 0.1)
     (begin,) = actions
-    assert isinstance(begin, BeginRound)
+    assert isinstance(begin, BeginRoundAction)
     for agent in range(len(workers)):
-        assert c.handle(Running(agent, 1), 0.2) == []
+        assert c.handle(WorkersStartedEvent(agent, 1), 0.2) == []
     return c
 
 
 def test_the_round_begins_when_all_have_joined():
     """With the store at rank 0's host, and contiguous ranks."""
     c = coordinator(2, 1)
-    assert c.handle(Joined(1, Endpoint("other", 1)), 0.1) == []
-    (begin,) = c.handle(Joined(0, STORE), 0.2)
+    assert c.handle(JoinedEvent(1, Endpoint("other", 1)), 0.1) == []
+    (begin,) = c.handle(JoinedEvent(0, STORE), 0.2)
     assert begin.round.store == STORE
     assert [list(m.ranks) for m in begin.round.members] == [[0, 1], [2]]
     assert begin.round.world_size == 3
@@ -67,27 +67,27 @@ def test_the_round_begins_when_all_have_joined():
 
 def test_all_hosts_that_cannot_be_used_are_named():
     """Word from every host is waited for, once one has failed."""
-    c = coordinator(1, 1, 1, start_settle=5.0)
-    assert c.handle(Gone(1, "no route", at(0.1)), 0.1) == []
-    assert c.handle(Joined(0, STORE), 0.2) == []
-    halt, finish = c.handle(Gone(2, "refused", at(0.3)), 0.3)
-    assert isinstance(halt, HaltRound)
+    c = coordinator(1, 1, 1, start_window=5.0)
+    assert c.handle(AgentGoneEvent(1, "no route", at(0.1)), 0.1) == []
+    assert c.handle(JoinedEvent(0, STORE), 0.2) == []
+    halt, finish = c.handle(AgentGoneEvent(2, "refused", at(0.3)), 0.3)
+    assert isinstance(halt, HaltRoundAction)
     verdict = finish.verdict
     assert {f.hostname for f in (verdict.cause, *verdict.others)} == {"h1", "h2"}
 
 
 def test_a_host_of_which_nothing_is_heard_does_not_hold_up_the_failure_of_another():
     """For longer than the settling time; and a host that joins late changes nothing."""
-    c = coordinator(1, 1, start_settle=5.0)
-    assert c.handle(Gone(1, "no route", at(0.1)), 0.1) == []
+    c = coordinator(1, 1, start_window=5.0)
+    assert c.handle(AgentGoneEvent(1, "no route", at(0.1)), 0.1) == []
     assert c.deadline == 5.1
-    assert c.handle(Tick(), 5.0) == []
-    _, finish = c.handle(Tick(), 5.1)
+    assert c.handle(TickEvent(), 5.0) == []
+    _, finish = c.handle(TickEvent(), 5.1)
     assert finish.verdict.reason is Reason.FAILED
     assert finish.verdict.cause.hostname == "h1"
-    late = coordinator(1, 1, start_settle=5.0)
-    late.handle(Gone(1, "no route", at(0.1)), 0.1)
-    _, finish = late.handle(Joined(0, STORE), 1.0)
+    late = coordinator(1, 1, start_window=5.0)
+    late.handle(AgentGoneEvent(1, "no route", at(0.1)), 0.1)
+    _, finish = late.handle(JoinedEvent(0, STORE), 1.0)
     assert finish.verdict.reason is Reason.FAILED
 
 
@@ -96,18 +96,18 @@ def test_success_waits_for_the_last_host_to_be_clear():
     c = begun(1, 1)
     assert c.deadline is None
     assert c.handle(ended(0, 0), 1.0) == []
-    assert c.handle(Cleared(0, 1), 1.1) == []
+    assert c.handle(RoundClearedEvent(0, 1), 1.1) == []
     assert c.handle(ended(1, 1), 1.2) == []
-    (finish,) = c.handle(Cleared(1, 1), 1.3)
+    (finish,) = c.handle(RoundClearedEvent(1, 1), 1.3)
     assert finish.verdict.reason is Reason.SUCCEEDED
 
 
 def test_a_failure_halts_and_then_names_the_cause():
     """One halt, however many fail."""
     c = begun(2)
-    assert c.handle(ended(0, 1, Ended.KILLED, signal=9), 1.0) == [HaltRound(1, 3)]
+    assert c.handle(ended(0, 1, Ended.KILLED, signal=9), 1.0) == [HaltRoundAction(1, 3)]
     assert c.handle(ended(0, 0, Ended.KILLED, t=1.1, signal=15, stopped=True), 1.2) == []
-    (finish,) = c.handle(Cleared(0, 1), 1.3)
+    (finish,) = c.handle(RoundClearedEvent(0, 1), 1.3)
     assert finish.verdict.cause.outcome.rank == 1
     assert [f.outcome.rank for f in finish.verdict.others] == [0]
     assert finish.verdict.others[0].consequence
@@ -115,13 +115,13 @@ def test_a_failure_halts_and_then_names_the_cause():
 
 def test_across_hosts_a_first_failure_settles_before_the_halt():
     """So that another host's own failure is heard as such."""
-    c = begun(1, 1, settle=0.1)
+    c = begun(1, 1, failure_window=0.1)
     assert c.handle(ended(0, 0, Ended.RAISED, t=1.0), 1.0) == []
     assert c.handle(ended(1, 1, Ended.RAISED, t=0.95), 1.05) == []
-    assert c.handle(Tick(), 1.06) == []
-    assert c.handle(Tick(), 1.11) == [HaltRound(1, 3)]
-    c.handle(Cleared(0, 1), 1.2)
-    (finish,) = c.handle(Cleared(1, 1), 1.2)
+    assert c.handle(TickEvent(), 1.06) == []
+    assert c.handle(TickEvent(), 1.11) == [HaltRoundAction(1, 3)]
+    c.handle(RoundClearedEvent(0, 1), 1.2)
+    (finish,) = c.handle(RoundClearedEvent(1, 1), 1.2)
     assert finish.verdict.cause.outcome.rank == 1
     assert not any(f.consequence for f in finish.verdict.others)
 
@@ -130,26 +130,26 @@ def test_an_agent_that_does_not_confirm_is_named_after_the_grace():
     """Every wait has a deadline."""
     c = begun(1, 1)
     c.handle(ended(0, 0, Ended.EXITED, code=1), 1.0)
-    c.handle(Cleared(0, 1), 1.1)
-    assert c.handle(Tick(), 1.0 + 3 + CONFIRM_TIMEOUT - 0.1) == []
-    (finish,) = c.handle(Tick(), 1.0 + 3 + CONFIRM_TIMEOUT)
+    c.handle(RoundClearedEvent(0, 1), 1.1)
+    assert c.handle(TickEvent(), 1.0 + 3 + CONFIRM_TIMEOUT - 0.1) == []
+    (finish,) = c.handle(TickEvent(), 1.0 + 3 + CONFIRM_TIMEOUT)
     assert finish.verdict.unconfirmed == (1,)
 
 
 def test_a_start_that_takes_too_long_names_who_is_missing():
     """Before the round: who has not joined. After: whose workers do not run."""
     c = coordinator(1, 1)
-    c.handle(Joined(0, STORE), 1)
-    halt, finish = c.handle(Tick(), 10.0)
-    assert isinstance(halt, HaltRound)
+    c.handle(JoinedEvent(0, STORE), 1)
+    halt, finish = c.handle(TickEvent(), 10.0)
+    assert isinstance(halt, HaltRoundAction)
     assert (finish.verdict.reason, finish.verdict.missing) == (Reason.START_TIMEOUT, ("h1",))
     c = coordinator(1, 1)
-    c.handle(Joined(0, STORE), 1)
-    c.handle(Joined(1, STORE), 1)
-    c.handle(Running(1, 1), 2)
-    assert c.handle(Tick(), 10.0) == [HaltRound(1, 0.0)]
-    c.handle(Cleared(0, 1), 10.1)
-    (finish,) = c.handle(Cleared(1, 1), 10.1)
+    c.handle(JoinedEvent(0, STORE), 1)
+    c.handle(JoinedEvent(1, STORE), 1)
+    c.handle(WorkersStartedEvent(1, 1), 2)
+    assert c.handle(TickEvent(), 10.0) == [HaltRoundAction(1, 0.0)]
+    c.handle(RoundClearedEvent(0, 1), 10.1)
+    (finish,) = c.handle(RoundClearedEvent(1, 1), 10.1)
     assert finish.verdict.missing == ("h0",)
 
 
@@ -157,8 +157,8 @@ def test_a_lost_agent_is_the_cause_and_need_not_confirm():
     """Its ranks are lost; those that had returned are not."""
     c = begun(2, 1)
     c.handle(ended(0, 0), 1.0)
-    assert c.handle(Gone(0, "silence", Interval(1, 5)), 5.0) == [HaltRound(1, 3)]
-    (finish,) = c.handle(Cleared(1, 1), 5.1)
+    assert c.handle(AgentGoneEvent(0, "silence", Interval(1, 5)), 5.0) == [HaltRoundAction(1, 3)]
+    (finish,) = c.handle(RoundClearedEvent(1, 1), 5.1)
     assert finish.verdict.cause.outcome.kind is Ended.LOST
     assert finish.verdict.cause.outcome.rank == 1
 
@@ -166,17 +166,17 @@ def test_a_lost_agent_is_the_cause_and_need_not_confirm():
 def test_cancelling_twice_may_shorten_the_grace():
     """The second Ctrl-C."""
     c = begun(1)
-    assert c.handle(Cancel(), 1.0) == [HaltRound(1, 3)]
-    assert c.handle(Cancel(0.0), 1.5) == [HaltRound(1, 0.0)]
-    (finish,) = c.handle(Cleared(0, 1), 2.0)
+    assert c.handle(CancelEvent(), 1.0) == [HaltRoundAction(1, 3)]
+    assert c.handle(CancelEvent(0.0), 1.5) == [HaltRoundAction(1, 0.0)]
+    (finish,) = c.handle(RoundClearedEvent(0, 1), 2.0)
     assert finish.verdict.reason is Reason.CANCELLED
 
 
 def test_events_of_another_round_are_dropped():
     """A member of an old round cannot act in this one."""
     c = begun(1)
-    assert c.handle(WorkerEnded(0, 0, Outcome(0, Ended.RETURNED, 1.0), at(1)), 1.0) == []
-    assert c.handle(Cleared(0, 2), 1.0) == []
+    assert c.handle(WorkerEndedEvent(0, 0, Outcome(0, Ended.RETURNED, 1.0), at(1)), 1.0) == []
+    assert c.handle(RoundClearedEvent(0, 2), 1.0) == []
     assert c.outcomes == {}
 
 
@@ -189,13 +189,13 @@ def events(agents, ranks):
     outcome = st.builds(Outcome, rank=rank, kind=kinds, clock=st.floats(0, 50), fault=fault)
     moment = st.floats(0, 50).map(at)
     return st.one_of(
-        st.builds(Joined, agent, st.just(STORE)),
-        st.builds(Running, agent, round_),
-        st.builds(WorkerEnded, agent, round_, outcome, moment),
-        st.builds(Cleared, agent, round_),
-        st.builds(Gone, agent, st.just("gone"), moment),
-        st.builds(Cancel, st.none() | st.floats(0, 5)),
-        st.just(Tick()),
+        st.builds(JoinedEvent, agent, st.just(STORE)),
+        st.builds(WorkersStartedEvent, agent, round_),
+        st.builds(WorkerEndedEvent, agent, round_, outcome, moment),
+        st.builds(RoundClearedEvent, agent, round_),
+        st.builds(AgentGoneEvent, agent, st.just("gone"), moment),
+        st.builds(CancelEvent, st.none() | st.floats(0, 5)),
+        st.just(TickEvent()),
     )
 
 
@@ -206,35 +206,37 @@ def test_any_order_of_events_ends_once_and_truthfully(data):
     workers = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     total = sum(workers)
     settles = st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 2.0])
-    c = coordinator(*workers, settle=data.draw(settles[0]), start_settle=data.draw(settles[1]))
+    c = coordinator(
+        *workers, failure_window=data.draw(settles[0]), start_window=data.draw(settles[1])
+    )
     joined = data.draw(st.booleans())
-    sequence = [Joined(a, STORE) for a in range(len(workers))] if joined else []
+    sequence = [JoinedEvent(a, STORE) for a in range(len(workers))] if joined else []
     sequence += data.draw(st.lists(events(len(workers), total), max_size=40))
     now, actions, gone = 0.0, [], set()
     for event in sequence:
-        if isinstance(event, Gone):
+        if isinstance(event, AgentGoneEvent):
             gone.add(event.agent)
-        elif isinstance(event, Joined) and event.agent in gone:
+        elif isinstance(event, JoinedEvent) and event.agent in gone:
             continue  # without elasticity nobody comes back
         now += data.draw(st.floats(0, 1))
         before = len(actions)
         new = c.handle(event, now)
         actions += new
-        if any(isinstance(a, Finish) for a in actions[:before]):
+        if any(isinstance(a, FinishAction) for a in actions[:before]):
             assert new == []
     for _ in range(6):
         if c.phase is Phase.DONE or c.deadline is None:
             break
         now = max(now, c.deadline)
-        actions += c.handle(Tick(), now)
-    finishes = [a for a in actions if isinstance(a, Finish)]
-    begins = [a for a in actions if isinstance(a, BeginRound)]
+        actions += c.handle(TickEvent(), now)
+    finishes = [a for a in actions if isinstance(a, FinishAction)]
+    begins = [a for a in actions if isinstance(a, BeginRoundAction)]
     assert len(begins) <= 1
     assert len(finishes) <= 1
     if not finishes:
         # Only workers that run, or are leaving after they returned, may take as long as they like.
         assert c.phase is Phase.RUNNING
-        assert not c._tally.failures
+        assert not c._round_state.failures
         return
     verdict = finishes[0].verdict
     returned = [r for r, o in c.outcomes.items() if o.kind is Ended.RETURNED]
@@ -244,7 +246,7 @@ def test_any_order_of_events_ends_once_and_truthfully(data):
         assert not verdict.cause.outcome.succeeded
         assert all(f is not verdict.cause for f in verdict.others)
     if verdict.reason is Reason.START_TIMEOUT:
-        assert c._tally.halted_at >= 10
+        assert c._round_state.halted_at >= 10
 
 
 def failure(rank, kind, earliest, latest=None, *, echo=False, consequence=False):
@@ -280,10 +282,10 @@ def test_a_death_that_is_seen_after_its_echo_has_halted_everybody_is_the_cause()
     for kind, fields in ((Ended.KILLED, {"signal": 9}), (Ended.EXITED, {"code": 3})):
         c = begun(2)
         echo = Fault("E", "", "", communication=True)
-        halt = HaltRound(1, 3, stacks=True)
+        halt = HaltRoundAction(1, 3, stacks=True)
         assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, fault=echo), 1.0) == [halt]
         c.handle(ended(0, 0, kind, t=1.01, **fields), 1.02)
-        (finish,) = c.handle(Cleared(0, 1), 1.3)
+        (finish,) = c.handle(RoundClearedEvent(0, 1), 1.3)
         assert finish.verdict.cause.outcome.rank == 0
 
 
@@ -292,9 +294,9 @@ def test_a_death_that_is_our_own_doing_is_a_consequence():
     c = begun(2)
     assert c.handle(ended(0, 1, Ended.RAISED, t=1.0), 1.0)
     stopped = Outcome(0, Ended.KILLED, 1.001, signal=15, stopped=True)
-    late = WorkerEnded(0, 1, stopped, Interval(0.9, 1.1))
+    late = WorkerEndedEvent(0, 1, stopped, Interval(0.9, 1.1))
     c.handle(late, 1.1)
-    (finish,) = c.handle(Cleared(0, 1), 1.3)
+    (finish,) = c.handle(RoundClearedEvent(0, 1), 1.3)
     assert finish.verdict.cause.outcome.rank == 1
     assert finish.verdict.others[0].consequence
 

@@ -3,15 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.schedulers.course import Course, Finish, Part, Start, Stop
+from phalanx._schedulers.lifecycle import (
+    AppLifecycle,
+    FinishApp,
+    RoleLifecycle,
+    StartReplica,
+    StopReplica,
+)
 from phalanx.specs import AppState, RetryPolicy
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 
 
 def course(policy=RetryPolicy.APPLICATION, retries=0):
-    made = Course([Part("a", 2, retries, policy), Part("b", 1)])
-    assert made.begin() == [Start(A0), Start(A1), Start(B0)]
+    made = AppLifecycle([RoleLifecycle("a", 2, retries, policy), RoleLifecycle("b", 1)])
+    assert made.begin() == [StartReplica(A0), StartReplica(A1), StartReplica(B0)]
     return made
 
 
@@ -20,15 +26,15 @@ def test_all_succeed():
     c = course()
     assert c.ended(A0, succeeded=True) == []
     assert c.ended(B0, succeeded=True) == []
-    assert c.ended(A1, succeeded=True) == [Finish(AppState.SUCCEEDED)]
+    assert c.ended(A1, succeeded=True) == [FinishApp(AppState.SUCCEEDED)]
 
 
 def test_the_first_failure_ends_the_rest():
     """And is the cause, whatever they do then."""
     c = course()
-    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
     assert c.ended(A0, succeeded=False, asked=True) == []
-    assert c.ended(B0, succeeded=True, asked=True) == [Finish(AppState.FAILED)]
+    assert c.ended(B0, succeeded=True, asked=True) == [FinishApp(AppState.FAILED)]
     assert c.first_failure == A1
     assert [c.states[k].name for k in (A0, A1, B0)] == ["CANCELLED", "FAILED", "SUCCEEDED"]
 
@@ -36,9 +42,9 @@ def test_the_first_failure_ends_the_rest():
 def test_a_replica_is_started_again():
     """The others go on."""
     c = course(RetryPolicy.REPLICA, 1)
-    assert c.ended(A1, succeeded=False) == [Start(A1)]
-    assert c.ended(A0, succeeded=False) == [Start(A0)], "each has its own"
-    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    assert c.ended(A1, succeeded=False) == [StartReplica(A1)]
+    assert c.ended(A0, succeeded=False) == [StartReplica(A0)], "each has its own"
+    assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
     assert c.restarts == 2
 
 
@@ -46,76 +52,81 @@ def test_a_role_is_started_again():
     """When all of it has stopped; what had succeeded is done again."""
     c = course(RetryPolicy.ROLE, 1)
     assert c.ended(A0, succeeded=True) == []
-    assert c.ended(A1, succeeded=False) == [Start(A0), Start(A1)]
-    assert c.ended(A1, succeeded=False) == [Stop(A0), Stop(B0)]
+    assert c.ended(A1, succeeded=False) == [StartReplica(A0), StartReplica(A1)]
+    assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
     c = course(RetryPolicy.ROLE, 1)
-    assert c.ended(A0, succeeded=False) == [Stop(A1)]
-    assert c.ended(A1, succeeded=False) == [Start(A0), Start(A1)]
+    assert c.ended(A0, succeeded=False) == [StopReplica(A1)]
+    assert c.ended(A1, succeeded=False) == [StartReplica(A0), StartReplica(A1)]
     assert c.retries == {A0: 1, A1: 1, B0: 0}
 
 
 def test_an_app_is_started_again():
     """All of it."""
     c = course(RetryPolicy.APPLICATION, 1)
-    assert c.ended(A0, succeeded=False) == [Stop(A1), Stop(B0)]
+    assert c.ended(A0, succeeded=False) == [StopReplica(A1), StopReplica(B0)]
     assert c.ended(B0, succeeded=False) == []
-    assert c.ended(A1, succeeded=True) == [Start(A0), Start(A1), Start(B0)]
+    assert c.ended(A1, succeeded=True) == [StartReplica(A0), StartReplica(A1), StartReplica(B0)]
     assert c.restarts == 1
 
 
 def test_a_replica_does_not_wait_for_another_role_to_stop():
     """Each is started again by itself."""
-    c = Course([Part("a", 1, 1, RetryPolicy.REPLICA), Part("b", 2, 1, RetryPolicy.ROLE)])
+    c = AppLifecycle(
+        [RoleLifecycle("a", 1, 1, RetryPolicy.REPLICA), RoleLifecycle("b", 2, 1, RetryPolicy.ROLE)]
+    )
     c.begin()
-    assert c.ended(("b", 0), succeeded=False) == [Stop(("b", 1))]
-    assert c.ended(("a", 0), succeeded=False) == [Start(("a", 0))]
-    assert c.ended(("b", 1), succeeded=False, asked=True) == [Start(("b", 0)), Start(("b", 1))]
+    assert c.ended(("b", 0), succeeded=False) == [StopReplica(("b", 1))]
+    assert c.ended(("a", 0), succeeded=False) == [StartReplica(("a", 0))]
+    assert c.ended(("b", 1), succeeded=False, asked=True) == [
+        StartReplica(("b", 0)),
+        StartReplica(("b", 1)),
+    ]
 
 
 def test_retries_are_counted_for_the_role_that_fails():
     """Though all of the app is started again."""
-    c = Course([Part("a", 1, 2), Part("b", 1, 1)])
+    c = AppLifecycle([RoleLifecycle("a", 1, 2), RoleLifecycle("b", 1, 1)])
     c.begin()
     for failing, other in ((A0, B0), (A0, B0), (B0, A0)):
-        assert c.ended(failing, succeeded=False) == [Stop(other)]
-        assert c.ended(other, succeeded=False, asked=True) == [Start(A0), Start(B0)]
-    assert c.ended(B0, succeeded=False) == [Stop(A0)]
+        assert c.ended(failing, succeeded=False) == [StopReplica(other)]
+        assert c.ended(other, succeeded=False, asked=True) == [StartReplica(A0), StartReplica(B0)]
+    assert c.ended(B0, succeeded=False) == [StopReplica(A0)]
     assert c.first_failure == B0
 
 
 def test_cancelling():
     """Once; also while it stops to start again."""
     c = course(RetryPolicy.APPLICATION, 1)
-    assert c.ended(A0, succeeded=False) == [Stop(A1), Stop(B0)]
+    assert c.ended(A0, succeeded=False) == [StopReplica(A1), StopReplica(B0)]
     assert c.cancel() == []
     assert c.cancel() == []
     assert c.ended(B0, succeeded=False) == []
-    assert c.ended(A1, succeeded=False) == [Finish(AppState.CANCELLED)]
+    assert c.ended(A1, succeeded=False) == [FinishApp(AppState.CANCELLED)]
 
 
 policies = st.sampled_from(list(RetryPolicy))
 parts = st.lists(
     st.tuples(st.integers(1, 3), st.integers(0, 2), policies), min_size=1, max_size=3
-).map(lambda ps: [Part(f"r{i}", n, m, p) for i, (n, m, p) in enumerate(ps)])
+).map(lambda ps: [RoleLifecycle(f"r{i}", n, m, p) for i, (n, m, p) in enumerate(ps)])
 
 
 @given(parts, st.data())
 def test_every_history_ends_once_and_starts_nothing_that_runs(parts, data):
     """Within the retries that there are, and with nothing left running."""
-    c = Course(parts)
+    c = AppLifecycle(parts)
     running, finished, starts = set(), [], 0
     queue = c.begin()
     for _ in range(500):
         for action in queue:
             assert not finished
             match action:
-                case Start(key):
+                case StartReplica(key):
                     assert key not in running
                     running.add(key)
                     starts += 1
-                case Stop(key):
+                case StopReplica(key):
                     assert key in running
-                case Finish(state):
+                case FinishApp(state):
                     finished.append(state)
         if finished:
             break

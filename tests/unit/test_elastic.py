@@ -2,31 +2,31 @@
 
 import pytest
 
-from phalanx.clock import Interval
-from phalanx.launcher.report import describe_failure, make_exception, message_of
-from phalanx.rendezvous.causes import Failure
-from phalanx.rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
-from phalanx.rendezvous.hostwise import HostwiseCoordinator
-from phalanx.rendezvous.membership import Host, choose, may_decide, natural
-from phalanx.rendezvous.protocol import (
-    BeginRound,
-    Cancel,
-    Cleared,
-    Expel,
-    Finish,
-    Gone,
-    HaltRound,
-    Joined,
-    Past,
+from phalanx._core.clock import Interval
+from phalanx._launcher.session.report import describe_failure, make_exception, message_of
+from phalanx._rendezvous.causes import Failure
+from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
+from phalanx._rendezvous.hostwise import HostwiseCoordinator
+from phalanx._rendezvous.membership import Host, choose, may_decide, natural
+from phalanx._rendezvous.protocol import (
+    BeginRoundAction,
+    CancelEvent,
+    RoundClearedEvent,
+    ExpelAction,
+    FinishAction,
+    AgentGoneEvent,
+    HaltRoundAction,
+    JoinedEvent,
+    Inheritance,
     Phase,
     Policy,
     Reason,
-    Running,
-    Tick,
-    WorkerEnded,
+    WorkersStartedEvent,
+    TickEvent,
+    WorkerEndedEvent,
 )
-from phalanx.rendezvous.restarts import Budget
-from phalanx.rounds import Ended, Endpoint, Fault, Outcome
+from phalanx._rendezvous.restarts import Budget
+from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 
 
 class Driver:
@@ -50,37 +50,39 @@ class Driver:
             host = Host(agent, f"h{agent}", 1, (agent,)) if agent >= len(self.hosts) else None
             if self.c.policy.open:
                 host = Host(agent, f"h{agent}", 1, (agent,))
-            actions += self.feed(Joined(agent, Endpoint(f"h{agent}", self.ports), host))
+            actions += self.feed(JoinedEvent(agent, Endpoint(f"h{agent}", self.ports), host))
         return actions
 
     def run(self, begin):
         """All members report that they run."""
         actions = []
         for member in begin.round.members:
-            actions += self.feed(Running(member.agent, begin.round.number))
+            actions += self.feed(WorkersStartedEvent(member.agent, begin.round.number))
         return actions
 
     def fail(self, agent, rank, number, kind=Ended.EXITED, after=1.0, **fields):
         self.now += after
         fields = {"code": 1} | fields if kind is Ended.EXITED else fields
         outcome = Outcome(rank, kind, self.now, **fields)
-        return self.feed(WorkerEnded(agent, number, outcome, Interval(self.now, self.now)))
+        return self.feed(WorkerEndedEvent(agent, number, outcome, Interval(self.now, self.now)))
 
     def lose(self, agent, *, closed=True, after=1.0):
         self.now += after
-        return self.feed(Gone(agent, "cut off", Interval(self.now, self.now), closed))
+        return self.feed(AgentGoneEvent(agent, "cut off", Interval(self.now, self.now), closed))
 
     def clear(self, number, *agents):
         actions = []
         for agent in agents:
             self.ports += 1
-            actions += self.feed(Cleared(agent, number, Endpoint(f"h{agent}", self.ports)))
+            actions += self.feed(
+                RoundClearedEvent(agent, number, Endpoint(f"h{agent}", self.ports))
+            )
         return actions
 
     def wait(self):
         assert self.c.deadline is not None
         self.now = max(self.now, self.c.deadline)
-        return self.feed(Tick())
+        return self.feed(TickEvent())
 
 
 def names(action):
@@ -97,7 +99,7 @@ def begun(count, **policy):
 def test_a_failure_restarts_everybody_with_a_fresh_store():
     """One more round, one restart spent, the same for all."""
     d = begun(2, max_restarts=2)
-    assert d.fail(1, 1, 1) == [HaltRound(1, 3)]
+    assert d.fail(1, 1, 1) == [HaltRoundAction(1, 3)]
     assert d.clear(1, 0) == []
     (begin,) = d.clear(1, 1)
     assert (begin.round.number, begin.round.restarts) == (2, 1)
@@ -147,7 +149,7 @@ def test_the_same_early_failure_again_and_again_stops_early_and_says_so():
 def test_a_lost_host_is_survived_without_spending_a_restart():
     """With enough left, at once; ranks stay contiguous."""
     d = begun(3, min_hosts=2)
-    assert d.lose(0) == [HaltRound(1, 3)]
+    assert d.lose(0) == [HaltRoundAction(1, 3)]
     (begin,) = d.clear(1, 1, 2)
     assert names(begin) == ["h1", "h2"]
     assert [m.first_rank for m in begin.round.members] == [0, 1]
@@ -225,7 +227,7 @@ def test_a_host_that_comes_while_there_is_room_joins_at_once():
     (begin,) = d.wait()
     d.run(begin)
     d.now += 1
-    assert d.join(2) == [HaltRound(1, 3)]
+    assert d.join(2) == [HaltRoundAction(1, 3)]
     d.fail(5, 0, 1, Ended.KILLED, after=0.01, signal=15, stopped=True)
     d.fail(6, 1, 1, after=0.01)
     (begin,) = d.clear(1, 5, 6)
@@ -239,7 +241,7 @@ def test_one_that_comes_while_a_round_begins_joins_when_it_runs():
     d = Driver(0, open=True, min_hosts=1, max_hosts=2, last_call=0)
     (begin,) = d.join(1)
     assert d.join(2) == []
-    assert d.run(begin) == [HaltRound(1, 3)]
+    assert d.run(begin) == [HaltRoundAction(1, 3)]
     (begin,) = d.clear(1, 1)
     assert names(begin) == ["h1", "h2"]
 
@@ -279,7 +281,7 @@ def test_an_agent_that_does_not_stop_in_time_is_expelled():
     d.fail(0, 0, 1)
     assert d.clear(1, 0, 1) == []
     expel, begin = d.wait()
-    assert isinstance(expel, Expel)
+    assert isinstance(expel, ExpelAction)
     assert expel.agent == 2
     assert names(begin) == ["h0", "h1"]
     assert d.now == 1 + 3 + CONFIRM_TIMEOUT
@@ -289,13 +291,13 @@ def test_a_cancel_during_a_restart_is_the_end():
     """While workers stop, and while hosts are waited for."""
     d = begun(2, max_restarts=3)
     d.fail(0, 0, 1)
-    d.feed(Cancel())
+    d.feed(CancelEvent())
     (finish,) = d.clear(1, 0, 1)
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishAction)
     d = begun(2, max_restarts=3)
     d.lose(0)
     d.clear(1, 1)
-    (finish,) = d.feed(Cancel())
+    (finish,) = d.feed(CancelEvent())
     assert finish.verdict.reason is Reason.CANCELLED
 
 
@@ -354,10 +356,10 @@ def test_a_majority_or_certainty_decides():
     """Closed connections are ends, not silence."""
     d = begun(3, min_hosts=1, quorum=True)
     d.lose(0, closed=False)
-    assert isinstance(d.clear(1, 1, 2)[0], BeginRound)
+    assert isinstance(d.clear(1, 1, 2)[0], BeginRoundAction)
     d = begun(2, min_hosts=1, quorum=True)
     d.lose(0, closed=True)
-    assert isinstance(d.clear(1, 1)[0], BeginRound)
+    assert isinstance(d.clear(1, 1)[0], BeginRoundAction)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_one_that_takes_over_goes_on_counting():
     d = begun(3, min_hosts=2, max_restarts=2, quorum=True)
     d.fail(0, 0, 1)
     (begin,) = d.clear(1, 0, 1, 2)
-    past = Past(begin.round, frozenset({0}))
+    past = Inheritance(begin.round, frozenset({0}))
     d = Driver(0, past=past, open=True, min_hosts=2, max_hosts=3, max_restarts=2, quorum=True)
     assert d.join(1) == []
     assert d.join(2) == []
@@ -403,13 +405,13 @@ def hostwise(count, **policy):
 def test_a_failure_restarts_its_own_host_alone():
     """The others run on, in their round."""
     d = hostwise(2, max_restarts=1)
-    assert d.fail(1, 1, 1) == [HaltRound(1, 3, (1,))]
+    assert d.fail(1, 1, 1) == [HaltRoundAction(1, 3, (1,))]
     (begin,) = d.clear(1, 1)
     assert (begin.agents, begin.round.number, begin.round.restarts) == ((1,), 2, 1)
-    d.feed(Running(1, 2))
+    d.feed(WorkersStartedEvent(1, 2))
     done = Outcome(0, Ended.RETURNED, 5.0), Outcome(1, Ended.RETURNED, 5.0)
-    d.feed(WorkerEnded(0, 1, done[0], Interval(5, 5)))
-    d.feed(WorkerEnded(1, 2, done[1], Interval(5, 5)))
+    d.feed(WorkerEndedEvent(0, 1, done[0], Interval(5, 5)))
+    d.feed(WorkerEndedEvent(1, 2, done[1], Interval(5, 5)))
     assert d.clear(1, 0) == []
     (finish,) = d.clear(2, 1)
     assert finish.verdict.reason is Reason.SUCCEEDED
@@ -422,8 +424,8 @@ def test_every_host_has_its_own_restarts_and_one_without_ends_the_app():
     d.clear(1, 1)
     d.fail(0, 0, 1)
     d.clear(1, 0)
-    d.feed(Running(1, 2))
-    assert d.fail(1, 1, 2) == [HaltRound(2, 3, (1,)), HaltRound(3, 3, (0,))]
+    d.feed(WorkersStartedEvent(1, 2))
+    assert d.fail(1, 1, 2) == [HaltRoundAction(2, 3, (1,)), HaltRoundAction(3, 3, (0,))]
     d.clear(2, 1)
     (finish,) = d.clear(3, 0)
     assert finish.verdict.cause.agent == 1
@@ -435,8 +437,8 @@ def test_a_spare_takes_over_the_ranks_of_a_lost_host():
     (begin,) = d.lose(0)
     assert begin.agents == (2,)
     assert [(m.hostname, m.first_rank) for m in begin.round.members] == [("h2", 0), ("h1", 1)]
-    d.feed(Running(2, 2))
-    assert d.lose(2) == [HaltRound(1, 3, (1,)), HaltRound(2, 3, (2,))]
+    d.feed(WorkersStartedEvent(2, 2))
+    assert d.lose(2) == [HaltRoundAction(1, 3, (1,)), HaltRoundAction(2, 3, (2,))]
     (finish,) = d.clear(1, 1)
     assert finish.verdict.cause.outcome.kind is Ended.LOST
 
@@ -497,7 +499,7 @@ def test_what_returns_when_it_is_stopped_for_another_to_come_in_has_not_ended():
     d = Driver(0, open=True, min_hosts=1, max_hosts=2)
     (begin,) = d.join(1)
     d.run(begin)
-    assert d.join(2) == [HaltRound(1, 3)]
+    assert d.join(2) == [HaltRoundAction(1, 3)]
     d.fail(1, 0, 1, Ended.RETURNED)
     (begin,) = d.clear(1, 1)
     assert names(begin) == ["h1", "h2"]
@@ -507,7 +509,7 @@ def test_one_that_was_told_to_leave_is_not_waited_for():
     """Where those that stay are too few, it is the end at once."""
     d = begun(2, max_restarts=3)
     d.now += 1
-    d.feed(Gone(1, "told to end", Interval(1, 1), left=True))
+    d.feed(AgentGoneEvent(1, "told to end", Interval(1, 1), left=True))
     (finish,) = d.clear(1, 0)
     assert finish.verdict.reason is Reason.FAILED
 
@@ -523,13 +525,13 @@ def test_an_app_that_is_ending_is_not_disturbed_for_a_newcomer():
 
 def test_names_of_any_shape_can_be_ordered():
     """With and without numbers, and ranks that were given."""
-    from phalanx.rendezvous.tcp.leading import order_of
-    from phalanx.wire import peers
+    from phalanx._rendezvous.tcp.leader import order_of
+    from phalanx._wire import rendezvous_frames
 
     def meet(name, rank=None):
-        return peers.Meet(
+        return rendezvous_frames.JoinRequest(
             version="", run_id="", agent=1, key="", hostname=name, workers=1, node_rank=rank,
-            door=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
+            contact=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
         )  # fmt: skip
 
     listed = [meet("node10"), meet("node"), meet("node2"), meet("2"), meet("x", 0), meet("")]
@@ -544,12 +546,12 @@ def test_one_hosts_start_does_not_wipe_anothers_wait():
         d.fail(1, 1, d.c.round_of(1))
         d.clear(d.c.round_of(1), 1)
         if d.c.round_of(1) > number:
-            d.feed(Running(1, d.c.round_of(1)))
+            d.feed(WorkersStartedEvent(1, d.c.round_of(1)))
     waiting = d.c.deadline
     assert waiting is not None
     d.fail(0, 0, 1)
     (begin,) = d.clear(1, 0)
-    d.feed(Running(0, begin.round.number))
+    d.feed(WorkersStartedEvent(0, begin.round.number))
     assert d.c.deadline == waiting
     (begin,) = d.wait()
     assert begin.agents == (1,)
@@ -561,10 +563,10 @@ def test_hosts_that_restart_alone_are_all_stopped_in_their_own_rounds():
     d = hostwise(3, max_restarts=5, backoff=4.0)
     d.fail(1, 1, 1)
     d.clear(1, 1)
-    d.feed(Running(1, 2))
+    d.feed(WorkersStartedEvent(1, 2))
     d.fail(1, 1, 2)
     d.clear(2, 1)
-    halts = d.feed(Cancel())
-    assert halts == [HaltRound(1, 3, (0, 2)), HaltRound(2, 3, (1,))]
+    halts = d.feed(CancelEvent())
+    assert halts == [HaltRoundAction(1, 3, (0, 2)), HaltRoundAction(2, 3, (1,))]
     (finish,) = d.clear(1, 0, 2)
     assert finish.verdict.reason is Reason.FAILED  # what it waited to restart after

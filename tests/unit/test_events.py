@@ -13,7 +13,7 @@ import types
 import pytest
 
 import phalanx.events as events
-from phalanx import delivery
+from phalanx import _delivery as delivery
 from phalanx.errors import ConfigError
 from phalanx.events import Event, EventSource
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
-from phalanx import wire
-from phalanx.filetree import FileTree
-from phalanx.launcher.fetch import Fetch
-from phalanx.launcher.remote_files import FILES_LIMIT, Listing, RemoteFiles
-from phalanx.launcher.versions import Version, choose
-from phalanx.launcher.vetting import Vetting
-from phalanx.patterns import Patterns, is_inside, shown, why_too_long
-from phalanx.rendezvous import protocol as p
-from phalanx.rendezvous.coordinator import Coordinator
-from phalanx.rendezvous.membership import Host
-from phalanx.rounds import Endpoint
-from phalanx.transfer import WINDOW, Incoming, Outgoing, in_batches
+from phalanx import _wire as wire
+from phalanx._system.filetree import FileTree
+from phalanx._launcher.project.fetcher import FileFetcher
+from phalanx._launcher.project.remote_files import FILES_LIMIT, Listing, RemoteFiles
+from phalanx._launcher.project.file_versions import FileVersion, choose
+from phalanx._launcher.session.frame_checks import FrameChecker
+from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
+from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.coordinator import Coordinator
+from phalanx._rendezvous.membership import Host
+from phalanx._core.rounds import Endpoint
+from phalanx._channel.transfer import WINDOW, Incoming, Outgoing, in_batches
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_paths_that_no_file_system_takes_are_known():
 
 # ── whose file counts ─────────────────────────────────────────────────────────
 
-A, B, C = Version(1, "a"), Version(1, "b"), Version(1, "c")
+A, B, C = FileVersion(1, "a"), FileVersion(1, "b"), FileVersion(1, "c")
 
 
 def test_the_lowest_rank_counts_where_both_are_new():
@@ -226,7 +226,7 @@ class Peer:
 
     def __init__(self, answer):
         self.lost = asyncio.Event()
-        self.vetting = Vetting(shipped=True, began=0.0)
+        self.checker = FrameChecker(shipped=True, began=0.0)
         self.asked = []
         self._answer = answer
         self.files = None
@@ -252,7 +252,7 @@ def talk(home, answer, work):
 def parts(frame, data, size=wire.PIECE):
     for at in range(frame.offset, frame.offset + frame.size, size):
         some = data[at : min(at + size, frame.offset + frame.size)]
-        yield wire.Part(number=frame.number, offset=at, data=some)
+        yield wire.FilePart(number=frame.number, offset=at, data=some)
 
 
 BIG = os.urandom(5 * wire.PIECE + 17)
@@ -275,18 +275,21 @@ def lies():
     other = b"x" * wire.PIECE
     yield "another digest", lambda f: parts(f, bytes(len(BIG)))
     yield "small parts", lambda f: parts(f, BIG, 1000)
-    yield "nothing", lambda f: [wire.Part(number=f.number, offset=f.offset, data=b"")]
-    yield "another offset", lambda f: [wire.Part(number=f.number, offset=7, data=other)]
-    yield "a negative one", lambda f: [wire.Part(number=f.number, offset=-1, data=other)]
+    yield "nothing", lambda f: [wire.FilePart(number=f.number, offset=f.offset, data=b"")]
+    yield "another offset", lambda f: [wire.FilePart(number=f.number, offset=7, data=other)]
+    yield "a negative one", lambda f: [wire.FilePart(number=f.number, offset=-1, data=other)]
     yield "too much", lambda f: [*parts(f, BIG), *([next(parts(f, BIG))] * 99)]
-    yield "a problem", lambda f: [wire.Part(number=f.number, offset=0, data=b"", problem="\x1b[2J")]
+    yield (
+        "a problem",
+        lambda f: [wire.FilePart(number=f.number, offset=0, data=b"", problem="\x1b[2J")],
+    )
     yield (
         "another number",
         lambda f: (
-            [wire.Kept(number=f.number, problems={})]
+            [wire.FileStored(number=f.number, problems={})]
             + [
-                wire.Part(number=f.number + 1, offset=0, data=other),
-                wire.Part(number=f.number, offset=0, data=b"", problem="end"),
+                wire.FilePart(number=f.number + 1, offset=0, data=other),
+                wire.FilePart(number=f.number, offset=0, data=b"", problem="end"),
             ]
         ),
     )
@@ -335,7 +338,7 @@ def test_small_files_come_together(tmp_path):
         lambda f: small(f, b"one"),
         lambda f: small(f, bytes(wire.PIECE)),
         lambda f: small(f, problems={1: "lost", 2: "lost"}),
-        lambda f: [wire.Part(number=f.number, offset=0, data=b"onethree")] + small(f, b""),
+        lambda f: [wire.FilePart(number=f.number, offset=0, data=b"onethree")] + small(f, b""),
     ],
 )
 def test_small_files_of_another_size_are_none(tmp_path, answer):
@@ -381,7 +384,7 @@ def test_parts_that_nobody_asked_for_are_not_kept(tmp_path):
         file = wire.WrittenFile("a", 1 << 40, DIGEST)
         incoming = Incoming(FileTree(str(tmp_path)), 1, file, send)
         for i in range(1000):
-            incoming.take(wire.Part(number=1, offset=i, data=b"x"))
+            incoming.take(wire.FilePart(number=1, offset=i, data=b"x"))
         assert incoming._parts.qsize() == 1
 
     asyncio.run(run())
@@ -396,7 +399,11 @@ def test_a_listing_that_lies_fails_the_host_alone(tmp_path):
             await files.list(Patterns(["ckpt/*"]))
         assert "\x1b" not in str(caught.value)
 
-    talk(tmp_path, lambda f: [wire.Written(number=f.number, files=(file,), complete=True)] * 3, ask)
+    talk(
+        tmp_path,
+        lambda f: [wire.WrittenList(number=f.number, files=(file,), complete=True)] * 3,
+        ask,
+    )
 
 
 def test_only_what_is_offered_is_given_out(tmp_path):
@@ -407,30 +414,30 @@ def test_only_what_is_offered_is_given_out(tmp_path):
 
     def answer(frame):
         sent.append(frame)
-        if isinstance(frame, wire.Offer):
+        if isinstance(frame, wire.OfferFile):
             small = wire.WrittenFile("secret", 6), wire.WrittenFile("given", len(BIG))
             for some in ((small[0],), (small[1],), small):
                 yield wire.FetchSmall(number=frame.number, files=some)
             for path, size in (("secret", 6), ("../x", 1), ("given", 1 << 60), ("given", 5)):
-                yield wire.Fetch(number=frame.number, path=path, offset=0, size=size)
-        elif isinstance(frame, wire.Part):
-            yield wire.Kept(number=frame.number, problems={})
+                yield wire.FetchFile(number=frame.number, path=path, offset=0, size=size)
+        elif isinstance(frame, wire.FilePart):
+            yield wire.FileStored(number=frame.number, problems={})
 
     talk(tmp_path, answer, lambda files: files.offer([whole("given")], id))
-    (part,) = [frame for frame in sent if isinstance(frame, wire.Part)]
+    (part,) = [frame for frame in sent if isinstance(frame, wire.FilePart)]
     assert part.data == BIG[:5]
 
 
 def test_many_small_files_that_were_asked_for_are_not_chatter():
     """What nobody asked for is."""
-    vetting = Vetting(shipped=True, began=0.0)
-    part = wire.Part(number=1, offset=0, data=b"small")
+    checker = FrameChecker(shipped=True, began=0.0)
+    part = wire.FilePart(number=1, offset=0, data=b"small")
     for _ in range(FILES_LIMIT * 2):
-        vetting.expect(1)
-        vetting.skip(part, 0.0)
-    with pytest.raises(phalanx.WireError, match="the last of them a Part"):
+        checker.expect(1)
+        checker.skip(part, 0.0)
+    with pytest.raises(phalanx.WireError, match="the last of them a FilePart"):
         for _ in range(FILES_LIMIT * 2):
-            vetting.skip(part, 0.0)
+            checker.skip(part, 0.0)
 
 
 def test_what_vanishes_while_it_is_sent_is_said(tmp_path):
@@ -444,8 +451,8 @@ def test_what_vanishes_while_it_is_sent_is_said(tmp_path):
 
         (tmp_path / "short").write_bytes(b"abc")
         outgoing = Outgoing(FileTree(str(tmp_path)), send)
-        await outgoing.serve(wire.Fetch(number=1, path="short", offset=0, size=10))
-        await outgoing.serve(wire.Fetch(number=2, path="none", offset=0, size=10))
+        await outgoing.serve(wire.FetchFile(number=1, path="short", offset=0, size=10))
+        await outgoing.serve(wire.FetchFile(number=2, path="none", offset=0, size=10))
         files = [wire.WrittenFile(name, size) for name, size in (("short", 10), ("none", 1))]
         await outgoing.serve_small(
             wire.FetchSmall(number=3, files=(*files, wire.WrittenFile("short", 3)))
@@ -462,14 +469,14 @@ def test_time_in_which_files_move_does_not_count_against_the_start():
     host = Host(0, "a", 1, (0,))
     policy = p.Policy((host,), start_timeout=10.0, stop_grace=1.0, max_restarts=1)
     coordinator = Coordinator(policy, 0.0)
-    coordinator.handle(p.Joined(0, Endpoint("", 1)), 1.0)
+    coordinator.handle(p.JoinedEvent(0, Endpoint("", 1)), 1.0)
     assert coordinator.deadline == 10.0
-    assert coordinator.handle(p.Delayed(1), 8.0) == []
+    assert coordinator.handle(p.DelayedEvent(1), 8.0) == []
     assert coordinator.deadline == 18.0
-    coordinator.handle(p.Delayed(7), 9.0)
+    coordinator.handle(p.DelayedEvent(7), 9.0)
     assert coordinator.deadline == 18.0
-    coordinator.handle(p.Running(0, 1), 11.0)
-    coordinator.handle(p.Delayed(1), 12.0)
+    coordinator.handle(p.WorkersStartedEvent(0, 1), 11.0)
+    coordinator.handle(p.DelayedEvent(1), 12.0)
     assert coordinator.deadline is None
 
 
@@ -487,10 +494,12 @@ def test_progress_counts_what_there_is_much_of(tmp_path, sizes, before, after):
 
     async def run():
         launcher = phalanx.Launcher(fetch=["*"])
-        fetch = Fetch(launcher, str(tmp_path), str, id, lambda: None, asyncio.create_task)
+        fetch = FileFetcher(launcher, str(tmp_path), str, id, lambda: None, asyncio.create_task)
         assert fetch.describe() == ""
         remote = RemoteFiles(Peer(lambda _: []), "box1", FileTree(str(tmp_path)))
-        fetch._begin({remote: {str(i): Version(n, DIGEST) for i, n in enumerate(sizes)}}, "from")
+        fetch._begin(
+            {remote: {str(i): FileVersion(n, DIGEST) for i, n in enumerate(sizes)}}, "from"
+        )
         assert fetch.describe() == f"fetching files from box1: {before}"
         fetch._count(sum(sizes), files=len(sizes))
         assert fetch.describe() == f"fetching files from box1: {after}"

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx import network, wire
-from phalanx.agent import landing
-from phalanx.agent.project import Entry, pack, unpack
+from phalanx._system import network
+from phalanx import _wire as wire
+from phalanx._agent import path_mapping
+from phalanx._agent.project import ProjectFile, pack, unpack
 from phalanx.errors import ConfigError
-from phalanx.launcher import slurm, targets
-from phalanx.launcher.checking import HostReport, warnings
-from phalanx.launcher.meeting import choose
+from phalanx._launcher.transport import slurm, targets
+from phalanx._launcher.host_check import HostReport, warnings
+from phalanx._launcher.session.store_address import choose
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_addresses_of_this_host():
 @given(st.lists(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=8)))
 def test_lists_of_files_survive_the_way(names):
     """Whatever they are called."""
-    entries = [Entry(f"root/{name}", 0o644, 1, "d") for name in names if name != ".."]
+    entries = [ProjectFile(f"root/{name}", 0o644, 1, "d") for name in names if name != ".."]
     assert unpack(pack(entries)) == entries
 
 
@@ -143,7 +144,7 @@ def test_lists_of_files_survive_the_way(names):
 def test_paths_that_lead_out_of_the_tree_are_refused(path):
     """Whoever sent them."""
     with pytest.raises(ValueError, match="not a path within"):
-        unpack(pack([Entry(path, 0o644, 1, "d")]))
+        unpack(pack([ProjectFile(path, 0o644, 1, "d")]))
 
 
 def prepare(**fields):
@@ -158,15 +159,15 @@ def prepare(**fields):
 def test_paths_of_the_project_are_moved_to_the_tree(tmp_path, monkeypatch):
     """Those outside of it stay as they are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    roots = (wire.Root("/no/proj", "proj", "t"), wire.Root("/no/lib", "lib", "u"))
+    roots = (wire.ProjectRoot("/no/proj", "proj", "t"), wire.ProjectRoot("/no/lib", "lib", "u"))
     frame = prepare(
-        away=wire.Away(roots),
+        remote=wire.RemoteContext(roots),
         python_path=("/no/proj/src", "/opt/x", "/no/lib"),
         cwd="/no/proj/sub",
         main_file="/no/proj/train.py",
         environment={"PYTHONPATH": "/no/lib:/opt/x", "A": "/no/proj"},
     )
-    settled, tree = landing.settle(frame)
+    settled, tree = path_mapping.localize(frame)
     assert tree.names == {"proj", "lib"}
     assert settled.cwd == f"{tree.path}/proj/sub"
     assert os.path.isdir(settled.cwd)
@@ -181,11 +182,13 @@ def test_a_directory_that_is_shared_is_not_moved(tmp_path, monkeypatch):
     """Its token is there, with its name in it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / ".phalanx-1").write_text(".phalanx-1")
-    root = wire.Root(str(tmp_path), "x", ".phalanx-1")
-    settled, tree = landing.settle(prepare(away=wire.Away((root,)), cwd=str(tmp_path)))
-    assert (settled.cwd, tree) == (str(tmp_path), landing.Tree())
+    root = wire.ProjectRoot(str(tmp_path), "x", ".phalanx-1")
+    settled, tree = path_mapping.localize(
+        prepare(remote=wire.RemoteContext((root,)), cwd=str(tmp_path))
+    )
+    assert (settled.cwd, tree) == (str(tmp_path), path_mapping.Tree())
     (tmp_path / ".phalanx-1").write_text("another file of that name")
-    _, tree = landing.settle(prepare(away=wire.Away((root,))))
+    _, tree = path_mapping.localize(prepare(remote=wire.RemoteContext((root,))))
     assert tree.names == {"x"}
 
 
@@ -193,8 +196,8 @@ def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
     """However long its app has run: its agent says so now and then."""
     import asyncio
 
-    from phalanx.agent.project import KEPT_DAYS, Project
-    from phalanx.arrival import remove_unused
+    from phalanx._agent.project import KEPT_DAYS, Project
+    from phalanx._remote.bootstrap import remove_unused
 
     used, forgotten = tmp_path / "trees" / "used", tmp_path / "trees" / "forgotten"
     for tree in (used, forgotten):
@@ -202,7 +205,7 @@ def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
         os.utime(tree, (0, 0))
 
     async def run():
-        project = Project(landing.Tree(str(used), frozenset({"x"})), "app", None)
+        project = Project(path_mapping.Tree(str(used), frozenset({"x"})), "app", None)
         project._touched -= 2 * 3600
         project.touch()
 

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from phalanx.launcher import imports
+from phalanx._launcher.planning import imports
 
 
 def modules(needs):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from phalanx.rendezvous.protocol import Reason
+from phalanx._rendezvous.protocol import Reason
 from tests.unit.simulation import simulate
 
 
@@ -38,7 +38,7 @@ def check_formed(hosts, least):
     rounds = {host.current for host in alive}
     assert len(rounds) == 1, [(h.name, h.current, h.error, h.verdict) for h in hosts]
     (number,) = rounds
-    assert number is not None, [(h.name, h.seen[-1:], h.seat.phase) for h in alive]
+    assert number is not None, [(h.name, h.seen[-1:], h.decider.phase) for h in alive]
     members = {member.hostname for member in alive[0].seen[-1].members}
     assert members == {host.name for host in alive}
 
@@ -75,7 +75,7 @@ def test_hosts_that_come_back_join_those_that_went_on(count, lost, seed):
     events = [(8.0, "nothing", 0)]
     for pause, number in lost:
         events += [(6.0, "crash", number % count), (pause, "return", number % count)]
-    hosts = simulate(events, count, 2, count, seed, settle=40.0)
+    hosts = simulate(events, count, 2, count, seed, failure_window=40.0)
     check_agreement(hosts)
     assert all(host.is_in for host in hosts), [(h.name, h.error, h.verdict) for h in hosts]
     check_formed(hosts, 2)
@@ -134,7 +134,7 @@ def test_only_a_majority_survives_silence(count, side):
 
 def test_a_join_timeout_names_what_is_missing():
     """Too few hosts come."""
-    hosts = simulate([], 1, 2, 2, seed=1, settle=70.0)
+    hosts = simulate([], 1, 2, 2, seed=1, failure_window=70.0)
     assert hosts[0].verdict.reason is Reason.START_TIMEOUT
 
 
@@ -142,7 +142,7 @@ def test_a_join_timeout_names_what_is_missing():
 def test_one_that_comes_back_takes_part_again(number):
     """Whichever it was: the others have gone on, and make room for it."""
     history = [(8.0, "nothing", 0), (2.0, "crash", number), (6.0, "return", number)]
-    hosts = simulate(history, 3, 2, 3, seed=number, settle=30.0)
+    hosts = simulate(history, 3, 2, 3, seed=number, failure_window=30.0)
     check_agreement(hosts)
     assert all(host.is_in for host in hosts), [(h.name, h.error, h.verdict) for h in hosts]
     check_formed(hosts, 3)

@@ -10,7 +10,7 @@ import types
 import pytest
 
 import phalanx.metrics as metrics
-from phalanx import delivery
+from phalanx import _delivery as delivery
 from phalanx.errors import ConfigError
 
 

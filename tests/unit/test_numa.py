@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx import ConfigError
-from phalanx.elastic.command.numa import choose
+from phalanx._elastic.command.numa import choose
 
 
 class Machine:

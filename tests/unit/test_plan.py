@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx import ConfigError, Launcher, environment, hosts, launch, ranks
-from phalanx.launcher.imports import Needs
-from phalanx.launcher.plan import make_plan
-from phalanx.rounds import Endpoint, Round
+from phalanx import ConfigError, Launcher, launch
+from phalanx._core import environment, ranks
+from phalanx._system import machine
+from phalanx._launcher.planning.imports import Needs
+from phalanx._launcher.planning.plan import make_plan
+from phalanx._core.rounds import Endpoint, Round
 
 NOTHING = Needs((), torch=False)
 
@@ -164,7 +166,7 @@ def test_gpus_are_counted_as_cuda_does(visible, expected, monkeypatch, tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert hosts.gpus(environ, devices=str(tmp_path)) == expected
+    assert machine.gpus(environ, devices=str(tmp_path)) == expected
 
 
 def test_the_app_s_id_is_fit_for_a_file_name():

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.rendezvous.settings import Settings, make
+from phalanx._rendezvous.settings import Settings, make
 
 
 def test_texts_and_torchs_names():

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
-from phalanx import ranks
-from phalanx.agent import following
+from phalanx._core import ranks
+from phalanx._agent import output_files
 from phalanx.errors import PhalanxError
-from phalanx.launcher.result import LaunchResult
-from phalanx.logs import spec
-from phalanx.rounds import Ended, Fault, Outcome, signal_name
+from phalanx._launcher.result import LaunchResult
+from phalanx._logs import spec
+from phalanx._core.rounds import Ended, Fault, Outcome, signal_name
 
 SOURCE = Path(phalanx.__file__).parent
 
@@ -24,7 +24,7 @@ SOURCE = Path(phalanx.__file__).parent
 def test_a_stream_is_read_to_the_byte_in_whole_lines(tmp_path_factory, writes):
     """Whatever is appended between two looks."""
     path = tmp_path_factory.mktemp("s") / "stdout"
-    stream = following.Stream(str(path), 0, "stdout")
+    stream = output_files.OutputFile(str(path), 0, "stdout")
     got = []
     with open(path, "ab", buffering=0) as file:
         for data in writes:
@@ -40,7 +40,7 @@ def test_a_stream_is_read_to_the_byte_in_whole_lines(tmp_path_factory, writes):
 def test_a_stream_past_its_cap_is_counted_and_freed(tmp_path):
     """The marker says how much was left out; the disk does not keep it."""
     path = tmp_path / "stdout"
-    stream = following.Stream(str(path), 0, "stdout", cap=8192)
+    stream = output_files.OutputFile(str(path), 0, "stdout", cap=8192)
     path.write_bytes(b"x" * 8191 + b"\n" + b"y" * 1_000_000)
     assert stream.read(final=False) == b"x" * 8191 + b"\n"
     assert stream.read(final=False) == b""
@@ -52,9 +52,9 @@ def test_a_stream_past_its_cap_is_counted_and_freed(tmp_path):
 
 def test_a_stream_of_a_file_that_never_came(tmp_path):
     """A worker that died before it opened its files."""
-    stream = following.Stream(str(tmp_path / "none"), 0, "stdout")
+    stream = output_files.OutputFile(str(tmp_path / "none"), 0, "stdout")
     assert stream.read(final=True) == b""
-    assert following.tail(str(tmp_path / "none")) == ""
+    assert output_files.tail(str(tmp_path / "none")) == ""
 
 
 def test_log_files_are_named_by_host_and_local_rank():

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from phalanx import stacks
-from phalanx.clock import Interval
-from phalanx.rendezvous.causes import Failure, first_cause, gave_up_waiting, misses_others
-from phalanx.rounds import Ended, Fault, Outcome
+from phalanx._core import stacks
+from phalanx._core.clock import Interval
+from phalanx._rendezvous.causes import Failure, first_cause, gave_up_waiting, misses_others
+from phalanx._core.rounds import Ended, Fault, Outcome
 
 TORCH = "/v/lib/python3.11/site-packages/torch/distributed"
 IN_COLLECTIVE = f"""\
@@ -17,8 +17,8 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "{TORCH}/distributed_c10d.py", line 3252 in all_reduce
   File "{TORCH}/c10d_logger.py", line 83 in wrapper
   File "/home/u/train.py", line 30 in step
-  File "/x/src/phalanx/worker/bootstrap.py", line 120 in _call
-  File "/x/src/phalanx/worker/zygote.py", line 394 in main
+  File "/x/src/phalanx/_worker/worker.py", line 120 in _call
+  File "/x/src/phalanx/_worker/zygote.py", line 394 in main
   File "<string>", line 1 in <module>
 """
 ELSEWHERE = """\
@@ -29,13 +29,13 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/queue.py", line 171 in get
   File "/home/u/train.py", line 42 in load_batch
   File "/home/u/train.py", line 29 in step
-  File "/x/src/phalanx/worker/bootstrap.py", line 120 in _call
+  File "/x/src/phalanx/_worker/worker.py", line 120 in _call
 """
 ENDING = """\
 Current thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/traceback.py", line 139 in format_exception
-  File "/x/src/phalanx/worker/outcome.py", line 58 in raised
-  File "/x/src/phalanx/worker/bootstrap.py", line 130 in _call
+  File "/x/src/phalanx/_worker/outcome.py", line 58 in raised
+  File "/x/src/phalanx/_worker/worker.py", line 130 in _call
 """
 
 

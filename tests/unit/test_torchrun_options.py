@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from phalanx import hosts
-from phalanx.elastic.command import flags, words
-from phalanx.elastic.command.options import parse
+from phalanx._system import machine
+from phalanx._elastic.command import flags, given
+from phalanx._elastic.command.options import parse
 from phalanx.errors import ConfigError
 
 UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")
@@ -133,15 +133,15 @@ def test_all_behind_the_script_is_the_scripts(rest):
 )
 def test_numbers_of_workers(monkeypatch, line, workers):
     """By number, by processors, by GPUs."""
-    monkeypatch.setattr(hosts, "processors", lambda: 6)
-    monkeypatch.setattr(hosts, "gpus", lambda environ: 4)
+    monkeypatch.setattr(machine, "processors", lambda: 6)
+    monkeypatch.setattr(machine, "gpus", lambda environ: 4)
     assert parse(["--nproc-per-node", line, "x"], {}).workers == workers
 
 
 def test_without_gpus_auto_counts_processors_and_gpu_is_refused(monkeypatch):
     """As torchrun does it; the refusal says what hides them."""
-    monkeypatch.setattr(hosts, "processors", lambda: 6)
-    monkeypatch.setattr(hosts, "gpus", lambda environ: 0)
+    monkeypatch.setattr(machine, "processors", lambda: 6)
+    monkeypatch.setattr(machine, "gpus", lambda environ: 0)
     assert options("--nproc-per-node auto x").workers == 6
     told = refusal("--nproc-per-node gpu x", CUDA_VISIBLE_DEVICES="")
     assert told == (
@@ -379,7 +379,7 @@ def test_every_flag_of_torch_is_ours_with_the_same_default(torchs):
     """In all its spellings; what reads a variable there does so here."""
     from torch.distributed.argparse_util import check_env, env
 
-    ours = words.make_parser()._option_string_actions
+    ours = given.make_parser()._option_string_actions
     seen = set()
     for action in torchs.get_args_parser()._actions:
         if action.dest in ("help", "training_script", "training_script_args"):
@@ -447,7 +447,7 @@ def test_what_is_read_is_what_torch_reads(torchs, monkeypatch, line, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     theirs = vars(torchs.parse_args(line.split()))
-    ours = words.read(line.split(), environ)
+    ours = given.read(line.split(), environ)
     assert ours.script == theirs.pop("training_script")
     assert list(ours.arguments) == theirs.pop("training_script_args")
     assert {**ours.values} == {**theirs, "ranks_filter": ""}

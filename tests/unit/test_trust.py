@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx import trust
+from phalanx._channel import trust
 from phalanx.errors import ConfigError, WireError
 
 KEY = trust.key_of("a token of many characters", "tests")

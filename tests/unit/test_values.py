@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx import values
+from phalanx._core import values
 
 
 class Colour(enum.Enum):

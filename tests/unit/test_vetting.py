@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx import wire
-from phalanx.agent import following
-from phalanx.clock import Interval
+from phalanx import _wire as wire
+from phalanx._agent import output_files
+from phalanx._core.clock import Interval
 from phalanx.errors import WireError
-from phalanx.launcher.checking import read_facts
-from phalanx.launcher.payload import Inboxes
-from phalanx.launcher.vetting import Vetting
-from phalanx.logs.lines import Source
-from phalanx.logs.records import pack_message, unpack
-from phalanx.plain import plain, plain_line
-from phalanx.rounds import Ended, Member, Outcome
-from phalanx.worker import errorfile
-from phalanx.worker.outcome import open_regular
+from phalanx._launcher.host_check import read_facts
+from phalanx._launcher.payload import Inboxes
+from phalanx._launcher.session.frame_checks import FrameChecker
+from phalanx._logs.lines import Source
+from phalanx._logs.records import pack_message, unpack
+from phalanx._core.sanitize import sanitize, sanitize_line
+from phalanx._core.rounds import Ended, Member, Outcome
+from phalanx._worker import error_file
+from phalanx._worker.outcome import open_regular
 
 MEMBER = Member(1, "box2", 2, 2)
 
@@ -37,20 +37,22 @@ def hello(**changes):
 
 @pytest.fixture
 def agent():
-    vetting = Vetting(shipped=False, began=0.0)
-    vetting.check(hello(), member_of, 0.0)
-    return vetting
+    checker = FrameChecker(shipped=False, began=0.0)
+    checker.check(hello(), member_of, 0.0)
+    return checker
 
 
 @pytest.mark.parametrize("spool", ["", "/", "/root", "/tmp", "phalanx-1", "/tmp/phalanx-1/..", "~"])
 def test_a_spool_is_a_directory_of_ours(spool):
     """It is removed when the agent is lost, and what has it in its environment is ended."""
     with pytest.raises(WireError, match="phalanx|spool|as its own"):
-        Vetting(shipped=False, began=0.0).check(hello(spool=spool), member_of, 0.0)
+        FrameChecker(shipped=False, began=0.0).check(hello(spool=spool), member_of, 0.0)
 
 
 def log(size=100, **fields):
-    return wire.Log(**{"round": 1, "rank": 2, "stream": "stdout", "data": b"x" * size, **fields})
+    return wire.LogData(
+        **{"round": 1, "rank": 2, "stream": "stdout", "data": b"x" * size, **fields}
+    )
 
 
 def test_an_honest_agent_keeps_to_the_window(agent):
@@ -91,7 +93,9 @@ def test_heartbeats_may_come_for_years(agent):
 
 def test_frames_of_a_round_that_is_over_are_nobodys(agent):
     """They are late, not a lie; output is kept of every round that there was."""
-    agent.check(wire.Report(round=9, rank=0, outcome=Outcome(0, Ended.EXITED, 0.0)), member_of, 0.0)
+    agent.check(
+        wire.WorkerEnded(round=9, rank=0, outcome=Outcome(0, Ended.EXITED, 0.0)), member_of, 0.0
+    )
     with pytest.raises(WireError, match="output of round 9"):
         agent.check(log(round=9), member_of, 0.0)
 
@@ -102,13 +106,13 @@ def test_pieces_come_in_order_or_not_at_all():
     piece = lambda at, data: wire.Piece(key="payload", offset=at, total=4, data=data)
     inboxes.collect(piece(0, b"ab"), 0)
     ended = Outcome(0, Ended.RETURNED, 0.0)
-    assert inboxes.settle(ended).fault.result
+    assert inboxes.complete(ended).fault.result
     for wrong in (piece(0, b"ab"), piece(3, b"d"), piece(2, b"cde"), piece(2, b"")):
         with pytest.raises(WireError):
             inboxes.collect(wrong, 0)
     inboxes.collect(piece(2, b"cd"), 0)
-    assert inboxes.settle(ended) is ended
-    assert inboxes.settle(Outcome(1, Ended.RETURNED, 0.0)).kind is Ended.RAISED
+    assert inboxes.complete(ended) is ended
+    assert inboxes.complete(Outcome(1, Ended.RETURNED, 0.0)).kind is Ended.RAISED
     inboxes.forget(None)
 
 
@@ -125,22 +129,22 @@ def test_moments_lie_between_what_is_known():
 @given(st.text(st.characters() | st.sampled_from("\x1b[;m2JK\r\x9b\x07")), st.integers(10, 300))
 def test_plain_text_moves_no_cursor(text, limit):
     """Of what a terminal acts on, colours are left, and they end."""
-    shown = plain(text, limit)
+    shown = sanitize(text, limit)
     shown.encode()
     bare = __import__("re").sub(r"\x1b\[[0-9;:]*m", "", shown)
     assert all(c in "\n\t" or c.isprintable() or ord(c) > 0x9F for c in bare), bare
     assert shown.count("\x1b[") == 0 or shown.endswith("m")
-    assert "\x1b" not in plain_line(text)
-    assert "\n" not in plain_line(text)
+    assert "\x1b" not in sanitize_line(text)
+    assert "\n" not in sanitize_line(text)
 
 
 def test_what_is_plain_stays_as_it_is():
     """Umlauts, tabs, lines and colours among it."""
     text = 'Träceback:\n\tFile "x"\n\x1b[31mred\x1b[0m'
-    assert plain(text) == text
-    assert plain("\x1b[31mred") == "\x1b[31mred\x1b[0m"
-    assert plain("a\r\nb\x1b[2K") == "a\nb\\x1b[2K"
-    assert len(plain("x" * 10**6, 100)) < 200
+    assert sanitize(text) == text
+    assert sanitize("\x1b[31mred") == "\x1b[31mred\x1b[0m"
+    assert sanitize("a\r\nb\x1b[2K") == "a\nb\\x1b[2K"
+    assert len(sanitize("x" * 10**6, 100)) < 200
 
 
 # ── records ───────────────────────────────────────────────────────────────────
@@ -227,7 +231,7 @@ def test_facts_are_of_their_types_or_refused(changes):
 def test_an_error_file_that_is_none_is_none(tmp_path, text):
     """Deep, wrong or empty."""
     (tmp_path / "error.json").write_text(text)
-    found = errorfile.read(str(tmp_path / "error.json"))
+    found = error_file.read(str(tmp_path / "error.json"))
     assert found is None or found.message == "[]"
 
 
@@ -240,9 +244,9 @@ def test_files_that_are_none_do_not_block(tmp_path):
     (tmp_path / "link").symlink_to("/dev/zero")
     for name in ("pipe", "directory", "link"):
         path = str(tmp_path / name)
-        assert following.tail(path) == ""
-        assert errorfile.read(path) is None
-        assert following.Stream(path, 0, "stdout").read(final=True) == b""
+        assert output_files.tail(path) == ""
+        assert error_file.read(path) is None
+        assert output_files.OutputFile(path, 0, "stdout").read(final=True) == b""
         with pytest.raises(OSError):
             open_regular(path)
 
@@ -250,11 +254,13 @@ def test_files_that_are_none_do_not_block(tmp_path):
 def test_stacks_of_launches_below_its_workers_are_an_agent_s_to_tell(agent):
     """Their ranks are not the app's; what is shown of them is plain, and they are not without end."""
     dump = wire.RankDump(0, 5, text="\x1b[2J", problem="\x07")
-    said = wire.Stacks(round=1, request=1, ranks=(dump, dump), below=True)
+    said = wire.WorkerStacks(round=1, request=1, ranks=(dump, dump), below=True)
     checked = agent.check(said, member_of, 0.0)
     assert "\x1b" not in checked.ranks[0].text
     assert "\x07" not in checked.ranks[0].problem
     with pytest.raises(WireError, match="5000 workers"):
-        agent.check(wire.Stacks(round=1, request=1, ranks=(dump,) * 5000, below=True), member_of, 0)
+        agent.check(
+            wire.WorkerStacks(round=1, request=1, ranks=(dump,) * 5000, below=True), member_of, 0
+        )
     with pytest.raises(WireError, match="not one of its own"):
-        agent.check(wire.Stacks(round=1, request=1, ranks=(dump,)), member_of, 0.0)
+        agent.check(wire.WorkerStacks(round=1, request=1, ranks=(dump,)), member_of, 0.0)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx import wire
-from phalanx.wire import codec, peers  # noqa: F401 the frames of hosts that meet
+from phalanx import _wire as wire
+from phalanx._wire import codec, rendezvous_frames  # noqa: F401 the frames of hosts that meet
 from phalanx.errors import WireError
-from phalanx.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
+from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
 
 text = st.text(max_size=20)
 members = st.lists(
@@ -47,7 +47,7 @@ frames = st.one_of(
         **common,
     ),
     st.builds(
-        wire.Begin,
+        wire.BeginRound,
         membership=rounds,
         agent=st.integers(0, 9),
         function=text,
@@ -56,10 +56,12 @@ frames = st.one_of(
         process_group_timeout=seconds,
         **common,
     ),
-    st.builds(wire.Report, outcome=outcomes, **common),
-    st.builds(wire.Started, pids=st.dictionaries(st.integers(0, 9), st.integers(1, 99)), **common),
-    st.builds(wire.Log, stream=text, data=st.binary(max_size=50), **common),
-    st.builds(wire.Leave, **common),
+    st.builds(wire.WorkerEnded, outcome=outcomes, **common),
+    st.builds(
+        wire.WorkersStarted, pids=st.dictionaries(st.integers(0, 9), st.integers(1, 99)), **common
+    ),
+    st.builds(wire.LogData, stream=text, data=st.binary(max_size=50), **common),
+    st.builds(wire.ShutDown, **common),
     st.builds(
         wire.Ready,
         torch=st.booleans(),
@@ -132,7 +134,7 @@ def test_heads_with_the_wrong_fields_raise_only_wire_errors(name, fields):
 
 def test_another_version_is_refused_with_what_to_do():
     """The message names both versions."""
-    raw = bytearray(wire.encode(wire.Leave()))
+    raw = bytearray(wire.encode(wire.ShutDown()))
     raw[3] = 9
     with pytest.raises(WireError, match=r"version 9 .* this side 1.*same version of phalanx"):
         wire.Decoder().feed(bytes(raw))
@@ -149,12 +151,12 @@ def test_lengths_over_the_limit_are_refused_before_they_are_allocated():
     with pytest.raises(WireError, match="over the limit"):
         wire.Decoder().feed(codec._HEADER.pack(b"PHX", wire.VERSION, 1 << 31, 0))
     with pytest.raises(WireError, match="at most"):
-        wire.encode(wire.Log(stream="x", data=b"x" * (wire.PIECE + 1)))
+        wire.encode(wire.LogData(stream="x", data=b"x" * (wire.PIECE + 1)))
 
 
 def test_text_that_is_not_unicode_survives():
     """Environment values and paths are bytes in truth."""
-    frame = wire.Want(digests=("\udcff\udcfe",))
+    frame = wire.WantContent(digests=("\udcff\udcfe",))
     assert wire.Decoder().feed(wire.encode(frame)) == [frame]
 
 
@@ -183,15 +185,15 @@ def test_every_number_in_a_frame_has_a_range(name):
     [
         wire.Reach(address="a", port=65536),
         wire.Reach(address="a" * 256, port=1),
-        wire.Stop(grace=float("nan")),
-        wire.Stop(grace=-1.0),
-        wire.Started(round=-1, pids={}),
-        wire.Started(pids={-1: 5}),
-        wire.Signal(number=65),
-        wire.Want(digests=("x" * 300,)),
-        wire.Report(outcome=Outcome(-1, Ended.LOST, 0.0)),
-        wire.Report(outcome=Outcome(1, Ended.LOST, float("inf"))),
-        wire.Arrived(size=-1),
+        wire.HaltRound(grace=float("nan")),
+        wire.HaltRound(grace=-1.0),
+        wire.WorkersStarted(round=-1, pids={}),
+        wire.WorkersStarted(pids={-1: 5}),
+        wire.SignalWorkers(number=65),
+        wire.WantContent(digests=("x" * 300,)),
+        wire.WorkerEnded(outcome=Outcome(-1, Ended.LOST, 0.0)),
+        wire.WorkerEnded(outcome=Outcome(1, Ended.LOST, float("inf"))),
+        wire.ProjectArrived(size=-1),
         wire.Ready(torch=False, spawn=False, notes=("x" * (5 << 20),)),
     ],
 )

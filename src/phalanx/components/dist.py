@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from phalanx import specs
+from phalanx import _specs as specs
+from phalanx._specs import macros
+from phalanx._specs.app import SCRIPT
 from phalanx.errors import ConfigError
-from phalanx.specs import macros
-from phalanx.specs.app import SCRIPT
 
 _DEBUG = {
     "CUDA_LAUNCH_BLOCKING": "1",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 
-from phalanx import specs
+from phalanx import _specs as specs
+from phalanx._specs.app import SCRIPT
 from phalanx.components._texts import program
 from phalanx.errors import ConfigError
-from phalanx.specs.app import SCRIPT
 
 _MB = 1024
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from phalanx.testing.schedulers import SchedulerSuite
+from phalanx.testing._scheduler_suite import SchedulerSuite
 
 __all__ = ["SchedulerSuite"]

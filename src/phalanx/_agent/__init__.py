@@ -1,0 +1,4 @@
+"""The supervisor on a host: it starts workers, follows them, and ends them.
+
+It hears from a channel and never knows who is at the other end, nor who placed it.
+"""

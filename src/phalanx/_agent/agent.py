@@ -1,0 +1,467 @@
+"""The agent's loop: frames from whoever placed it, words from its zygote, silence and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import socket
+import time
+import traceback
+
+from phalanx import __version__
+from phalanx import _wire as wire
+from phalanx._agent import path_mapping, warm_wait
+from phalanx._agent.functions import Functions
+from phalanx._agent.host_round import HostRound
+from phalanx._agent.host_rounds import HostRounds
+from phalanx._agent.probe_port import ProbePort, reach
+from phalanx._agent.project import Project
+from phalanx._agent.written_files import WrittenFiles
+from phalanx._agent.zygote_handle import ZygoteHandle
+from phalanx._channel.background import Background
+from phalanx._channel.channel import PipeChannel, wait_for_silence
+from phalanx._core.rounds import signal_name
+from phalanx._logs.records import pack_message
+from phalanx._system import network, processes
+from phalanx._worker import leftovers
+from phalanx.errors import WireError
+
+_STACKS_BEFORE_STOP = 1.0
+"""Seconds for workers to tell where they are before they are stopped."""
+_ENFORCED = 0.3
+"""Seconds past the grace after which a zygote that does nothing is not waited for."""
+
+
+class Agent:
+    """Supervises one host's workers, one app after another, until nobody wants it any more."""
+
+    def __init__(
+        self,
+        channel: PipeChannel,
+        zygote: ZygoteHandle,
+        prepare: wire.Prepare,
+        spool: str,
+        tree: path_mapping.Tree,
+    ) -> None:
+        """Take over a zygote that was started already. Owns nothing that is process-wide.
+
+        The project is put into `tree`, if it has to come here.
+        """
+        self._channel = channel
+        self._zygote = zygote
+        self._spool = spool
+        self._functions = Functions(spool)
+        self._left_out: set[str] = set()
+        self._warming: str | None = prepare.app
+        """The app for which the zygote is loading; while it is, it must not be spoken to."""
+        self._rest: wire.StayWarm | None = None
+        self._parted = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._spawn = Background(self._failed).do
+        self._take_up(prepare, tree)
+
+    def _take_up(self, prepare: wire.Prepare, tree: path_mapping.Tree) -> None:
+        """Begin with an app."""
+        self._prepare = prepare
+        self._began = time.monotonic()
+        self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
+        self._probe_port = ProbePort() if prepare.networked else None
+        self._project = Project(tree, prepare.app, self._tell)
+        self._written = WrittenFiles(
+            *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
+        )
+        self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self._host_rounds = HostRounds(self._spawn)
+        self._rest = None
+        self._serving = True
+        hello = wire.Hello(
+            app=prepare.app,
+            version=__version__,
+            python=platform.python_version(),
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            port=self._port,
+            spool=self._spool,
+            tree=tree.path,
+            apart=self._written.is_apart,
+            **(
+                self._probe_port.describe(prepare.interface) if self._probe_port is not None else {}
+            ),
+        )
+        self._spawn(self._tell(hello))
+        self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
+        self._note(f"zygote {self._zygote.pid}, to preload: {', '.join(self._packages()) or '-'}")
+
+    async def run(self) -> None:
+        """Serve; returns when nothing of ours is left but this process."""
+        asyncio.get_running_loop().add_reader(self._zygote.control, self._hear_zygote)
+        try:
+            await self._serve()
+            while self._rest is not None and not self._ending.is_set():
+                facts = {"zygote": self._zygote.pid, "packages": self._packages()}
+                found = await warm_wait.wait_to_be_found(self._rest, facts, self._ending)
+                if found is None:
+                    break
+                self._channel = found
+                await self._serve()
+        finally:
+            await self._end()
+
+    async def _serve(self) -> None:
+        """Hear one channel to its end, or until it is done with us."""
+        self._parted.clear()
+        work = [self._hear_launcher(), self._watch(), self._parted.wait(), self._ending.wait()]
+        tasks = [self._spawn(one) for one in work]
+        await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+
+    def _age(self) -> float:
+        return time.monotonic() - self._began
+
+    def _packages(self) -> list[str]:
+        return list(dict.fromkeys(i.module.partition(".")[0] for i in self._prepare.preload))
+
+    def terminate(self) -> None:
+        """Stop the workers and end, as if the launcher had gone."""
+        self._spawn(self._break("the agent was told to end by a signal", left=True))
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on to the workers that catch it; before there are any, nothing is done.
+
+        By the one for it they also learn that the host will be taken away.
+        """
+        host_round = self._host_rounds.current
+        if number == self._prepare.preempt:
+            self._spawn(self._tell(wire.Preempted(app=self._prepare.app)))
+            self._host_rounds.ask_to_stop()
+        if host_round is not None and host_round.started:
+            self._note(f"{signal_name(number)} is passed on to the workers")
+            self._zygote.send(wire.SignalWorkers(number=number))
+
+    # ── the launcher ──────────────────────────────────────────────────────────
+
+    async def _hear_launcher(self) -> None:
+        try:
+            async for frame in self._channel.frames():
+                await self._obey(frame)
+        except WireError as error:
+            await self._tell(wire.AgentGone(message=f"the launcher sent {error}"))
+        if self._rest is None or self._host_rounds.current is not None:
+            self._ending.set()
+        else:
+            self._parted.set()  # a visitor that wanted nothing, or one that has gone already
+
+    async def _leave(self) -> None:
+        await self._host_rounds.wait_until_clear()
+        asyncio.get_running_loop().remove_reader(self._zygote.control)
+        self._zygote.dismiss()
+        await self._host_rounds.close(drain=True)
+        await self._project.close()
+        await self._channel.flush()  # the last of the logs, to a launcher that is slow to read
+        self._ending.set()
+
+    def _close_ports(self) -> None:
+        self._listening.close()
+        self._beside.close()
+        if self._probe_port is not None:
+            self._probe_port.close()
+
+    async def _lie_down(self, rest: wire.StayWarm) -> None:
+        """Be done with the app, and ready for another."""
+        if self._warming is not None:
+            self._ending.set()  # what hangs in an import is of no use to anybody
+            return
+        await self._host_rounds.forget()
+        self._close_ports()
+        self._functions.forget()
+        self._serving = False
+        await self._project.close()
+        await self._tell(wire.StayingWarm(app=rest.app))
+        if rest.keep:
+            self._zygote.send(rest)
+            self._channel.close()
+            self._parted.set()
+
+    async def _obey(self, frame: wire.Frame) -> None:
+        match frame:
+            case wire.ShutDown():
+                self._spawn(self._leave())
+            case wire.StayWarm():
+                self._rest = frame if frame.keep else None
+                self._spawn(self._lie_down(frame))
+            case wire.Prepare() if self._host_rounds.current is None:
+                self._close_ports()
+                self._take_up(*path_mapping.localize(frame))
+                if self._warming is None and not self._project.tree:
+                    self._warm()
+            case wire.Ping() if not self._channel.congested:
+                # Not awaited: what the launcher does not read must not keep us from hearing it.
+                clock = time.monotonic()
+                self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
+            case wire.BeginRound() if self._host_rounds.may_begin(frame.round):
+                self._begin(frame)
+            case wire.Piece():
+                if not self._functions.receive(frame):
+                    await self._project.receive(frame)
+            case wire.ShipProject():
+                self._spawn(self._ship(frame.manifest))
+            case wire.SignalWorkers():
+                self.forward(frame.number)
+            case wire.Reach():
+                self._spawn(reach(frame, self._tell))
+            case wire.ListWritten():
+                self._spawn(self._written.list(frame))
+            case wire.FetchFile() | wire.FetchSmall():
+                self._spawn(self._written.serve(frame))
+            case wire.OfferFile():
+                self._spawn(self._written.keep(frame))
+            case wire.FilePart() | wire.SmallFiles():
+                self._written.take(frame)
+            case wire.ReleaseFiles():
+                self._written.drop(frame)
+            case wire.LogsTaken() if (host_round := self._host_rounds.find(frame)) is not None:
+                host_round.taken(frame.size)
+            case wire.HaltRound() if self._host_rounds.give_up(frame.round):
+                # The round was given up before we heard of it, and must not begin any more.
+                await self._tell(
+                    wire.RoundCleared(app=frame.app, round=frame.round, port=self._port)
+                )
+            case wire.HaltRound() if (
+                host_round := self._host_rounds.find(frame)
+            ) is self._host_rounds.current:
+                if host_round is not None and host_round.started and frame.stacks:
+                    self._spawn(self._stop_with_stacks(host_round, frame))
+                else:
+                    await self._stop(frame)
+            case wire.DumpStacks():
+                self._spawn(self._dump_stacks(frame))
+
+    def _note(self, message: str, level: int = logging.INFO) -> None:
+        """Say something for the agent's log."""
+        data = pack_message(message, level)
+        self._spawn(self._tell(wire.LogData(app=self._prepare.app, stream="records", data=data)))
+
+    async def _tell(self, frame: wire.Frame) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self._channel.send(frame)
+
+    # ── a round ───────────────────────────────────────────────────────────────
+
+    @property
+    def _port(self) -> int:
+        """Where the next round's store can be: not listening yet, so rank 0 may bind it too.
+
+        The one after it is bound as well, for a framework whose own service wants one.
+        """
+        if self._listening.fileno() < 0:
+            self._beside.close()
+            self._listening, self._beside = network.bind_pair(anywhere=self._prepare.networked)
+        return int(self._listening.getsockname()[1])
+
+    def _begin(self, begin: wire.BeginRound) -> None:
+        directory = os.path.join(self._spool, f"{begin.app}-{begin.round}")
+        environment = {**self._zygote.environment, **self._prepare.environment}
+        host_round = HostRound(begin, directory, environment, self._tell, self._spawn)
+        self._host_rounds.begin(host_round)
+        self._spawn(self._start(host_round))
+
+    async def _start(self, host_round: HostRound) -> None:
+        begin = host_round.begin
+        if self._functions.want(begin.function):
+            await self._tell(wire.WantContent(app=begin.app, digests=(begin.function,)))
+        path = await self._functions.path(begin.function)
+        await self._project.wait_until_complete()
+        await asyncio.shield(self._ready)
+        store = begin.membership.store.address
+        interface: str | None = self._prepare.interface
+        if not interface:
+            interface = await asyncio.to_thread(network.interface_towards, store)
+        if host_round.cleared.is_set():
+            return
+        carries_store = begin.uses_torch and host_round.member.first_rank == 0
+        descriptors = [host_round.theirs.fileno()]
+        if carries_store:
+            self._listening.listen(1024)
+            descriptors.append(self._listening.fileno())
+        host_round.started = True
+        self._zygote.send(host_round.fork(path, interface), descriptors)
+        if carries_store:
+            # The store's process has it now: when that dies, its clients must not wait for us.
+            self._listening.close()
+
+    async def _stop(self, frame: wire.HaltRound) -> None:
+        host_round = self._host_rounds.current
+        if host_round is None:
+            return
+        if not host_round.started:
+            await self._clear(host_round)  # nothing was forked, and nothing will be
+            return
+        self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
+        self._zygote.wake()
+        self._zygote.send(dataclasses.replace(frame, spared=host_round.reported))
+        self._spawn(self._enforce(host_round, frame.grace))
+
+    async def _enforce(self, host_round: HostRound, grace: float) -> None:
+        """End a zygote that is stopped again, or for good, when its workers should be gone."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(host_round.cleared.wait(), grace + _ENFORCED)
+        if not host_round.cleared.is_set() and processes.is_stopped(self._zygote.pid):
+            self._zygote.dismiss()  # its end is seen, and all that was below it is killed
+
+    async def _stop_with_stacks(self, host_round: HostRound, frame: wire.HaltRound) -> None:
+        """Stop the workers once it is known where they are; not much later in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STACKS_BEFORE_STOP + 0.5):
+                await host_round.send_stacks(_STACKS_BEFORE_STOP)
+        if host_round is self._host_rounds.current:
+            await self._stop(frame)
+
+    async def _dump_stacks(self, frame: wire.DumpStacks) -> None:
+        host_round = self._host_rounds.find(frame)
+        if host_round is None or not host_round.started or host_round.cleared.is_set():
+            stamp = {"app": frame.app, "round": frame.round, "request": frame.request}
+            await self._tell(wire.WorkerStacks(ranks=(), below=frame.below, **stamp))  # type: ignore[arg-type]
+        else:
+            await host_round.send_stacks(frame.seconds, frame.request, below=frame.below)
+
+    async def _clear(self, host_round: HostRound) -> None:
+        """Nothing of the round is left; the next one gets another port."""
+        self._listening.close()
+        await host_round.processes_gone(self._port)
+
+    # ── the zygote ────────────────────────────────────────────────────────────
+
+    def _hear_zygote(self) -> None:
+        try:
+            frames = self._zygote.receive()
+        except WireError as error:
+            asyncio.get_running_loop().remove_reader(self._zygote.control)
+            self._spawn(self._break(f"the zygote sent {error}"))
+            return
+        if frames is None:
+            asyncio.get_running_loop().remove_reader(self._zygote.control)
+            self._spawn(self._zygote_died())
+            return
+        for frame in frames:
+            try:
+                self._heed(frame)
+            except (OSError, WireError) as error:
+                self._spawn(self._break(f"{type(error).__name__}: {error}"))
+
+    def _heed(self, frame: wire.Frame) -> None:
+        host_round = self._host_rounds.current
+        match frame:
+            case wire.Ready():
+                self._zygote_ready(frame)
+            case wire.WorkersStarted() if host_round is not None:
+                host_round.workers_started(frame.pids)
+                pids = ", ".join(f"rank {rank}: {pid}" for rank, pid in frame.pids.items())
+                self._note(f"workers started after {self._age():.2f} s: {pids}")
+            case wire.WorkerExited() if host_round is not None and frame.rank is not None:
+                host_round.worker_exited(frame.rank, frame.status, frame.clock, frame.signalled)
+                self._note(f"rank {frame.rank} is gone: {processes.describe_status(frame.status)}")
+            case wire.RoundCleared() if host_round is not None:
+                self._note(f"nothing is left of the workers after {self._age():.2f} s")
+                self._spawn(self._clear(host_round))
+            case wire.AgentGone():
+                self._spawn(self._break(frame.message))
+
+    async def _ship(self, manifest: str) -> None:
+        await self._project.ship(manifest)
+        self._note(f"the project is in {self._project.tree} after {self._age():.2f} s")
+        if self._warming is None and not self._ready.done():
+            self._warm()  # it was there already, and had to see the project first
+
+    def _warm(self) -> None:
+        """Have the zygote load what this app wants and it has not loaded yet."""
+        self._warming = self._prepare.app
+        self._zygote.send(self._wanted())
+
+    def _wanted(self) -> wire.Prepare:
+        kept = tuple(item for item in self._prepare.preload if item.module not in self._left_out)
+        return dataclasses.replace(self._prepare, preload=kept)
+
+    def _zygote_ready(self, ready: wire.Ready) -> None:
+        self._warming = None
+        tainted = set(ready.left_out) - self._left_out
+        if tainted or ready.stale:
+            self._left_out |= tainted
+            why = "what is loaded is old" if ready.stale else f"{', '.join(tainted)} read a rank"
+            self._note(f"another zygote is started: {why}")
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._zygote.control)
+            self._zygote.kill()
+            self._zygote = ZygoteHandle(self._wanted(), self._spool)
+            self._warming = self._prepare.app
+            loop.add_reader(self._zygote.control, self._hear_zygote)
+        elif ready.app != self._prepare.app:
+            # It was still loading what phalanx.warm asked for, or an app that was given up.
+            self._spawn(self._tell(ready))
+            self._warm()
+        else:
+            self._ready.set_result(ready)
+            self._spawn(self._tell(ready))
+            how = "spawned" if ready.spawn else "forked"
+            self._note(f"packages loaded after {self._age():.2f} s; workers are {how}")
+            for problem in (*ready.failed, *ready.notes):
+                self._note(problem, logging.WARNING)
+
+    async def _zygote_died(self) -> None:
+        how = self._zygote.describe_end()
+        processes.kill_descendants(processes.reap)
+        await self._break(f"the zygote died {how}, and its workers with it")
+        if self._host_rounds.current is not None:
+            self._host_rounds.current.cleared.set()
+
+    async def _break(self, message: str, *, left: bool = False) -> None:
+        self._note(message, logging.ERROR)
+        with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
+            await asyncio.wait_for(self._tell(wire.AgentGone(message=message, left=left)), 1.0)
+        self._ending.set()
+
+    # ── silence and ends ──────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """End when nothing was heard for `orphan_timeout`.
+
+        Without an app silence is expected; not on another host, which may be cut off for ever.
+        """
+
+        def expected() -> bool:
+            self._project.touch()
+            return self._serving or self._prepare.remote is not None
+
+        silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
+        await self._break(f"it heard nothing from its launcher for {silent:g} s")
+
+    async def _end(self) -> None:
+        host_round = self._host_rounds.current
+        if host_round is not None and host_round.started and not host_round.cleared.is_set():
+            if self._zygote.is_alive():
+                grace = self._prepare.stop_grace
+                begin = host_round.begin
+                await self._stop(wire.HaltRound(app=begin.app, round=begin.round, grace=grace))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(host_round.cleared.wait(), grace + 1.0)
+        await self._host_rounds.close(drain=False)
+        if self._zygote.control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._zygote.control)
+        self._zygote.kill()
+        processes.kill_descendants(processes.reap)
+        self._close_ports()
+        await self._project.close()
+        leftovers.remove(self._spool)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.flush(), 1.0)
+        self._channel.close()
+
+    def _failed(self, error: BaseException) -> None:
+        """Something in the background has failed: say so, and end."""
+        traceback.print_exception(error)
+        if not self._ending.is_set():
+            self._spawn(self._break(f"{type(error).__name__}: {error}"))

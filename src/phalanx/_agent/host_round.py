@@ -1,0 +1,356 @@
+"""One round on this host, from the order to begin until no process of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+
+from phalanx import _wire as wire
+from phalanx._agent import output_files, stack_dumps
+from phalanx._core.environment import defaults
+from phalanx._core.nesting import DEPTH
+from phalanx._core.ranks import APP, STOP_FILE, jax_environment, worker_environment
+from phalanx._core.rounds import Ended, Member, Outcome, signal_name
+from phalanx._worker import error_file
+from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, open_regular
+from phalanx._worker.shutdown import UNWRITTEN
+from phalanx.errors import WireError
+
+Send = Callable[[wire.Frame], Coroutine[None, None, None]]
+Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+
+_MESSAGE = 1 << 18
+"""The most that a worker's report takes."""
+_UCRED = struct.Struct("3i")
+_CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
+
+_FAST, _SLOW = 0.01, 0.05
+"""Seconds between looks at the workers' files: after something was found, and when idle."""
+
+
+class HostRound:
+    """The workers of one round: who runs, how they ended, what they printed."""
+
+    def __init__(
+        self,
+        begin: wire.BeginRound,
+        directory: str,
+        environment: Mapping[str, str],
+        send: Send,
+        spawn: Spawn,
+    ) -> None:
+        """Make the directory that the workers' own are put in.
+
+        `environment` is the workers'; `spawn` runs something whose failure is not overlooked.
+        """
+        self.begin = begin
+        self.member: Member = begin.membership.member(begin.agent)
+        self.directory = directory
+        self.reports, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.reports.setblocking(False)
+        self.reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.started = False
+        self.stop_file = os.path.join(directory, "stop")
+        self.cleared = asyncio.Event()
+        self._environment = environment
+        self._send = send
+        self._spawn = spawn
+        self._pids: dict[int, int] = {}
+        self._entered: set[int] = set()
+        self._ended: set[int] = set()
+        self._held: dict[int, Outcome] = {}
+        """Programs that have come to their end, and are only leaving."""
+        self._taking_stacks = asyncio.Lock()
+        self._window = wire.LOG_WINDOW
+        self._room = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+        os.mkdir(directory, 0o700)
+        self._following = spawn(self._follow())
+
+    # ── start ─────────────────────────────────────────────────────────────────
+
+    def fork(self, function: str, interface: str | None) -> wire.ForkWorkers:
+        """The order to the zygote. `interface` is the network's that workers are to use."""
+        return wire.ForkWorkers(
+            app=self.begin.app,
+            round=self.begin.round,
+            function=function,
+            directory=self.directory,
+            workers=tuple(self._variables(rank, interface) for rank in self.member.ranks),
+            backend=self.begin.backend,
+            uses_torch=self.begin.uses_torch,
+            process_group_timeout=self.begin.process_group_timeout,
+            records=self._records,
+        )
+
+    @property
+    def _records(self) -> tuple[int, ...]:
+        return tuple(self.member.first_rank + local for local in self.begin.records)
+
+    def _variables(self, rank: int, interface: str | None) -> dict[str, str]:
+        variables = worker_environment(
+            self.begin.membership,
+            self.member,
+            rank,
+            run_id=self.begin.run_id or self.begin.app,
+            role=self.begin.role,
+            max_restarts=self.begin.max_restarts,
+            error_file=os.path.join(self.directory, str(rank), "error.json"),
+            agent_store=self.begin.uses_torch,
+        )
+        variables |= {APP: self.begin.app, STOP_FILE: self.stop_file}
+        depth = self._environment.get(DEPTH, "0")
+        variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
+        wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        wanted |= jax_environment(self.begin.membership, self._environment)
+        if interface is not None:
+            wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return variables | defaults(self._environment, wanted)
+
+    def workers_started(self, pids: dict[int, int]) -> None:
+        """The zygote has forked them."""
+        self._pids = {rank: pid for rank, pid in pids.items() if rank in self.member.ranks}
+        self.theirs.close()
+        self._spawn(self._send(self._stamp(wire.WorkersStarted(pids=self._pids))))
+        # Not sooner: only now do we know who is who.
+        asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
+
+    def ask_to_stop(self) -> None:
+        """Let the workers know that the host will be taken away."""
+        try:
+            with open(self.stop_file, "w"):
+                pass
+        except OSError as error:
+            text = f"workers cannot be told that the host will be taken away: {error}"
+            self._spawn(self._send(wire.UserNote(app=self.begin.app, message=text)))
+
+    async def send_stacks(self, seconds: float, request: int = 0, *, below: bool = False) -> None:
+        """Send home where the workers are whose functions run, or those of launches below them."""
+        async with self._taking_stacks:  # a worker has one file for it
+            pids = {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
+            if below:
+                dumps = await stack_dumps.take_below(pids.values(), seconds)
+            else:
+                dumps = await stack_dumps.take(self.directory, pids, seconds)
+        await self._send(self._stamp(wire.WorkerStacks(request=request, ranks=dumps, below=below)))
+
+    # ── ends ──────────────────────────────────────────────────────────────────
+
+    @property
+    def reported(self) -> tuple[int, ...]:
+        """The ranks whose function has ended; they are only leaving."""
+        return tuple(sorted(self._ended))
+
+    def worker_exited(self, rank: int, status: int, clock: float, signalled: int | None) -> None:
+        """A process is gone; unless it said how its function ended, this is how."""
+        if rank not in self.member.ranks:
+            return
+        self._hear_workers()
+        self._read_report(rank)
+        if (held := self._held.pop(rank, None)) is not None and status == 0:
+            self._end(held)
+        if rank in self._ended:
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (9, signal.SIGTERM):
+                name = signal_name(os.WTERMSIG(status))
+                print(f"rank {rank} was killed by {name} after its function ended", file=sys.stderr)
+            elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNWRITTEN:
+                text = f"rank {rank} could not write what it printed after its function ended"
+                self._spawn(self._send(wire.UserNote(app=self.begin.app, message=text)))
+            return
+        killed = os.WIFSIGNALED(status)
+        if self.begin.exits and status == 0:
+            self._end(Outcome(rank, Ended.RETURNED, clock, self._pids.get(rank)))
+            return
+        outcome = Outcome(
+            rank=rank,
+            kind=Ended.KILLED if killed else Ended.EXITED,
+            clock=clock,
+            pid=self._pids.get(rank),
+            code=None if killed else os.waitstatus_to_exitcode(status),
+            signal=os.WTERMSIG(status) if killed else None,
+            stopped=killed and os.WTERMSIG(status) == signalled,
+        )
+        self._end(outcome)
+
+    async def processes_gone(self, port: int) -> None:
+        """Nothing of the round is left: once the last outcomes are sent, say so.
+
+        `port` is bound for the next round's store.
+        """
+        self._hear_workers()
+        while self._sending:
+            await asyncio.wait(self._sending)
+        if self.cleared.is_set():
+            return
+        self.cleared.set()
+        with contextlib.suppress(ConnectionError):
+            await self._send(self._stamp(wire.RoundCleared(port=port)))
+
+    async def close(self, *, drain: bool) -> None:
+        """End following; with `drain`, only after everything printed was handed on. Idempotent."""
+        if self.reports.fileno() < 0:
+            return
+        if not drain:
+            self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await self._following
+        asyncio.get_running_loop().remove_reader(self.reports)
+        self.reports.close()
+        self.theirs.close()
+
+    def _hear_workers(self) -> None:
+        while True:
+            try:
+                message, said, *_ = self.reports.recvmsg(_MESSAGE, _CREDENTIALS)
+            except (BlockingIOError, OSError):
+                return
+            pid = _sender(said)
+            if not message and not pid:
+                asyncio.get_running_loop().remove_reader(self.reports)
+                return
+            # All workers have the socket; each speaks for itself.
+            rank = next((rank for rank, own in self._pids.items() if own == pid), None)
+            if rank is not None:
+                self._take_report(rank, message)
+
+    def _read_report(self, rank: int) -> None:
+        """Look for the report of a worker that could not send it."""
+        path = os.path.join(self.directory, str(rank), REPORT)
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            self._take_report(rank, file.read(_MESSAGE))
+
+    def _take_report(self, rank: int, message: bytes) -> None:
+        """What a worker says of itself, and nothing else: its socket and files are the user's."""
+        try:
+            frames = wire.Decoder().feed(message)
+        except WireError:
+            return  # whatever has the socket: its end will be seen
+        for frame in frames:
+            match frame:
+                case wire.WorkerEnded(outcome=Outcome() as ended) if rank not in self._ended:
+                    if ended.rank == rank and _makes_sense(ended):
+                        self._take_outcome(dataclasses.replace(ended, pid=self._pids.get(rank)))
+                case wire.WorkerEntered() if rank not in self._entered and math.isfinite(
+                    frame.clock
+                ):
+                    self._entered.add(rank)
+                    entered = wire.WorkerEntered(rank=rank, clock=frame.clock)
+                    self._spawn(self._send(self._stamp(entered)))
+
+    def _take_outcome(self, outcome: Outcome) -> None:
+        if self.begin.exits and outcome.succeeded:
+            self._held[outcome.rank] = outcome  # it may still fail
+        else:
+            self._end(outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._ended.add(outcome.rank)
+        task = self._spawn(self._bring_home(outcome))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _bring_home(self, outcome: Outcome) -> None:
+        directory = os.path.join(self.directory, str(outcome.rank))
+        if not outcome.succeeded:
+            stderr = output_files.tail(os.path.join(directory, "stderr"))
+            fault = outcome.fault or error_file.read(os.path.join(directory, "error.json"))
+            outcome = dataclasses.replace(outcome, stderr=stderr, fault=fault)
+        with contextlib.suppress(ConnectionError):
+            await self._send_payload(outcome.rank, os.path.join(directory, PAYLOAD))
+            await self._send(self._stamp(wire.WorkerEnded(rank=outcome.rank, outcome=outcome)))
+
+    async def _send_payload(self, rank: int, path: str) -> None:
+        try:
+            file = open_regular(path)
+        except OSError:
+            return
+        with file:
+            total = os.fstat(file.fileno()).st_size
+            offset = 0
+            # Not more than was announced, though the worker may still write.
+            while offset < total and (data := file.read(min(wire.PIECE, total - offset))):
+                piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
+                await self._send(self._stamp(piece))
+                offset += len(data)
+        with contextlib.suppress(OSError):  # it goes with the directory
+            os.unlink(path)
+
+    # ── logs ──────────────────────────────────────────────────────────────────
+
+    def taken(self, size: int) -> None:
+        """The launcher has written so much of the log away."""
+        self._window += size
+        self._room.set()
+
+    async def _follow(self) -> None:
+        streams = list(
+            output_files.streams(self.directory, self.member.ranks, records=self._records)
+        )
+        pause = _FAST
+        while True:
+            final = self.cleared.is_set()
+            found = False
+            for stream in streams:
+                if any(o.unfinished for o in streams if o.rank == stream.rank and o is not stream):
+                    found = True  # the other stream of this rank is in the middle of a line
+                    continue
+                data = stream.read(final=final)
+                if data:
+                    found = True
+                    if stream.name == RAISED:  # what was printed before comes first
+                        await self._send_rest(o for o in streams if o.rank == stream.rank)
+                    await self._send_log(stream, data)
+                    stream.free()
+            if final and not found:
+                break
+            pause = _FAST if found else min(pause * 1.5, _SLOW)
+            if not found:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.cleared.wait(), pause)
+        for stream in streams:
+            stream.close()
+
+    async def _send_rest(self, streams: Iterable[output_files.OutputFile]) -> None:
+        for stream in streams:
+            while stream.name != RAISED and (data := stream.read(final=True)):
+                await self._send_log(stream, data)
+
+    async def _send_log(self, stream: output_files.OutputFile, data: bytes) -> None:
+        while self._window <= 0:
+            self._room.clear()
+            await self._room.wait()
+        log = wire.LogData(rank=stream.rank, stream=stream.name, data=data)
+        self._window -= wire.cost_of(log)
+        await self._send(self._stamp(log))
+
+    def _stamp(self, frame: wire.Frame) -> wire.Frame:
+        return dataclasses.replace(frame, app=self.begin.app, round=self.begin.round)
+
+
+def _sender(said: Sequence[tuple[int, int, bytes]]) -> int:
+    """The process that has sent a message, as the kernel says; 0 at the end of the stream."""
+    for level, kind, data in said:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return int(_UCRED.unpack_from(data)[0])
+    return 0
+
+
+def _makes_sense(outcome: Outcome) -> bool:
+    """A worker can say this of itself."""
+    numbers = (outcome.clock, outcome.seconds, outcome.joined or 0.0)
+    return (
+        outcome.kind in (Ended.RETURNED, Ended.RAISED, Ended.EXITED)
+        and all(map(math.isfinite, numbers))
+        and 0 <= (outcome.code or 0) < 256
+        and outcome.signal is None
+        and not outcome.detail
+        and not outcome.stopped
+    )

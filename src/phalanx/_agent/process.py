@@ -1,0 +1,111 @@
+"""An agent as a process of its own, speaking over two descriptors.
+
+The zygote is started before anything else is imported: packages load while the agent gets ready.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from phalanx import _wire as wire
+from phalanx._agent import path_mapping
+from phalanx._agent.zygote_handle import ZygoteHandle
+from phalanx._system import processes
+from phalanx._worker import leftovers
+from phalanx.errors import WireError
+
+
+def main() -> None:
+    """Run an agent until it is told to leave or its channel ends."""
+    processes.reset_signals()
+    _fill_standard_streams()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # until there are workers to pass them on to
+    processes.become_subreaper()
+    read, write = _take_streams()
+    decoder = wire.Decoder()
+    try:
+        frames = _first_frames(read, decoder)
+        if not frames:
+            return
+        prepare = frames.pop(0)
+        if not isinstance(prepare, wire.Prepare):
+            raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
+        prepare, tree = path_mapping.localize(prepare)
+        spool = leftovers.make_spool(prepare.app)
+        zygote = _start_zygote(prepare, spool)
+        processes.set_title(f"phalanx: {prepare.title} agent")
+    except (WireError, OSError) as error:
+        os.write(write, wire.encode(wire.AgentGone(message=f"the agent cannot start: {error}")))
+        sys.exit(1)
+
+    import asyncio
+    import threading
+
+    # What others have left on this host; in its own time, a large directory takes a while.
+    threading.Thread(target=leftovers.sweep, daemon=True).start()
+    streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
+
+    async def serve() -> None:
+        from phalanx._agent.agent import Agent
+        from phalanx._channel.channel import PipeChannel
+
+        channel = await PipeChannel.open(*streams, decoder, frames)
+        agent = Agent(channel, zygote, prepare, spool, tree)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, agent.terminate)
+        for passed in {signal.SIGUSR1, signal.SIGUSR2, prepare.preempt} - {0}:
+            loop.add_signal_handler(passed, agent.forward, passed)
+        await agent.run()
+
+    asyncio.run(serve())
+    sys.stderr.flush()
+    os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
+
+
+def _fill_standard_streams() -> None:
+    """Have something on 0 to 2, so that nothing else lands there: they may have been closed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def _start_zygote(prepare: wire.Prepare, spool: str) -> ZygoteHandle:
+    try:
+        leftovers.make_group(spool)
+        return ZygoteHandle(prepare, spool)
+    except OSError:
+        leftovers.remove(spool)
+        raise
+
+
+def _take_streams() -> tuple[int, int]:
+    """The channel's descriptors: those named in the arguments, or our own standard streams.
+
+    The latter are moved away, so that nobody below can read or write them.
+    """
+    if len(sys.argv) == 3:
+        read, write = int(sys.argv[1]), int(sys.argv[2])
+        for number in (read, write):
+            os.set_inheritable(number, False)
+        return read, write
+    read, write = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return read, write
+
+
+def _first_frames(read: int, decoder: wire.Decoder) -> list[wire.Frame]:
+    """What came first, at least one frame; none when whoever placed us is already gone."""
+    while True:
+        data = os.read(read, 1 << 16)
+        if not data:
+            return []
+        frames = decoder.feed(data)
+        if frames:
+            return frames

@@ -1,0 +1,130 @@
+"""Take the stacks of this host's workers: a signal, and what they write because of it.
+
+Only to a process that catches it, is not stopped (it would come when it goes on), and has its file
+open: what has taken over the pid of a worker that is gone has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from phalanx._system import processes
+from phalanx._wire import RankDump
+from phalanx._worker import stack_signal
+
+LIMIT = 64 << 10
+"""The most that is sent home of one rank; a hundred threads come to more."""
+
+_IS_STACKS = re.compile(rf"/phalanx-[^/]*/(?:.*/)?[0-9]{{1,9}}/{stack_signal.FILE}$")
+"""Such a file is in the spool directory of an agent, in the directory of its rank."""
+_PAUSE, _LONGEST = 0.002, 0.02
+
+
+async def take(directory: str, pids: Mapping[int, int], seconds: float) -> tuple[RankDump, ...]:
+    """The stacks of these ranks, or why there are none, in at most so many seconds."""
+    until = time.monotonic() + seconds
+    paths = {rank: os.path.join(directory, str(rank), stack_signal.FILE) for rank in pids}
+    taking = (_take_one(paths[rank], rank, pid, until) for rank, pid in sorted(pids.items()))
+    return tuple(await asyncio.gather(*taking))
+
+
+async def take_below(pids: Iterable[int], seconds: float) -> tuple[RankDump, ...]:
+    """The same of the workers of launches that are below these processes, on this host."""
+    until = time.monotonic() + seconds
+    found = [one for pid in pids for one in _workers_below(pid)]
+    taking = (_take_one(path, rank, pid, until) for rank, pid, path in sorted(found))
+    return tuple(await asyncio.gather(*taking))
+
+
+def _workers_below(pid: int) -> Iterator[tuple[int, int, str]]:
+    """Rank, pid and file of each; what workers have forked has their file open as well."""
+    for child in processes.children(pid):
+        if (path := _open_file_of(child)) and processes.catches(child, stack_signal.SIGNAL):
+            yield int(os.path.basename(os.path.dirname(path))), child, path
+        else:
+            yield from _workers_below(child)
+
+
+def _open_file_of(pid: int) -> str:
+    """The file that a worker, if the process is one, writes its stacks to."""
+    return next((path for path in _open_files(pid) if _IS_STACKS.search(path)), "")
+
+
+async def _take_one(path: str, rank: int, pid: int, until: float) -> RankDump:
+    if problem := _obstacle(pid, path):
+        return RankDump(rank, pid, problem=problem)
+    began = time.monotonic()
+    try:
+        os.truncate(path, 0)
+        before = _threads_that_block(pid)
+        os.kill(pid, stack_signal.SIGNAL)
+    except OSError as error:
+        return RankDump(rank, pid, problem=str(error.strerror))
+    pause = _PAUSE
+    while not _has_written(pid, path, before):
+        if time.monotonic() >= until:
+            state = processes.state_of(pid)
+            problem = f"no answer in {time.monotonic() - began:.1f} s"
+            return RankDump(rank, pid, problem=f"{problem} ({state})" if state else "it has ended")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    return RankDump(rank, pid, text=_read(path))
+
+
+def _obstacle(pid: int, path: str) -> str:
+    """Why a process must not be asked; empty if it may be."""
+    state = processes.state_of(pid)
+    if state is None:
+        return "it has ended"
+    if state[:1] in "Tt":
+        return "it is stopped: send it SIGCONT"
+    if not processes.catches(pid, stack_signal.SIGNAL):
+        return f"it does not answer signal {stack_signal.SIGNAL}: it starts, or is not Python"
+    if not _has_open(pid, path):
+        return "it has closed the file for its stacks"
+    return ""
+
+
+def _has_open(pid: int, path: str) -> bool:
+    return os.path.realpath(path) in _open_files(pid)
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{number}")
+
+
+def _threads_that_block(pid: int) -> set[str]:
+    """Those in which the signal is blocked: while it is handled, the one that handles it too."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if processes.in_mask(f"/proc/{pid}/task/{task}/status", "SigBlk", stack_signal.SIGNAL):
+                found.add(task)
+    return found
+
+
+def _has_written(pid: int, path: str, before: set[str]) -> bool:
+    """The signal was taken, and nobody handles it any more."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size == 0:
+            return False
+        if processes.in_mask(f"/proc/{pid}/status", "ShdPnd", stack_signal.SIGNAL):
+            return False
+    return _threads_that_block(pid) <= before
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        data = file.read()
+        if len(data) > LIMIT:  # the main thread comes last, and is what counts
+            data = data[-LIMIT:]
+        return data.decode("utf-8", "replace")
+    return ""

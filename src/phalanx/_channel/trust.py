@@ -1,0 +1,209 @@
+"""Proof of a shared secret between two processes, before anything that one says has an effect.
+
+    opener ──► listener   greeting, a random number
+    listener ──► opener   a random number
+    opener ──► listener   HMAC(key, "opener", both numbers)
+    listener ──► opener   HMAC(key, "listener", both numbers)
+
+Until the opener has proved itself the listener reads `COST` bytes of it and no more, and says
+nothing that another could use. Afterwards each record carries HMAC(key of its direction, count,
+SHA-256 of it): what is forged, replayed, reordered or reflected ends the connection. Records are
+not encrypted. HMAC-SHA256 of the standard library throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+import tempfile
+
+from phalanx.errors import ConfigError, WireError
+
+GREETING = b"PHXR\x01"
+_RANDOM = 32
+_PROOF = 32
+COST = len(GREETING) + _RANDOM + _PROOF
+"""How many bytes are read of one that has proved nothing."""
+STRANGER = 64 << 10
+"""The longest record of one that has proved itself, and does not take part yet."""
+_SHORTEST = 16
+"""Characters of a token: one that can be guessed proves nothing."""
+_HEADER = struct.Struct("!I32s")
+
+
+class NotTrusted(Exception):
+    """The other side did not prove that it has the secret, or does not accept ours.
+
+    `is_wrong`: it gave a proof, of another secret.
+    """
+
+    def __init__(self, reason: str, *, is_wrong: bool = False) -> None:
+        super().__init__(reason)
+        self.is_wrong = is_wrong
+
+
+class SealedSession:
+    """What follows a proof: records that only the two can have written, in order."""
+
+    def __init__(self, key: bytes, numbers: bytes, *, opener: bool) -> None:
+        """`numbers` are those of this connection alone."""
+        ways = [_derive(key, way, numbers) for way in (b"from opener", b"from listener")]
+        self._out, self._in = ways if opener else reversed(ways)
+        self._sent = self._taken = 0
+        self._buffer = bytearray()
+        self.limit = STRANGER
+        """The longest record that is taken."""
+
+    def seal(self, data: bytes) -> bytes:
+        """A record for the other side."""
+        tag = _derive(self._out, self._sent.to_bytes(8, "big"), _digest(data))
+        self._sent += 1
+        return b"".join((_HEADER.pack(len(data), tag), data))
+
+    def open(self, data: bytes) -> list[bytes]:
+        """Take some bytes; give the records that they complete. Raises `WireError`."""
+        self._buffer += data
+        found: list[bytes] = []
+        while len(self._buffer) >= _HEADER.size:
+            length, tag = _HEADER.unpack_from(self._buffer)
+            if length > self.limit:
+                raise WireError(f"a record of {length} bytes is over the limit of {self.limit}")
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            record = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            count = self._taken.to_bytes(8, "big")
+            wanted = _derive(self._in, count, hashlib.sha256(record).digest())
+            if not hmac.compare_digest(tag, wanted):
+                raise WireError("a record that the other side has not written")
+            self._taken += 1
+            found.append(record)
+        return found
+
+
+async def prove(connection: socket.socket, key: bytes) -> SealedSession:
+    """Prove ourselves to whoever listens, and have it do so. Raises `NotTrusted`, `OSError`."""
+    loop = asyncio.get_running_loop()
+    own = secrets.token_bytes(_RANDOM)
+    await loop.sock_sendall(connection, GREETING + own)
+    numbers = own + await _receive(connection, _RANDOM, "it did not greet back")
+    await loop.sock_sendall(connection, _derive(key, b"opener", numbers))
+    proof = await _receive(connection, _PROOF, "it does not accept our token")
+    if not hmac.compare_digest(proof, _derive(key, b"listener", numbers)):
+        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
+    return SealedSession(key, numbers, opener=True)
+
+
+async def hear_greeting(connection: socket.socket) -> bytes:
+    """The first word of one that has connected. Raises `NotTrusted`, `OSError`."""
+    greeting = await _receive(connection, len(GREETING) + _RANDOM, "it left")
+    if not greeting.startswith(GREETING):
+        raise NotTrusted("it speaks something else")
+    return greeting
+
+
+async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> SealedSession:
+    """Have one that has greeted prove itself. Raises `NotTrusted`, `OSError`."""
+    loop = asyncio.get_running_loop()
+    own = secrets.token_bytes(_RANDOM)
+    numbers = greeting[len(GREETING) :] + own
+    await loop.sock_sendall(connection, own)
+    proof = await _receive(connection, _PROOF, "it left")
+    if not hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
+        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
+    await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
+    return SealedSession(key, numbers, opener=False)
+
+
+async def _receive(connection: socket.socket, size: int, reason: str) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        more = await loop.sock_recv(connection, size - len(data))
+        if not more:
+            raise NotTrusted(reason)
+        data += more
+    return data
+
+
+def _derive(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"".join((b"phalanx ", *parts)), "sha256")
+
+
+@functools.lru_cache(maxsize=1)
+def _digest(data: bytes) -> bytes:
+    """Taken once for a record that goes to many."""
+    return hashlib.sha256(data).digest()
+
+
+# ── where secrets come from ───────────────────────────────────────────────────
+
+
+def key_of(token: str, purpose: str) -> bytes:
+    """The key that a token gives for a purpose: those of two are unrelated."""
+    return _derive(token.encode(errors="surrogateescape"), b"for ", purpose.encode())
+
+
+def make_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def check_token(token: str, where: str) -> str:
+    """The token, without the white space around it. Raises `ConfigError` for one too short."""
+    token = token.strip()
+    if len(token) < _SHORTEST:
+        raise ConfigError(
+            f"{where}: a token has at least {_SHORTEST} characters. "
+            "Make one with: openssl rand -hex 32"
+        )
+    return token
+
+
+def read_token(path: str) -> str:
+    """The token in a file that nobody but its owner, the user, may read. Raises `ConfigError`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold us up
+    except OSError as error:
+        raise ConfigError(f"cannot read the token file {path}: {error.strerror}.") from None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(f"the token file {path} is not a regular file.")
+        if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o077:
+            raise ConfigError(
+                f"the token file {path} can be read or written by others. Run: chmod 600 {path}"
+            )
+        text = os.read(descriptor, 4096).decode(errors="surrogateescape")
+    finally:
+        os.close(descriptor)
+    return check_token(text, path)
+
+
+def own_token(path: str) -> str | None:
+    """The token in a file of the user's on this machine, made if it is not there.
+
+    None where it cannot be kept. Raises `ConfigError` if others may read it.
+    """
+    if not os.path.lexists(path):
+        with contextlib.suppress(OSError):
+            directory = os.path.dirname(path)
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            descriptor, made = tempfile.mkstemp(prefix=".token-", dir=directory)
+            try:
+                with open(descriptor, "w") as file:
+                    file.write(make_token())
+                with contextlib.suppress(FileExistsError):
+                    os.link(made, path)  # of several at once, all have the first one's
+            finally:
+                os.unlink(made)
+    return read_token(path) if os.path.lexists(path) else None

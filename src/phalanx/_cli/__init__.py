@@ -1,0 +1,209 @@
+"""The command line: one module per verb, loaded only when it is asked for.
+
+A verb's module has `main(arguments) -> exit code`. It prints and never decides. A user's mistake is
+one clear sentence and exit code 2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import importlib
+import io
+import os
+import sys
+from typing import Any, NoReturn
+
+from phalanx._logs.losses import reader_has_left
+from phalanx.errors import ConfigError, PluginError
+
+GROUP = "phalanx.cli"
+"""Where packages register commands of their own."""
+
+_LONGEST = 60
+"""Characters of a mistyped command that are worth repeating."""
+
+VERBS = {
+    "launch": "run a function of a file or module on every rank",
+    "torchrun": "run a script on every worker of this host, with other hosts",
+    "run": "run a component on a scheduler",
+    "builtins": "the components that there are",
+    "runopts": "the schedulers, and their options",
+    "list": "what was launched and submitted",
+    "status": "how an app stands",
+    "describe": "what an app was made from",
+    "log": "what an app has printed",
+    "stacks": "where the workers of an app are",
+    "cancel": "have an app end",
+    "delete": "forget an app, with its logs",
+    "clean": "forget old apps",
+    "configure": "write a configuration file to begin with",
+    "config": "every setting, and where it came from",
+    "hosts": "whether hosts are fit for a launch",
+    "warm": "the agents that wait for the next command",
+    "completion": "what a shell needs to complete commands",
+    "version": "print the version",
+}
+
+
+def run() -> NoReturn:
+    """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
+    failure: OSError | None = None
+    try:
+        _prepare_stdout()
+        code = main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            _say(stop.code)
+    except KeyboardInterrupt:
+        _say("phalanx: interrupted")
+        code = 130
+    except BrokenPipeError:
+        code = 0  # whoever reads has had enough
+    except OSError as error:
+        code = 1
+        if error.filename is None and error.errno in _NO_ROOM:
+            failure = error  # if it was stderr, nobody hears what is said of stdout
+        else:
+            sys.excepthook(*sys.exc_info())
+    except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    failure = _finish_stdout() or failure
+    if failure is not None:
+        _say(f"phalanx: cannot write to stdout: {failure.strerror}")
+        code = code or 1
+
+    from phalanx._worker.shutdown import exit_worker
+
+    exit_worker(code, preloaded=frozenset())
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+def _prepare_stdout() -> None:
+    """What replicas print may be anything; and of what does not fit on a disk nothing is lost
+    unheard, as it is without a buffer (`PYTHONUNBUFFERED`).
+    """
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        stdout.reconfigure(errors="backslashreplace")
+        raw: Any = stdout.buffer
+        if isinstance(raw, io.FileIO):
+            sys.stdout = open(  # noqa: SIM115 it lives as long as the process
+                raw.fileno(),
+                "w",
+                encoding=stdout.encoding,
+                errors="backslashreplace",
+                closefd=False,
+            )
+            sys.stdout.reconfigure(line_buffering=True)
+
+
+def _finish_stdout() -> OSError | None:
+    """Have what was printed written; gives why it cannot be, unless the reader has left."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # What could not be written is not tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return None if reader_has_left(error, 1) else error
+    return None
+
+
+def _say(text: str) -> None:
+    """To whoever is there to hear it."""
+    with contextlib.suppress(OSError, AttributeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; gives the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if verb == "--version":
+        verb = "version"
+    _sweep()
+    try:
+        if verb in VERBS:
+            code: int = importlib.import_module(f"phalanx._cli.commands.{verb}").main(arguments[1:])
+            return code
+        return _run_plugin(verb, arguments[1:])
+    except (ConfigError, PluginError) as error:
+        print(f"phalanx {verb}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, PluginError) else 2
+
+
+def _sweep() -> None:
+    """Clear what agents of this user that were killed have left; a look where there is nothing."""
+    names = ("TMPDIR", "TEMP", "TMP")
+    place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
+    with contextlib.suppress(OSError):
+        if any(name.startswith("phalanx-") for name in os.listdir(place)):
+            from phalanx._worker import leftovers
+
+            leftovers.sweep()
+
+
+def _run_plugin(verb: str, arguments: list[str]) -> int:
+    """A command that a package has registered: a function, or a module with a `main`."""
+    from phalanx import _plugins as plugins
+
+    for plugin in plugins.of(GROUP):
+        if plugin.name == verb:
+            found = plugin.load()
+            function = getattr(found, "main", found)
+            if not callable(function):
+                raise PluginError(plugin, f"{found!r} is no function, and has no main")
+            try:
+                code = function(arguments)
+            except Exception as error:  # noqa: BLE001 the plugin's own
+                from phalanx._cli.tracebacks import print_users_part
+
+                print_users_part(error)
+                return 1
+            return code if isinstance(code, int) else 0
+    known = [*VERBS, *(plugin.name for plugin in plugins.of(GROUP))]
+    from phalanx._cli import hints
+
+    near = difflib.get_close_matches(verb[:_LONGEST], known, n=1)
+    if meant := hints.VERBS.get(verb, near[0] if near else None):
+        hint = f"Did you mean {meant!r}?"
+    else:
+        hint = "See: phalanx --help"
+    shown = verb if len(verb) <= _LONGEST else f"{verb[:_LONGEST]}…"
+    print(f"phalanx has no command {shown!r}. {hint}", file=sys.stderr)
+    return 2
+
+
+def _overview() -> str:
+    from phalanx import _plugins as plugins
+
+    shown = dict(VERBS)
+    for plugin in plugins.of(GROUP):
+        if plugin.name in VERBS:
+            print(
+                f"phalanx: the plugin {plugin} has the name of a command of ours, which is used",
+                file=sys.stderr,
+            )
+        shown.setdefault(plugin.name, f"from {plugin.package}")
+    for problem in plugins.clashes(GROUP):
+        print(f"phalanx: {problem}", file=sys.stderr)
+    width = max(map(len, shown))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in shown.items())
+    return f"""\
+usage: phalanx COMMAND ...
+
+Run a Python function or a program on every rank, and bring everything home.
+
+commands:
+{verbs}
+
+'phalanx COMMAND --help' says more about one of them."""

@@ -1,0 +1,42 @@
+"""The app that a command line means: a launch, or one on a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx._registry import LAUNCH
+from phalanx._registry.recorded_app import RecordedApp, apps, by_handle, find
+from phalanx._runner import handles
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FoundApp:
+    """An app: as it was recorded, and its handle; or the handle alone, for one from elsewhere."""
+
+    handle: str
+    record: RecordedApp | None
+
+    @property
+    def is_launch(self) -> bool:
+        """A function's launch."""
+        return self.record is not None and self.record.is_launch
+
+
+def find_app(text: str | None) -> FoundApp:
+    """By handle, id, or enough of its beginning; the latest without. Raises `LookupError`."""
+    if text is not None and "://" in text:
+        try:
+            handle = handles.parse(text)
+        except ConfigError as error:
+            raise LookupError(str(error)) from None
+        record = by_handle(handle.scheduler, handle.session, handle.app_id)
+        if record is not None:
+            return FoundApp(str(handle), record)
+        begun = [app for app in apps() if app.handle.startswith(text)]
+        if len(begun) == 1:
+            return FoundApp(begun[0].handle, begun[0])
+        if handle.scheduler != LAUNCH:
+            return FoundApp(str(handle), None)
+    record = find(text)
+    return FoundApp(record.handle, record)

@@ -1,0 +1,54 @@
+"""`phalanx clean`: forget old apps."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from phalanx._cli import parsing
+from phalanx._registry.recorded_app import apps, unreadable
+
+
+def main(arguments: list[str]) -> int:
+    """Remove the records of apps that ended long ago."""
+    parser = parsing.make(
+        "clean",
+        "Forget apps that have ended. Log files of launches, and those in a log_dir, stay unless "
+        "--logs is given.",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=parsing.duration,
+        default=7 * 86400.0,
+        metavar="TIME",
+        help="those launched longer ago than this (by default 7d; 0 for all)",
+    )
+    parser.add_argument("--logs", action="store_true", help="remove their log files as well")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    limit = time.time() - options.older_than
+    old = [app for app in apps(parts=True) if app.created <= limit]
+    old = [app for app in old if app.facts["owner"] is None or app.state.is_final]
+    rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
+    failed = False
+    if not options.dry_run:
+        for app in list(old):
+            try:
+                app.remove(logs=options.logs)
+            except OSError as error:
+                print(f"phalanx clean: {app.id} is not removed: {error}", file=sys.stderr)
+                old.remove(app)
+                failed = True
+        for path in rubbish:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    if options.json:
+        parsing.print_json([app.id for app in old])
+    else:
+        count = "1 app" if len(old) == 1 else f"{len(old)} apps"
+        print(f"{count} {'would be removed' if options.dry_run else 'removed'}")
+    return int(failed)

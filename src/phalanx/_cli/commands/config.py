@@ -1,0 +1,114 @@
+"""`phalanx config`: every setting that can be configured, as it is, and where it came from."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from phalanx._cli import VERBS, parsing
+from phalanx._cli.commands.run import make_parser
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._core import values
+from phalanx._runner import catalog, config
+from phalanx._runner.config import ConfigValue
+from phalanx._runner.runner import Runner, get_runner
+from phalanx._schedulers.scheduler import get_scheduler_factories
+from phalanx.errors import PhalanxError, UsageError
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line for each setting."""
+    parser = parsing.make(
+        "config",
+        "Every setting as it is, and where it came from.\n\n"
+        "The command line counts most, then the environment (PHALANX_LOCAL_CWD_LOG_DIR), then\n"
+        f"{config.FILE} of the project (the nearest upward from here), then the one in your home.",
+    )
+    parser.add_argument(
+        "section", nargs="?", help="only this one: local_cwd, scheduler.ssh, component.utils.echo"
+    )
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    problems: list[str] = []
+    with stdout_to_stderr(), get_runner() as runner:
+        sections = _sections(runner, problems)
+    if options.section is not None:
+        wanted = options.section
+        sections = {n: s for n, s in sections.items() if wanted in (n, n.partition(".")[2])}
+        if not sections:
+            print(f"phalanx config: there is no section {wanted!r}", file=sys.stderr)
+            return 1
+    for problem in problems:
+        print(f"phalanx config: {problem}", file=sys.stderr)
+    code = 1 if problems else 0
+    if options.json:
+        parsing.print_json(
+            {
+                name: {k: {"value": v.value, "origin": v.origin} for k, v in section.items()}
+                for name, section in sections.items()
+            }
+        )
+        return code
+    for path, _ in runner.config.files:
+        print(f"# {path}")
+    rows = [
+        (name, key, _shown(value.value), value.origin)
+        for name, section in sections.items()
+        for key, value in section.items()
+    ]
+    parsing.print_table(("SECTION", "SETTING", "VALUE", "FROM"), rows)
+    return code
+
+
+def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, ConfigValue]]:
+    """Every section as it is; what is wrong is told beside it."""
+    found: dict[str, dict[str, ConfigValue]] = {}
+    known = {
+        key: ConfigValue(action.default, config.DEFAULT)
+        for key, action in make_parser().settings().items()
+    }
+    known["scheduler"] = ConfigValue(runner.default_scheduler, config.DEFAULT)
+    found["command.run"] = known | runner.config.section("command", "run", known)
+    for name in runner.config.names("command"):
+        found.setdefault(f"command.{name}", runner.config.section("command", name))
+        if name not in VERBS:
+            problems.append(f"[command.{name}]: there is no such command")
+    schedulers = get_scheduler_factories()
+    for name in schedulers:
+        try:
+            effective = runner.effective_options(name)
+            options = runner.scheduler_run_opts(name)
+        except PhalanxError as error:  # not what the files say
+            print(f"phalanx config: {error}", file=sys.stderr)
+            continue
+        required = {o.name: ConfigValue(None, "required") for o in options if o.required}
+        found[f"scheduler.{name}"] = required | effective
+        problems += config.option_problems(name, options, effective)
+    for name in runner.config.names("scheduler"):
+        if name not in schedulers:
+            problems.append(f"[scheduler.{name}]: there is no such scheduler")
+    _add_components(runner, found, problems)
+    return found
+
+
+def _add_components(
+    runner: Runner, found: dict[str, dict[str, ConfigValue]], problems: list[str]
+) -> None:
+    components = catalog.catalog().components
+    for component in components:
+        section = runner.config.section("component", component.name, component.parameters)
+        if not section:
+            continue
+        found[f"component.{component.name}"] = section
+        try:
+            component.accept_configured(section)
+        except UsageError as error:
+            problems.append(str(error))
+    names = {component.name for component in components}
+    tops = {name.partition(".")[0] for name in names}  # [component.dist.ddp], without quotes
+    unknown = [name for name in runner.config.names("component") if name not in names | tops]
+    problems += [f'[component."{name}"]: there is no such component' for name in unknown]
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else values.encode(value, pair=":")

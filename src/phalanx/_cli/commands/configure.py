@@ -1,0 +1,107 @@
+"""`phalanx configure`: a configuration file to begin with, every setting in it commented out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from phalanx._cli import parsing
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._runner import config
+from phalanx._runner.runner import Runner, get_runner
+from phalanx._schedulers.options import Option
+from phalanx._schedulers.scheduler import get_scheduler_factories
+from phalanx.errors import PhalanxError
+
+
+def main(arguments: list[str]) -> int:
+    """Write it."""
+    parser = parsing.make(
+        "configure",
+        f"Write {config.FILE} in this directory, with every option of every scheduler, each\n"
+        "commented out, with what it is by default; those that are required are marked.",
+    )
+    parser.add_argument(
+        "-s", "--schedulers", metavar="NAMES", help="only these, separated by commas"
+    )
+    parser.add_argument("-a", "--all", action="store_true", help="all schedulers, as without -s")
+    parser.add_argument("--print", action="store_true", help="print it instead")
+    options = parser.parse_args(arguments)
+    names = list(get_scheduler_factories())
+    if options.schedulers and not options.all:
+        names = [name.strip() for name in options.schedulers.split(",")]
+    try:
+        with stdout_to_stderr(), get_runner() as runner:
+            text = _text(runner, names, strict=bool(options.schedulers))
+    except PhalanxError as error:
+        print(f"phalanx configure: {error}", file=sys.stderr)
+        return 1
+    if options.print:
+        print(text, end="")
+        return 0
+    path = Path(config.FILE)
+    try:
+        path = Path(os.getcwd()) / config.FILE
+        _write(path, text)
+    except FileExistsError:
+        print(f"phalanx configure: {path} is there already: it stays as it is", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"phalanx configure: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {path}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Make the file; what a full disk has taken of it does not stay."""
+    with open(path, "x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+
+_HEAD = """\
+# Settings of Phalanx for everything below this directory. 'phalanx config' shows what applies.
+
+[command.run]
+# scheduler = "local_cwd"
+
+# Defaults for the arguments of a component:
+# [component."utils.echo"]
+# msg = "hello"
+"""
+
+
+def _text(runner: Runner, names: list[str], *, strict: bool) -> str:
+    parts = [_HEAD]
+    for name in names:
+        try:
+            parts.append(_section(name, list(runner.scheduler_run_opts(name))))
+        except PhalanxError as error:
+            if strict:
+                raise
+            print(f"phalanx configure: {error}", file=sys.stderr)
+    return "\n".join(parts)
+
+
+def _section(name: str, options: list[Option]) -> str:
+    required = any(option.required for option in options)
+    lines = [f"[scheduler.{name}]" if not required else f"# [scheduler.{name}]"]
+    for option in options:
+        need = ", required" if option.required else ""
+        lines.append(f"# {option.help} ({option.type}{need})")
+        lines.append(f"# {option.name} = {_toml(option)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(option: Option) -> str:
+    """A value as TOML has it: the default, or where there is none something to be filled in."""
+    if option.default is not None:
+        return json.dumps(option.default, default=str)
+    return '["…"]' if option.type.startswith("list") else '"…"'

@@ -1,0 +1,91 @@
+"""`phalanx hosts check`: whether hosts are fit for a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from phalanx._cli import parsing
+from phalanx._launcher.host_check import HostReport, HostsReport, check, describe_gpus
+from phalanx._launcher.launcher import Launcher
+from phalanx.errors import ConfigError
+
+_HEADS = (
+    *(
+        "HOST",
+        "LOGIN",
+        "PYTHON",
+        "STARTED",
+        "TORCH",
+        "CUDA",
+        "GPUS",
+        "CORES",
+        "MEMORY",
+        "DISK FREE",
+    ),
+    *("MEMLOCK", "CLOCK", "ROUND TRIP", "REACHES"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Check; gives the exit code."""
+    parser = parsing.make(
+        "hosts",
+        "Log in to hosts and tell what they are and have, and whether they reach each other. "
+        "Exit code 1 if one of them cannot be used.",
+    )
+    parser.add_argument("verb", choices=["check"], help="what to do: check")
+    parser.add_argument(
+        "host", nargs="*", help="hosts as for a launch; by default the allocation, or this machine"
+    )
+    parser.add_argument("--python", help="the interpreter or virtual environment there")
+    parser.add_argument("--ssh-config-file", help="instead of your own ssh configuration")
+    parsing.add_json(parser)
+    parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
+    launcher = Launcher(
+        hostnames=parsed.host or "auto",
+        python=parsed.python,
+        ssh_config_file=parsed.ssh_config_file,
+    )
+    try:
+        found = check(launcher)
+    except ConfigError as error:
+        print(f"phalanx hosts: {error}", file=sys.stderr)
+        return 2
+    if parsed.json:
+        parsing.print_json({**dataclasses.asdict(found), "usable": found.usable})
+    else:
+        _print(found)
+    return 0 if found.usable else 1
+
+
+def _print(found: HostsReport) -> None:
+    known = [report for report in found.hosts if report.problem is None]
+    rows = [_row(report, len(known)) for report in known]
+    if rows:
+        parsing.print_table(_HEADS, rows)
+    for report in found.hosts:
+        if report.problem is not None:
+            print(f"{report.hostname}: not usable: {report.problem}")
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _row(report: HostReport, count: int) -> tuple[str, ...]:
+    reached = count - 1 - len(report.unreached)
+    return (
+        report.hostname,
+        f"{report.login_seconds:.2f} s",
+        report.python,
+        f"{report.python_seconds:.2f} s",
+        report.torch or "–",
+        report.cuda or "–",
+        describe_gpus(report.gpus) or "–",
+        str(report.processors),
+        f"{report.memory / (1 << 30):.0f} GiB",
+        f"{report.disk_free / (1 << 30):.0f} GiB",
+        "unlimited" if report.memlock < 0 else f"{report.memlock >> 10} KiB",
+        f"{report.clock_offset:+.3f} s",
+        f"{report.round_trip * 1000:.1f} ms",
+        "all" if reached == count - 1 else f"{reached} of {count - 1}",
+    )

@@ -1,0 +1,343 @@
+"""`phalanx launch TARGET`: a function of a file or module, on every rank.
+
+The workers' packages load while the file itself is loaded here: what it imports is read from its
+source first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from phalanx._cli import hints, parsing, tyro_errors
+from phalanx._cli.tracebacks import print_users_part
+from phalanx._core import nesting
+from phalanx._launcher import payload
+from phalanx._launcher.interrupts import hide_traceback, interruptible
+from phalanx._launcher.launcher import Launcher, begin, check_call
+from phalanx._launcher.planning import imports
+from phalanx._launcher.session.app import App
+from phalanx._logs.console import is_terminal, shows_colour
+from phalanx._logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
+from phalanx._specs import AppStatus
+from phalanx.errors import (
+    ConfigError,
+    FetchError,
+    NoTerminal,
+    OutputLost,
+    StartFailed,
+    WorkerFailed,
+)
+
+_USAGE = """\
+usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS]
+
+Run a function on every rank. ARGUMENTS are the function's own, by its signature:
+'phalanx launch FILE.py:FUNCTION -- --help' lists them. Rank 0's output is shown, all output is in
+./logs. Values other than None are printed in rank order. From another terminal: phalanx list,
+status, log, cancel.
+
+exit codes: 0 all ranks returned; 1 the launch failed, or output could not be written; N a worker
+exited with code N; 2 a mistake in the command; 130 interrupted.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Launch; gives the exit code."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        _parse_options(["--help"], "TARGET")
+    try:
+        if not arguments or arguments[0].startswith("-"):
+            raise ConfigError(f"what to launch comes first.\n{_USAGE}")
+        target, *rest = arguments
+        options, own = _split(rest)
+        hints.check_flags(options)
+        parsed = _parse_options(options, target)
+        return _launch(parsed, _Target(target), own)
+    except ConfigError as error:
+        print(f"phalanx launch: {error}", file=sys.stderr)
+        return 2
+    except StartFailed as error:
+        _report(error)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        left = getattr(interrupt, "hushed", "nothing was started")
+        print(f"phalanx launch: interrupted; {left}", file=sys.stderr)
+        return 130
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+@dataclass
+class _Options:
+    """What the command line has on top of a launcher's fields."""
+
+    launcher: Launcher
+    """Where and how."""
+
+    quiet: bool = False
+    """Show nothing but values, warnings and a failure."""
+
+    verbose: bool = False
+    """Show the output of all ranks, and where the time went."""
+
+    show: str | None = None
+    """The ranks whose output is shown: 0,2-4, all or none; by default 0."""
+
+    log_dir: str = LOG_DIR
+    """Where the log files go."""
+
+    def log_spec(self) -> LogSpec:
+        """As asked for."""
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose exclude each other.")
+        shown = self.show or ("none" if self.quiet else "all" if self.verbose else "0")
+        if shown in ("all", "none"):
+            return DefaultLogSpec(log_dir=self.log_dir, show="all" if shown == "all" else ())
+        try:
+            return DefaultLogSpec(log_dir=self.log_dir, show=parsing.ranks(shown))
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--show: {error}, all or none.") from None
+
+
+def _parse_options(options: list[str], target: str) -> _Options:
+    import tyro
+
+    return tyro_errors.parse(
+        _Options,
+        options,
+        f"phalanx launch {target}",
+        [field.name for kind in (Launcher, _Options) for field in fields(kind)],
+        "The function's own arguments go behind a '--'.",
+        description="Run a function on every rank.",
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+            tyro.conf.SuppressFixed,
+        ),
+    )
+
+
+class _Target:
+    """`FILE.py:FUNCTION` or `MODULE:FUNCTION`."""
+
+    def __init__(self, text: str) -> None:
+        self.place, colon, self.function = text.rpartition(":")
+        if not colon or not self.place or not self.function:
+            raise ConfigError(
+                f"{text!r} is not FILE.py:FUNCTION or MODULE:FUNCTION. Example: train.py:main"
+            )
+        self.is_file = self.place.endswith(".py") or os.sep in self.place
+        if self.is_file and not Path(self.place).is_file():
+            raise ConfigError(f"there is no file {self.place}.")
+        self._root, self._name = self._locate()
+        sys.path.insert(0, str(self._root))
+
+    def _locate(self) -> tuple[Path, str]:
+        """The directory to import from, and the module's full name, packages included."""
+        if not self.is_file:
+            try:
+                return Path.cwd(), self.place
+            except FileNotFoundError:
+                raise ConfigError("the current directory is gone: go to another one.") from None
+        path = Path(self.place).absolute()
+        parts = [path.stem]
+        root = path.parent
+        while (root / "__init__.py").is_file() and root != root.parent:
+            parts.insert(0, root.name)
+            root = root.parent
+        return root, ".".join(parts)
+
+    def needs(self) -> imports.Needs:
+        """What the file imports, without importing it."""
+        path = Path(self.place) if self.is_file else imports.find_source(self.place)
+        if path is None:
+            return imports.Needs((), torch=False)
+        return imports.of_file(path, self.function, self._name.rpartition(".")[0])
+
+    def load(self) -> Callable[..., Any]:
+        """Import the file or module, and give the function."""
+        with nesting.loading(self.place):
+            module = self._load_file() if self.is_file else self._load_module()
+        found: Any = module
+        for part in self.function.split("."):
+            found = getattr(found, part, None)
+        if not callable(found):
+            raise ConfigError(self._not_found(module))
+        return found  # type: ignore[no-any-return]
+
+    def _load_module(self) -> Any:
+        if importlib.util.find_spec(self._name.partition(".")[0]) is None:
+            raise ConfigError(f"there is no module {self._name!r} here or installed.")
+        return importlib.import_module(self._name)
+
+    def _load_file(self) -> Any:
+        """By its name where that leads to this very file, else as it is: names may be taken."""
+        path = str(Path(self.place).absolute())
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(self._name)
+        if spec is not None and spec.origin == path and self._name not in sys.modules:
+            return importlib.import_module(self._name)
+        loader = importlib.machinery.SourceFileLoader(f"phalanx_launched_{Path(path).stem}", path)
+        spec = importlib.util.spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[loader.name] = module
+        loader.exec_module(module)
+        return module
+
+    def _not_found(self, module: Any) -> str:
+        import difflib
+
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        near = difflib.get_close_matches(self.function, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{self.place} has no function {self.function!r}.{hint}"
+
+
+def _launch(options: _Options, target: _Target, own: list[str]) -> int:
+    began = time.monotonic()
+    launcher = options.launcher
+    launcher.log_spec = options.log_spec()
+    if launcher.start_method == "inline":
+        function = target.load()
+        args, kwargs = _parse_own(function, own, target)
+        _print_values(launcher.run(function, kwargs, args=args))
+        if not options.quiet:
+            _print_summary(1, began)
+        return 0
+    if {"-h", "--help"} & set(own):
+        _load_call(target, own)  # prints it, and exits: nothing is started for that
+    call: Future[payload.Function] = Future()
+    app = begin(launcher, target.needs(), target.function, call)
+    app.tell_failure()
+    if not options.quiet:
+        app.show_status()
+    try:
+        call.set_result(_load_call(target, own))
+    except BaseException as error:
+        app.cancel(0.0)
+        app.wait()
+        if isinstance(error, KeyboardInterrupt):
+            hide_traceback(error, app.describe_left())
+        app.forget()
+        if not isinstance(error, Exception) or isinstance(error, ConfigError):
+            raise
+        print_users_part(error)
+        return 1
+    _wait(app)
+    if options.verbose:
+        _print_phases(app.status())
+    try:
+        result = app.result()
+    except OutputLost as error:
+        _report(error)
+        if "stdout" not in error.places:
+            _print_values(error.result)
+        return 1
+    except Exception as error:  # noqa: BLE001 it is the user's: printed, not judged
+        if isinstance(error, FetchError):
+            _print_values(error.result)
+        _report(error)
+        return (isinstance(error, WorkerFailed) and error.exit_code) or 1
+    _print_values(result)
+    if not options.quiet:
+        _print_summary(len(result), began)
+    return 0
+
+
+def _wait(app: App[Any]) -> None:
+    """Until it has ended, by itself or by a signal, which then has its way."""
+    try:
+        with interruptible() as interrupts:
+            interrupts.attach(app.cancel)
+            app.wait()
+            if interrupts.received == signal.SIGTERM:  # behind this it ends us
+                left = app.describe_left()
+                print(f"phalanx launch: terminated by SIGTERM; {left}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as interrupt:
+        hide_traceback(interrupt, app.describe_left())
+        raise
+
+
+def _load_call(target: _Target, own: list[str]) -> payload.Function:
+    function = target.load()
+    args, kwargs = _parse_own(function, own, target)
+    check_call(function, args, kwargs)
+    needs = imports.of_function(function)
+    return payload.pack(function, args, kwargs, needs)
+
+
+def _parse_own(
+    function: Callable[..., Any], own: list[str], target: _Target
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The function's arguments, by its signature and docstring."""
+
+    @functools.wraps(function)
+    def capture(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    prog = f"phalanx launch {target.place}:{target.function} --"
+    args, kwargs = tyro_errors.parse(capture, own, prog, inspect.signature(function).parameters)
+    return args, kwargs
+
+
+def _print_values(values: Any) -> None:
+    for rank, value in enumerate(values):
+        if value is not None:
+            try:
+                text = repr(value)
+            except Exception as error:  # noqa: BLE001 the user's code
+                text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+            print(f"rank {rank}: {text}")
+
+
+def _print_phases(status: AppStatus) -> None:
+    print(f"{status.app}: {status.state.value}", file=sys.stderr)
+    for phase, seconds in sorted(status.phases.items(), key=lambda item: item[1]):
+        print(f"  {phase:<16} {seconds:7.3f} s", file=sys.stderr)
+
+
+def _print_summary(count: int, began: float) -> None:
+    workers = "worker" if count == 1 else "workers"
+    print(f"{count} {workers} returned after {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+def _report(error: BaseException) -> None:
+    """The one report, printed last: the exception and what is noted on it, no frames of ours."""
+    import traceback
+
+    sys.stdout.flush()
+    if isinstance(error, NoTerminal):
+        flags = "--workers-per-host 1 --start-method inline"
+        error.args = (str(error).replace(NoTerminal.python, flags),)
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    if is_terminal(sys.stderr):
+        width = shutil.get_terminal_size().columns
+        rules = f"── {type(error).__name__} ".ljust(width, "─"), "─" * width
+        if shows_colour(sys.stderr):
+            rules = f"\x1b[1;31m{rules[0]}\x1b[0m", f"\x1b[1;31m{rules[1]}\x1b[0m"
+        text = f"\n{rules[0]}\n{text}\n{rules[1]}"
+    print(text, file=sys.stderr)

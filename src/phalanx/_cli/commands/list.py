@@ -1,0 +1,98 @@
+"""`phalanx list`: what was launched."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import Any
+
+from phalanx._cli import parsing
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._registry.recorded_app import RecordedApp, apps
+from phalanx._runner.overview import overview
+from phalanx._runner.runner import get_runner
+from phalanx._specs import AppState
+from phalanx.errors import PhalanxError
+
+_SHOWN = 20
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line for each app, the latest last."""
+    parser = parsing.make("list", "What was launched and submitted, the latest last.")
+    parser.add_argument(
+        "-s", "--scheduler", help="what this scheduler knows, wherever it was submitted from"
+    )
+    parser.add_argument("--all", action="store_true", help=f"not only the last {_SHOWN}")
+    parser.add_argument("--running", action="store_true", help="only those that have not ended")
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    if options.scheduler is not None:
+        return _list_scheduler(options)
+    with stdout_to_stderr(), get_runner() as runner:
+        found = overview(runner, apps())
+    if options.running:
+        ended = ("UNKNOWN", *(state.value for state in AppState if state.is_final))
+        found = [(app, status) for app, status in found if status["state"] not in ended]
+    left_out = 0 if options.all or options.json else max(0, len(found) - _SHOWN)
+    found = found[left_out:]
+    if options.json:
+        parsing.print_json(
+            [{**app.facts, "handle": app.handle, "status": status} for app, status in found]
+        )
+        return 0
+    if not found:
+        print("no app is recorded" if not options.running else "no app is running")
+        return 0
+    rows = []
+    for app, status in found:
+        seconds = status.get("seconds")
+        rows.append(
+            (
+                app.id,
+                app.scheduler,
+                status["state"],
+                _size(app),
+                ",".join(app.hosts),
+                datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+                "?" if seconds is None else parsing.ago(seconds),
+                _cut(app.command),
+            )
+        )
+    heads = ("APP", "ON", "STATE", "SIZE", "HOSTS", "STARTED", "TIME", "COMMAND")
+    parsing.print_table(heads, rows)
+    if left_out:
+        print(f"({left_out} older ones: phalanx list --all)")
+    return 0
+
+
+def _list_scheduler(options: Any) -> int:
+    try:
+        with stdout_to_stderr(), get_runner() as runner:
+            known = runner.list(options.scheduler)
+    except PhalanxError as error:
+        print(f"phalanx list: {error}", file=sys.stderr)
+        return 1
+    if options.running:
+        known = [app for app in known if not app.state.is_final]
+    if options.json:
+        parsing.print_json(
+            [{"handle": a.app_handle, "name": a.name, "state": a.state.value} for a in known]
+        )
+    elif not known:
+        print(f"{options.scheduler} knows no app")
+    else:
+        rows = [(app.app_handle, app.name, app.state.value) for app in known]
+        parsing.print_table(("HANDLE", "NAME", "STATE"), rows)
+    return 0
+
+
+def _size(app: RecordedApp) -> str:
+    """Workers of a launch; what a replica on a scheduler starts is known to itself alone."""
+    unit = "worker" if app.is_launch else "replica"
+    return f"{app.workers} {unit}{'' if app.workers == 1 else 's'}"
+
+
+def _cut(text: str, width: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

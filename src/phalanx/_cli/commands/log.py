@@ -1,0 +1,232 @@
+"""`phalanx log`: what an app's workers have printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import json
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from phalanx._cli import live_log, parsing, replica_log
+from phalanx._cli.app_argument import find_app
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._core.values import numbers
+from phalanx._logs.console import is_terminal
+from phalanx._logs.lines import LogLine, read_back, read_lines
+from phalanx._registry.log_reader import by_time
+from phalanx._registry.recorded_app import RecordedApp
+from phalanx._runner.handles import LogSelector, parse_log_selector
+from phalanx._runner.runner import Runner, get_runner
+from phalanx._schedulers.scheduler import Stream
+from phalanx._specs import AppState
+from phalanx.errors import PhalanxError
+
+
+def main(arguments: list[str]) -> int:
+    """Print the lines that are asked for."""
+    parser = parsing.make(
+        "log",
+        "What an app's workers or replicas have printed, in the order of time.\n\n"
+        "Of an app on a scheduler, APP/ROLE/REPLICAS picks some: echo-1a2b/echo/0,2-4.\n"
+        "Times are kept to about a tenth of a second. TIME is a span ago (30s, 10m, 2h, 7d) or a\n"
+        "date and time (2026-01-31T12:00).",
+    )
+    parser.add_argument(
+        "app",
+        nargs="?",
+        metavar="APP[/ROLE[/REPLICAS]]",
+        help="its handle or id, or enough of the beginning; by default the latest",
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the app ends")
+    parser.add_argument(
+        "-r", "--ranks", type=parsing.ranks, metavar="RANKS", help="only these, such as 0,2-4"
+    )
+    parser.add_argument(
+        "-e", "--regex", type=parsing.regex, metavar="REGEX", help="only lines that match"
+    )
+    parser.add_argument("--since", type=parsing.moment, metavar="TIME", help="only from then on")
+    parser.add_argument("--until", type=parsing.moment, metavar="TIME", help="only before then")
+    parser.add_argument(
+        "--streams", choices=("combined", "stdout", "stderr"), help="only one of a replica's"
+    )
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines of each")
+    parser.add_argument(
+        "--agents", action="store_true", help="what the agents say instead (with -e and -n)"
+    )
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    if options.follow and options.tail is not None:
+        parser.error("--tail and --follow exclude each other")
+    if options.tail is not None and options.tail < 0:
+        parser.error(f"--tail {options.tail}: give a number of lines, 0 or more")
+    if options.agents and (options.follow or options.ranks or options.since or options.until):
+        parser.error("--agents goes with --regex, --tail and --json alone")
+    try:
+        place = None if options.app is None else parse_log_selector(options.app)
+        found = find_app(None if place is None else place.app)
+        if not found.is_launch:
+            return _of_replicas(found.handle, place or LogSelector(found.handle), options)
+        app = found.record
+        assert app is not None
+        if options.streams or (place and place.role):
+            raise LookupError(f"{app.id} is a launch: it has ranks (-r), not roles and streams")
+        if options.agents:
+            _print_agents(app, options)
+            return 0
+        files = app.log_files(options.ranks)
+    except (LookupError, PhalanxError) as error:
+        print(f"phalanx log: {error}", file=sys.stderr)
+        return 1
+    if not files:
+        print(
+            f"phalanx log: {app.id} has no log files: it was started without. Use --log-dir DIR",
+            file=sys.stderr,
+        )
+        return 1
+    plain = not (options.json or options.regex or options.since or options.until)
+    if options.follow and plain and is_terminal(sys.stdout):
+        live_log.watch(app, files)
+    else:
+        _print(app, options, several=len(files) > 1)
+    return 0
+
+
+def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:
+    """Of an app on a scheduler."""
+    if options.ranks or options.agents:
+        raise LookupError(f"{handle} is on a scheduler: pick by {place.app}/ROLE/REPLICAS")
+    with get_runner() as runner:
+        with stdout_to_stderr():
+            known = runner.replicas(handle)
+        place = _with_role(place, known)
+        if place.role is not None and place.role not in known:
+            raise LookupError(f"{handle} has no role {place.role!r}; it has: {', '.join(known)}")
+        chosen = [
+            (role, i)
+            for role, count in known.items()
+            if place.role in (None, role)
+            for i in (range(count) if place.replicas is None else place.replicas)
+        ]
+        stream = Stream(options.streams or "combined")
+        found: Any = replica_log.lines(
+            runner,
+            handle,
+            chosen,
+            stream=stream,
+            since=options.since,
+            until=options.until,
+            follow=options.follow,
+        )
+        if options.regex is not None:
+            found = (line for line in found if options.regex.search(line.text))
+        if options.tail is not None:
+            found = _last_of_each(found, options.tail)
+        printer = replica_log.Printer(sys.stdout, at_once=options.follow)
+        plain = not (options.json or options.regex or options.since or options.until)
+        live = options.follow and plain and is_terminal(sys.stdout)
+        printed = False
+        with replica_log.bars(runner, handle, chosen if live else (), stream=stream):
+            for line in found:
+                printed = True
+                if options.json:
+                    facts = {**dataclasses.asdict(line), "stream": line.stream.value}
+                    print(json.dumps(facts), flush=options.follow)
+                else:
+                    printer.print(line)
+        if options.follow or not printed:
+            _print_end(runner, handle)
+    return 0
+
+
+def _print_end(runner: Runner, handle: str) -> None:
+    """Whoever has followed an app wants to know that it failed; who finds nothing, too."""
+    status = runner.status(handle)
+    if status is not None and status.state is AppState.FAILED:
+        print(f"phalanx log: {status.app}: FAILED: {status.message}".rstrip(": "), file=sys.stderr)
+
+
+def _with_role(place: LogSelector, known: dict[str, int]) -> LogSelector:
+    """`APP/1` is a replica where there is one role, and none of that name."""
+    if place.role is None or place.role in known or len(known) != 1 or place.replicas is not None:
+        return place
+    try:
+        return LogSelector(place.app, next(iter(known)), tuple(numbers(place.role)))
+    except ValueError:
+        return place
+
+
+def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
+    if options.tail is None:
+        lines = _chosen(app.lines(options.ranks, follow=options.follow), options)
+    else:
+        lines = heapq.merge(
+            *(_last(app, rank, options) for rank in app.log_files(options.ranks)), key=by_time
+        )
+    for line in lines:
+        if options.json:
+            print(json.dumps(dataclasses.asdict(line)), flush=options.follow)
+        else:
+            print(line if several else line.text, flush=options.follow)
+
+
+def _last(app: RecordedApp, rank: int, options: Any) -> list[LogLine]:
+    """The last lines of a rank, read from the end of its file."""
+    chosen = itertools.takewhile(
+        lambda line: options.since is None or (line.time or 0.0) >= options.since,
+        app.lines_back(rank),
+    )
+    return [*itertools.islice(_chosen(chosen, options), max(0, options.tail))][::-1]
+
+
+def _last_of_each(lines: Iterable[Any], count: int) -> Iterator[Any]:
+    """The last lines of every replica, in the order that they are in."""
+    kept: dict[tuple[str, int], deque[tuple[int, Any]]] = {}
+    for number, line in enumerate(lines):
+        own = kept.setdefault(
+            (line.role, line.replica), deque(maxlen=min(max(0, count), sys.maxsize))
+        )
+        own.append((number, line))
+    return (line for _, line in heapq.merge(*kept.values()))
+
+
+def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
+    for line in lines:
+        moment = line.time or 0.0
+        if options.since is not None and moment < options.since:
+            continue
+        if options.until is not None and moment >= options.until:
+            continue
+        if options.regex is None or options.regex.search(line.text):
+            yield line
+
+
+def _print_agents(app: RecordedApp, options: Any) -> None:
+    files: dict[str, Path] = app.agent_log_files()
+    for host, path in files.items():
+        for text in _of_agent(path, options):
+            if options.json:
+                print(json.dumps({"hostname": host, "text": text}))
+            else:
+                print(f"[{host}] {text}" if len(files) > 1 else text)
+
+
+def _of_agent(path: Path, options: Any) -> Iterable[str]:
+    def fits(text: str) -> bool:
+        return options.regex is None or bool(options.regex.search(text))
+
+    if options.tail is not None:
+        back = (text for _, text in read_back(path) if fits(text))
+        return [*itertools.islice(back, max(0, options.tail))][::-1]
+    return filter(fits, (text for _, text in _whole(path)))
+
+
+def _whole(path: Path) -> Iterator[tuple[int, str]]:
+    at = 0
+    while (found := read_lines(path, at, final=True))[0]:
+        lines, at = found
+        yield from lines

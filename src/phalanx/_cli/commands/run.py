@@ -1,0 +1,424 @@
+"""`phalanx run COMPONENT`: an app onto a scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx._cli import parsing
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._cli.tracebacks import is_raised_outright, print_users_part
+from phalanx._runner.component import HelpWanted
+from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
+from phalanx._schedulers.options import parse
+from phalanx._schedulers.request import AppRequest
+from phalanx._specs import AppState, AppStatus
+from phalanx.errors import ComponentError, ConfigError, PhalanxError, UnknownScheduler, UsageError
+
+_USAGE = "phalanx run [OPTIONS] COMPONENT [COMPONENT'S OPTIONS] [-- PROGRAM'S ARGUMENTS]"
+
+_DESCRIPTION = """\
+Run a component on a scheduler, and print the app's handle. The app outlives this command.
+
+COMPONENT is one that 'phalanx builtins' lists, the last part of its name, or FILE.py:FUNCTION;
+'phalanx run COMPONENT --help' says what it takes. A scheduler's options ('phalanx runopts') are
+given as -cfg key=value,… or each as a flag: --log_dir DIR.
+
+  phalanx run utils.echo --msg hi
+  phalanx run --wait --log utils.python train.py --lr 0.1
+  phalanx run -s ssh -cfg hosts=gpu-1,gpu-2 dist.ddp -j 2x8 --script train.py -- --lr 0.1
+"""
+
+_EPILOG = """\
+exit codes: 0 submitted, or, with --wait, the app succeeded; N with --wait, the code of the replica
+that failed first (128 + N for signal N); 1 it could not be submitted, was cancelled, or what it
+printed could not be written; 2 a mistake in the command; 130 interrupted (the app goes on).
+"""
+
+
+_QUIET = 0.5
+"""Seconds before a status line is shown."""
+_SHOWN = 4
+"""Hosts that a note names."""
+_NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
+
+
+def main(arguments: list[str]) -> int:
+    """Run; gives the exit code."""
+    parser = make_parser()
+    try:
+        own, flags, component, rest = split(parser, arguments)
+        options = parser.parse_args(own)
+        wanted = _Wanted(
+            component=component,
+            arguments=rest,
+            scheduler=options.scheduler,
+            cfg=_merge(options.scheduler_args or [], flags),
+            workspace=options.workspace,
+            parent_run_id=options.parent_run_id,
+            dryrun=options.dryrun,
+            wait=options.wait or options.log or options.tee_logs,
+            log=options.log or options.tee_logs,
+        )
+        if options.stdin:
+            if component is not None or flags or {"-s", "--scheduler", "-cfg"} & {*own}:
+                parser.error("with --stdin the component, scheduler and options are in the JSON")
+            wanted = _from_stdin(wanted)
+        if wanted.component is None and flags:
+            parser.error(f"run has no option --{next(iter(flags))}, or the component is missing")
+        if wanted.component is None:
+            parser.error("say which component. 'phalanx builtins' lists them")
+        return _run(wanted)
+    except HelpWanted as text:
+        print(text)
+        return 0
+    except (ComponentError, UnknownScheduler) as error:
+        return _refuse(error, 1)
+    except UsageError as error:
+        if parser.find(error.option) is None:
+            return _refuse(error, 2)
+        return _refuse(
+            f"{error.component} has no option {error.option!r}. It is an option of run, and goes "
+            "before the component.",
+            2,
+        )
+    except ConfigError as error:
+        return _refuse(error, 2)
+    except (PhalanxError, LookupError) as error:
+        return _refuse(error, 1)
+
+
+def make_parser() -> parsing.Parser:
+    """What `run` takes before the component."""
+    parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
+    parser.add_argument("-s", "--scheduler", action=parsing.Once, help="by default local_cwd")
+    parser.add_argument(
+        "-cfg",
+        "--scheduler_args",
+        action="append",
+        metavar="K=V,…",
+        help="the scheduler's options; lists are k=a,b, dicts k=a:1,b:2",
+    )
+    parser.add_argument(
+        "--dryrun", action="store_true", help="print the app and the exact request; submit nothing"
+    )
+    parser.add_argument("--wait", action="store_true", help="wait for the app's end")
+    parser.add_argument(
+        "--log", action="store_true", help="print what its replicas print on stderr, and wait"
+    )
+    parser.add_argument("--tee_logs", action="store_true", help="the same")
+    parser.add_argument(
+        "--workspace",
+        action=parsing.Once,
+        metavar="DIR",
+        help="the directory whose files it runs with; by default the current one",
+    )
+    parser.add_argument(
+        "--parent_run_id", action=parsing.Once, metavar="ID", help="the run that this is part of"
+    )
+    parser.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read all of this as JSON: component_name, component_args (a list or an object), "
+        "scheduler, scheduler_args, workspace, parent_run_id, dryrun, wait, log",
+    )
+    return parser
+
+
+@dataclass
+class _Wanted:
+    """What is to be run, and how."""
+
+    component: str | None
+    arguments: Any
+    scheduler: str | None = None
+    cfg: dict[str, Any] = field(default_factory=dict)
+    workspace: str | None = None
+    parent_run_id: str | None = None
+    dryrun: bool = False
+    wait: bool = False
+    log: bool = False
+
+
+def split(
+    parser: parsing.Parser, arguments: list[str]
+) -> tuple[list[str], dict[str, str], str | None, list[str]]:
+    """Our own words, flags that may be the scheduler's, the component, and all behind it."""
+    own: list[str] = []
+    flags: dict[str, str] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        action = parser.find(flag)
+        if not word.startswith("-") or word in ("-", "--"):
+            return own, flags, *_component([word, *words])
+        if action is not None:
+            own.append(word)
+            if action.nargs != 0 and not equals and words:
+                own.append(words.pop(0))
+            continue
+        if not flag.startswith("--"):
+            own.append(word)  # argparse says what is wrong with it
+            continue
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.8)
+        if near:
+            parser.error(f"run has no option {flag}. Did you mean {near[0]}?")
+        if not equals:
+            if not words:
+                parser.error(f"{flag} is not an option of run, and as a scheduler's needs a value")
+            value = words.pop(0)
+        name = flag[2:].replace("-", "_")
+        if name in flags:
+            parser.error(f"{flag} is given twice")
+        flags[name] = value
+    return own, flags, None, []
+
+
+def _component(words: list[str]) -> tuple[str | None, list[str]]:
+    if words[0] == "--":
+        words = words[1:]
+    return (words[0], words[1:]) if words else (None, [])
+
+
+def _merge(texts: list[str], flags: dict[str, str]) -> dict[str, Any]:
+    """All options of the scheduler, each given once."""
+    merged: dict[str, Any] = dict(flags)
+    for text in texts:
+        for key, value in parse(text).items():
+            if key in merged:
+                raise ConfigError(f"the option {key!r} is given twice.")
+            merged[key] = value
+    return merged
+
+
+_STDIN: dict[str, tuple[type[Any], ...]] = {
+    "component_name": (str,),
+    "component_args": (dict, list),
+    "component_args_str": (list,),
+    "scheduler": (str,),
+    "scheduler_args": (dict, str),
+    "workspace": (str,),
+    "parent_run_id": (str,),
+    "dryrun": (bool,),
+    "wait": (bool,),
+    "log": (bool,),
+    "tee_logs": (bool,),
+}
+"""What may be read from stdin, and of which types."""
+
+
+def _from_stdin(wanted: _Wanted) -> _Wanted:
+    given = _read_stdin()
+    cfg = given.get("scheduler_args", {})
+    log = wanted.log or given.get("log", False) or given.get("tee_logs", False)
+    return _Wanted(
+        component=given["component_name"],
+        arguments=given.get("component_args") or given.get("component_args_str") or [],
+        scheduler=given.get("scheduler", wanted.scheduler),
+        cfg=parse(cfg) if isinstance(cfg, str) else cfg,
+        workspace=given.get("workspace", wanted.workspace),
+        parent_run_id=given.get("parent_run_id", wanted.parent_run_id),
+        dryrun=wanted.dryrun or given.get("dryrun", False),
+        wait=wanted.wait or given.get("wait", False) or log,
+        log=log,
+    )
+
+
+def _read_stdin() -> dict[str, Any]:
+    """What is there that is not null, each of its type. Raises `ConfigError`."""
+    try:
+        given = json.load(sys.stdin) if sys.stdin is not None else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--stdin: this is not JSON: {error}.") from None
+    if not isinstance(given, dict) or not isinstance(given.get("component_name"), str):
+        raise ConfigError("--stdin: an object with a component_name is wanted.")
+    found = {key: value for key, value in given.items() if value is not None}
+    for key, value in found.items():
+        if key not in _STDIN:
+            raise ConfigError(f"--stdin: there is no {key!r}; there are: {', '.join(_STDIN)}.")
+        texts = value if key.startswith("component_args") and isinstance(value, list) else ()
+        if not isinstance(value, _STDIN[key]) or not all(isinstance(t, str) for t in texts):
+            names = " or ".join(kind.__name__ for kind in _STDIN[key])
+            raise ConfigError(f"--stdin: {key}: {value!r} is not of type {names}.")
+    return found
+
+
+def _run(wanted: _Wanted) -> int:
+    with get_runner() as runner:
+        with stdout_to_stderr():
+            info = _dryrun(runner, wanted)
+        if info is None:
+            return 1
+        if wanted.dryrun:
+            print(info)
+            return 0
+        handle = ""
+        try:
+            with stdout_to_stderr():
+                handle = runner.schedule(info)
+            printed = _print_handle(handle)
+            for note in _placement_notes(info, typed="hosts" in wanted.cfg):
+                print(f"phalanx run: {note}", file=sys.stderr)
+            code = _wait(runner, handle, show=wanted.log) if wanted.wait else 0
+            return code if printed else code or 1
+        except KeyboardInterrupt:
+            text = f"{handle} goes on. To end it: phalanx cancel {handle}"
+            unsure = "interrupted while it was submitted: phalanx list says whether it was"
+            print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
+            return 130
+
+
+def _placement_notes(info: AppDryRunInfo, *, typed: bool) -> Iterator[str]:
+    """Where replicas and hosts are not as many; hosts of a configuration need not all be used."""
+    hosts = getattr(info.cfg, "hosts", None)
+    if not hosts or not isinstance(info.request, AppRequest):
+        return
+    for role in info.request.roles:
+        counts = Counter(replica.hostname for replica in role.replicas)
+        total = len(role.replicas)
+        if total > len(hosts):
+            several = [f"{host} runs {n}" for host, n in counts.items() if n > hosts.count(host)]
+            most = ", ".join(several[:_SHOWN])
+            yield f"{total} replicas on {_counted(len(hosts), 'host')}: {most}"
+    used = {replica.hostname for replica in info.request.replicas}
+    if typed and (unused := [host for host in hosts if host not in used]):
+        names = ", ".join(unused[:_SHOWN]) + (" is" if len(unused) == 1 else " are")
+        replicas = _counted(max(len(role.replicas) for role in info.request.roles), "replica")
+        yield f"{names} not used: {replicas} for {len(hosts)} hosts"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+def _print_handle(handle: str) -> bool:
+    """Whether it was taken, or nobody is there to take it."""
+    try:
+        print(handle, flush=True)
+    except OSError as error:
+        print(f"phalanx run: {handle} is submitted; stdout: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # said once
+        return isinstance(error, BrokenPipeError)
+    return True
+
+
+def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
+    """What would be submitted; None when the component's own code is broken, which is shown."""
+    assert wanted.component is not None
+    try:
+        return runner.dryrun_component(
+            wanted.component,
+            wanted.arguments,
+            wanted.scheduler,
+            wanted.cfg,
+            wanted.workspace,
+            wanted.parent_run_id,
+        )
+    except (PhalanxError, HelpWanted):
+        raise
+    except SystemExit as stop:
+        print(f"phalanx run: {wanted.component} ended with {stop.code!r}", file=sys.stderr)
+        return None
+    except Exception as error:
+        if isinstance(error, ValueError) and is_raised_outright(error):
+            raise ConfigError(f"{wanted.component}: {error}") from error
+        print_users_part(error)
+        return None
+
+
+def _wait(runner: Runner, handle: str, *, show: bool) -> int:
+    shown = _show_lines(runner, handle) if show else True
+    status = _until(runner, handle, AppStatus.is_terminal)
+    if status is None:
+        print(f"phalanx run: {handle} is gone", file=sys.stderr)
+        return 1
+    if status.state is not AppState.SUCCEEDED:
+        with contextlib.suppress(OSError):  # a full disk is not how the app ended
+            _report(runner, handle, status)
+    return _exit_code(status) or int(not shown)
+
+
+def _show_lines(runner: Runner, handle: str) -> bool:
+    """Print what replicas print, until the app ends; False when stderr takes no more.
+
+    Then nothing can be said there either: it is in the exit code.
+    """
+    from phalanx._cli.replica_log import Printer, bars, everyone, lines
+
+    _until(runner, handle, lambda status: status.state not in _NOT_BEGUN)
+    printer = Printer(sys.stderr)
+    chosen = everyone(runner, handle)
+    with bars(runner, handle, chosen):
+        for line in lines(runner, handle, chosen, follow=True):
+            try:
+                printer.print(line)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                return False
+    return True
+
+
+def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:
+    """Wait for a state, and say meanwhile, if there is a terminal, how the app stands."""
+    began = time.monotonic()
+    shown, status = False, None
+    for status in runner.watch(handle):
+        if status is None or reached(status):
+            break
+        seconds = time.monotonic() - began
+        if seconds > _QUIET:
+            text = f"{status.state.value}: {status.message}".removesuffix(": ")
+            _show_status(runner, f"phalanx: {status.app}: {text} ({seconds:.0f} s)")
+            shown = True
+    if shown:
+        _show_status(runner, "")
+    return status
+
+
+def _show_status(runner: Runner, text: str) -> None:
+    from phalanx._logs.console import STATUS  # not for what ends at once
+
+    STATUS.show(runner, text)
+
+
+def _report(runner: Runner, handle: str, status: AppStatus) -> None:
+    print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
+    failed = [r for role in status.roles for r in role.replicas if r.state is AppState.FAILED]
+    texts = [f"{r.role}/{r.id} {r.describe()}" for r in failed]
+    for text in [status.message] if status.message else texts:
+        print(f"  {text}", file=sys.stderr)
+    log = f"; phalanx log {status.app}" if _has_printed(runner, handle) else ""
+    print(f"  phalanx status {status.app}{log}", file=sys.stderr)
+
+
+def _has_printed(runner: Runner, handle: str) -> bool:
+    """There is something to read of its replicas."""
+    from phalanx._cli.replica_log import everyone, lines
+
+    try:
+        found = lines(runner, handle, everyone(runner, handle), follow=False)
+        return next(iter(found), None) is not None
+    except (PhalanxError, LookupError):
+        return True  # whoever asks is told why not
+
+
+def _exit_code(status: AppStatus) -> int:
+    if status.state is not AppState.FAILED:
+        return 0 if status.state is AppState.SUCCEEDED else 1
+    codes = [r.exit_code for role in status.roles for r in role.replicas]
+    return status.exit_code or next(filter(None, codes), 1)
+
+
+def _refuse(error: BaseException | str, code: int) -> int:
+    print(f"phalanx run: {error}", file=sys.stderr)
+    return code

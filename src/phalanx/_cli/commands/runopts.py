@@ -1,0 +1,68 @@
+"""`phalanx runopts`: the schedulers, and their options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from phalanx._cli import parsing
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._core import values
+from phalanx._runner.runner import get_runner
+from phalanx._schedulers.options import Option
+from phalanx._schedulers.scheduler import get_scheduler_factories, problems
+from phalanx.errors import PhalanxError
+
+
+def main(arguments: list[str]) -> int:
+    """Print the options of all schedulers, or of one."""
+    parser = parsing.make("runopts", "The schedulers that there are, and the options of each.")
+    parser.add_argument("scheduler", nargs="?", help="only this one")
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    found: dict[str, list[Option]] = {}
+    failed = False
+    with stdout_to_stderr(), get_runner() as runner:
+        for problem in problems():
+            print(f"phalanx: {problem}", file=sys.stderr)
+        for name in [options.scheduler] if options.scheduler else get_scheduler_factories():
+            try:
+                found[name] = list(runner.scheduler_run_opts(name))
+            except PhalanxError as error:
+                print(f"phalanx runopts: {error}", file=sys.stderr)
+                failed = True
+    if options.json:
+        parsing.print_json({name: list(map(_as_json, known)) for name, known in found.items()})
+    elif found:
+        print("\n\n".join(_describe(name, known) for name, known in found.items()))
+    return 1 if failed and options.scheduler else 0
+
+
+def _describe(name: str, known: list[Option]) -> str:
+    lines = [f"{name}:"]
+    required = [o for o in known if o.required]
+    optional = [o for o in known if not o.required]
+    for title, some in (("required", required), ("optional", optional)):
+        if some:
+            lines.append(f"  {title}:")
+        for option in some:
+            default = "" if option.required else f", default: {_shown(option.default)}"
+            lines.append(f"    {option.name} ({option.type}{default})")
+            lines.append(f"        {option.help}")
+    if not known:
+        lines.append("  it has no options")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else values.encode(value, pair=":") or "''"
+
+
+def _as_json(option: Option) -> dict[str, Any]:
+    return {
+        "name": option.name,
+        "type": option.type,
+        "required": option.required,
+        "default": option.default,
+        "help": option.help,
+    }

@@ -1,0 +1,106 @@
+"""`phalanx stacks`: where the workers of an app are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx._cli import parsing
+from phalanx._cli.app_argument import find_app
+from phalanx._core.stacks import RankStacks, describe, from_dict
+from phalanx._registry import stack_requests as asking
+from phalanx._registry.recorded_app import RecordedApp, apps
+from phalanx._system.processes import descendants
+from phalanx.errors import PhalanxError
+
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the Python stacks of every rank; exit code 1 if there are none."""
+    parser = parsing.make(
+        "stacks",
+        "Show where the workers of a running app are: the Python stacks of all ranks and all their "
+        "threads, equal ones together. The workers go on.",
+    )
+    parser.add_argument(
+        "app",
+        nargs="?",
+        help="its handle or id, or enough of the beginning; by default the one that runs",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=parsing.duration,
+        default=5.0,
+        metavar="TIME",
+        help="how long workers may take to answer; 5 s by default",
+    )
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    try:
+        launches = _find(options.app)
+        told = [(app, asking.ask(app, min(options.timeout, 60.0))) for app in launches]
+    except (LookupError, PhalanxError, OSError, asking.StacksUnanswered) as error:
+        print(f"phalanx stacks: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        answers = [{"app": a.id, "handle": a.handle, **answer} for a, answer in told]
+        parsing.print_json(answers)
+        return 0
+    try:
+        for app, answer in told:
+            _print(app, answer)
+    except _MALFORMED as error:
+        print(f"phalanx stacks: {app.id} gave something else: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
+    by_replica: dict[str, list[RankStacks]] = {}
+    without: list[str] = []
+    for one in answer["ranks"]:
+        replica, stacks = one.get("replica", ""), from_dict(one)
+        if replica and stacks.pid is None:
+            without.append(f"{replica} on {stacks.hostname}: {stacks.problem}")
+        else:
+            by_replica.setdefault(replica, []).append(stacks)
+    ranks = [one for some in by_replica.values() for one in some]
+    if len({one.rank for one in ranks}) == len(ranks):
+        parts = [describe(ranks)] if ranks else []
+    else:  # each has ranks of its own
+        parts = [f"{name}\n{describe(some)}" for name, some in by_replica.items()]
+    round_ = f", round {answer['round']}" if answer["round"] > 1 else ""
+    print(f"{app.id}{round_}")
+    print("\n\n".join([*parts, *without]) or "no worker runs at the moment")
+    print()
+
+
+def _find(text: str | None) -> list[RecordedApp]:
+    """The launches that an app is: itself, or those that its replicas here have started."""
+    if text is None:
+        running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
+        if len(running) != 1:
+            names = ", ".join(app.id for app in running)
+            raise LookupError(f"say which: {names}" if running else "no app is running")
+        text = running[0].handle
+    found = find_app(text)
+    app = found.record
+    if app is None or (not app.is_launch and app.facts["owner"] is None):
+        raise LookupError(f"{found.handle} runs elsewhere, where its stacks cannot be asked for")
+    if app.is_launch:
+        return [app]
+    if app.state.is_final:
+        raise LookupError(f"{app.id} has ended: {app.state.value}")
+    if app.scheduler != "local_cwd":
+        return [app]  # its supervisor asks the hosts
+    below = set(descendants(app.facts["owner"]["pid"])) if app.is_here else set()
+    launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
+    launches = [one for one in launches if one.is_here and one.facts["owner"]["pid"] in below]
+    if not launches:
+        raise LookupError(
+            f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "
+            "that has them, use: py-spy dump --pid PID; or 'phalanx stacks', if phalanx is there."
+        )
+    return launches

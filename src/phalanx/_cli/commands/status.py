@@ -1,0 +1,149 @@
+"""`phalanx status`: how an app stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from datetime import datetime
+from typing import Any
+
+from phalanx._cli import parsing
+from phalanx._cli.app_argument import FoundApp, find_app
+from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._logs.lines import ranges
+from phalanx._registry.recorded_app import RecordedApp
+from phalanx._runner.runner import get_runner
+from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus
+from phalanx.errors import PhalanxError
+
+_ROUNDS_SHOWN = 10
+
+
+def main(arguments: list[str]) -> int:
+    """Print how an app stands; exit code 0 unless it is unknown."""
+    parser = parsing.make("status", "How an app stands, and how its workers or replicas ended.")
+    parsing.add_app(parser)
+    parsing.add_json(parser)
+    options = parser.parse_args(arguments)
+    try:
+        found = find_app(options.app)
+        if not found.is_launch:
+            return _of_scheduler(found, as_json=options.json)
+    except (LookupError, PhalanxError) as error:
+        print(f"phalanx status: {error}", file=sys.stderr)
+        return 1
+    assert found.record is not None
+    app = found.record
+    status = app.status()
+    if options.json:
+        parsing.print_json({**app.facts, "handle": app.handle, "status": status})
+        return 0
+    _print(app, status)
+    return 0
+
+
+def _of_scheduler(found: FoundApp, *, as_json: bool) -> int:
+    with stdout_to_stderr(), get_runner() as runner:
+        status = runner.status(found.handle)
+    if status is None:
+        raise LookupError(f"there is no app {found.handle}")
+    if as_json:
+        facts = {} if found.record is None else found.record.facts
+        parsing.print_json({**facts, "handle": found.handle, "status": _as_json(status)})
+        return 0
+    time_ = ""
+    if status.seconds is not None:
+        time_ = f" {'after' if status.state.is_final else 'for'} {parsing.ago(status.seconds)}"
+    print(f"{status.app}: {parsing.coloured(status.state.value)}{time_}")
+    print(f"  handle: {found.handle}")
+    if found.record is not None:
+        print(f"  command: {found.record.command}")
+    if status.num_restarts:
+        print(f"  started again: {status.num_restarts} times")
+    if status.ui_url:
+        print(f"  {status.ui_url}")
+    if status.message:
+        print(f"  {status.message}")
+    rows = [_row(replica) for role in status.roles for replica in role.replicas]
+    if rows:
+        parsing.print_table(("  REPLICA", "STATE", "HOST", "ENDED", "ERROR"), rows)
+    print(f"  logs: phalanx log {status.app}")
+    return 0
+
+
+def _row(replica: ReplicaStatus) -> tuple[str, ...]:
+    ended = ""
+    if replica.signal is not None:
+        ended = replica.signal
+    elif replica.exit_code is not None:
+        ended = f"exit code {replica.exit_code}"
+    name = f"  {replica.role}/{replica.id}"
+    return name, replica.state.value, replica.hostname, ended, replica.error
+
+
+def _as_json(status: AppStatus) -> dict[str, Any]:
+    plain = dataclasses.asdict(status)
+    plain["state"] = status.state.value
+    for role in plain["roles"]:
+        for replica in role["replicas"]:
+            replica["state"] = replica["state"].value
+    return plain
+
+
+def _print(app: RecordedApp, status: dict[str, Any]) -> None:
+    final = AppState(status["state"]).is_final
+    seconds = status.get("seconds")
+    count = "1 worker" if app.workers == 1 else f"{app.workers} workers"
+    time_ = "" if seconds is None else f" {'after' if final else 'for'} {parsing.ago(seconds)}"
+    round_ = f", round {status['round']}" if status["round"] > 1 else ""
+    print(f"{app.id}: {parsing.coloured(status['state'])}{time_}")
+    print(f"  {count} on {', '.join(app.hosts)}{round_}")
+    print(f"  command: {app.command}")
+    owner = app.facts["owner"]
+    print(f"  launcher: pid {owner['pid']} on {owner['host']}, in {app.facts['cwd']}")
+    if status["message"]:
+        print(f"  {status['message']}")
+    workers = status["workers"]
+    if status["hosts"]:
+        rows = [_host_row(host, workers, final=final) for host in status["hosts"]]
+        heads = ("  HOST", "STATE", "RANKS", "PIDS", "REASON")
+        known = len(heads) if any(row[-1] for row in rows) else -1
+        parsing.print_table(heads[:known], [row[:known] for row in rows])
+    _print_rounds(status["rounds"], app.facts.get("max_restarts"))
+    for worker in workers:
+        if worker["ended"] not in (None, "returned"):
+            print(f"  rank {worker['rank']} {worker['message']}")
+    returned = [worker for worker in workers if worker["ended"] == "returned"]
+    if returned:
+        print(f"  {len(returned)} of {count} returned")
+    files = app.log_files()
+    if files:
+        print(f"  logs: {min(files.values())} …  (phalanx log {app.id})")
+
+
+def _host_row(
+    host: dict[str, Any], workers: list[dict[str, Any]], *, final: bool
+) -> tuple[str, ...]:
+    ranks = [rank for rank in host["ranks"] if isinstance(rank, int)]
+    pids = {worker["rank"]: worker["pid"] for worker in workers}
+    shown = " ".join(str(pids.get(rank) or "-") for rank in ranks)
+    state = host["state"]
+    if final and state != HostState.LOST:
+        state = "released"
+    return f"  {host['hostname']}", state, ranges(ranks) or "-", shown or "-", host["reason"]
+
+
+def _print_rounds(rounds: list[dict[str, Any]], max_restarts: object) -> None:
+    """Why each round but the first began."""
+    lines = []
+    for before, round_ in itertools.pairwise(rounds):
+        when = datetime.fromtimestamp(round_["began"]).astimezone().strftime("%H:%M:%S")
+        restarts = round_["restarts"]
+        most = f" of {max_restarts}" if isinstance(max_restarts, int) else ""
+        again = f"restart {restarts}{most}: " if restarts > before["restarts"] else ""
+        lines.append(f"  round {round_['number']} at {when}: {again}{round_['cause']}")
+    if len(lines) > _ROUNDS_SHOWN:
+        print(f"  ({len(lines) - _ROUNDS_SHOWN} rounds before: --json)")
+    for line in lines[-_ROUNDS_SHOWN:]:
+        print(line)

@@ -1,0 +1,124 @@
+"""`phalanx torchrun`: a script on every worker of this host, together with other hosts.
+
+Flags, variables and what workers see are torchrun's. Prints a report of a failure, and where log
+files are that nobody has named a directory for, last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from phalanx._core import environment
+from phalanx._elastic import torchrun_logs
+from phalanx._elastic.command.options import TorchrunOptions, parse
+from phalanx._launcher.session.app import App
+from phalanx._launcher.session.report import describe_failure
+from phalanx._rendezvous.protocol import Reason
+from phalanx._worker import error_file
+from phalanx.errors import LaunchError
+
+
+def main(arguments: list[str]) -> int:
+    """Run; gives the exit code: 0, 1 for a failure, 128 and a signal's number."""
+    options = parse(arguments, environment.users(os.environ))
+    for note in options.notes:
+        print(f"phalanx torchrun: {note}", file=sys.stderr)
+    if options.event_log_handler == "console":
+        _print_events()
+    own = ""
+    if options.log_dir is None and (any(options.redirects) or any(options.tee)):
+        own = torchrun_logs.default_directory(os.environ, redirects=any(options.redirects))
+        options = dataclasses.replace(options, log_dir=own or None)
+    try:
+        return _run(options)
+    finally:
+        if own and torchrun_logs.tidy(own):
+            print(f"phalanx torchrun: the workers' log files are in {own}", file=sys.stderr)
+
+
+def _run(options: TorchrunOptions) -> int:
+    signals = _Signals(options)
+    app: App[Any] | None = None
+    try:
+        from phalanx._elastic import torchrun
+
+        app = torchrun.start(options)
+        app.tell_failure()
+        signals.attach(app)
+        app.show_status(line=False)
+        app.wait()
+    finally:
+        signals.restore()
+    return _report(app, signals)
+
+
+def _report(app: App[Any], signals: _Signals) -> int:
+    error = app.error
+    if error is not None:
+        if not isinstance(error, LaunchError | OSError):
+            raise error
+        print(f"phalanx torchrun: {error}", file=sys.stderr)
+        return 1
+    if signals.received is not None:
+        name = signal.Signals(signals.received).name
+        print(f"phalanx torchrun: {name}: {app.describe_left()}", file=sys.stderr)
+        return 128 + signals.received
+    verdict = app.verdict
+    if verdict.reason is Reason.SUCCEEDED:
+        lost = app.lost_output(None)
+        if lost is not None:
+            print(f"phalanx torchrun: {lost}", file=sys.stderr)
+        return 0 if lost is None else 1
+    sys.stdout.flush()
+    print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
+    if verdict.reason is Reason.START_TIMEOUT:
+        for host, wait in app.waits.items():
+            print(f"  {host}: {wait}", file=sys.stderr)
+    if verdict.cause is not None:
+        outcome = verdict.cause.outcome
+        fault = outcome.fault
+        said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
+        error_file.write(said, outcome.stderr if fault is None else fault.traceback)
+    return 1
+
+
+def _print_events() -> None:
+    from phalanx import events
+
+    events.configure(events.JSONLinesEventHandler(sys.stderr))
+
+
+class _Signals:
+    """The signals that end it in order: once with the grace, then without."""
+
+    def __init__(self, options: TorchrunOptions) -> None:
+        self.received: int | None = None
+        self._app: App[Any] | None = None
+        self._previous = {
+            number: signal.signal(number, self._handle) for number in options.signals_to_handle
+        }
+        for number in {signal.SIGUSR1, signal.SIGUSR2} - self._previous.keys():
+            self._previous[number] = signal.signal(number, self._pass_on)
+
+    def attach(self, app: App[Any]) -> None:
+        self._app = app
+        if self.received is not None:
+            app.cancel(number=self.received)
+
+    def restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        if self._app is not None:
+            self._app.signal(number)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        again, self.received = self.received is not None, self.received or number
+        if self._app is not None:
+            self._app.cancel(0.0 if again else None, number)

@@ -1,0 +1,194 @@
+"""What several verbs read alike: ranks, times, apps; and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from phalanx._core import values
+from phalanx.errors import ConfigError
+
+_TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
+"""Options that are not configured: those of schedulers have sections of their own."""
+_NEED_CONFIGURATION = ("run", "config")
+"""Others do without what cannot be read, and say so."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one sentence and exit code 2, and whose defaults can be set."""
+
+    verb = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where to read more."""
+        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With what the configuration has under `[command.VERB]` as defaults."""
+        if self.verb and not {"-h", "--help"} & set(args or ()):
+            self._take_defaults()
+        return super().parse_args(args, namespace)
+
+    def find(self, flag: str) -> argparse.Action | None:
+        """What a flag is for, if there is one."""
+        return self._option_string_actions.get(flag)
+
+    def settings(self) -> dict[str, argparse.Action]:
+        """The options that may be configured."""
+        return {
+            action.dest: action
+            for action in self._actions
+            if action.option_strings and action.dest not in _TYPED_ONLY
+        }
+
+    def _take_defaults(self) -> None:
+        from phalanx._runner import config
+
+        known = self.settings()
+        try:
+            configured = config.load().section("command", self.verb, known)
+        except ConfigError as error:
+            if self.verb in _NEED_CONFIGURATION:
+                raise
+            print(f"{self.prog}: {error}", file=sys.stderr)
+            return
+        for key, value in configured.items():
+            if key not in known:
+                self.error(f"{value.origin}: {self.verb} has no option {key!r}")
+            try:
+                self.set_defaults(**{key: _configured(known[key], value.value)})
+            except ValueError as error:
+                self.error(f"{value.origin}: {key}: {error}")
+
+
+def _configured(action: argparse.Action, value: Any) -> Any:
+    """A value from a file or the environment, as the option's own."""
+    if action.nargs == 0:
+        return values.accept(value, bool)
+    text = value if isinstance(value, str) else str(value)
+    if action.choices is not None and text not in action.choices:
+        raise ValueError(f"{text!r} is none of {', '.join(action.choices)}")
+    return text
+
+
+class Once(argparse.Action):
+    """An option that is given once."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, value: Any, option_string: str | None = None
+    ) -> None:
+        """Refuse a second time."""
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, value)
+
+
+def make(
+    verb: str, description: str, *, usage: str | None = None, epilog: str | None = None
+) -> Parser:
+    """A parser for a verb."""
+    parser = Parser(
+        prog=f"phalanx {verb}",
+        description=description,
+        usage=usage,
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.verb = verb
+    return parser
+
+
+def add_app(parser: Parser) -> None:
+    """The app, by its id or the beginning of it."""
+    parser.add_argument(
+        "app", nargs="?", help="its handle or id, or enough of the beginning; by default the latest"
+    )
+
+
+def add_json(parser: Parser) -> None:
+    """Every listing has it."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def ranks(text: str) -> list[int]:
+    """`0,2-4` as a list."""
+    try:
+        return values.numbers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def duration(text: str) -> float:
+    """`90`, `10m`, `2h`, `7d` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30s, 10m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def moment(text: str) -> float:
+    """`10m` (ago), or a date and time, in seconds since 1970."""
+    try:
+        return time.time() - duration(text)
+    except argparse.ArgumentTypeError:
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a time ago such as 10m, nor one such as 2026-01-31T12:00"
+        ) from None
+
+
+def regex(text: str) -> re.Pattern[str]:
+    """A regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def ago(seconds: float) -> str:
+    """A span in the two largest of its units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for name, size, part, sub in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{name}{int(seconds % size // sub):02d}{part}"
+    return f"{seconds:.0f} s"
+
+
+_COLOURS = {"SUCCEEDED": 32, "RUNNING": 36, "FAILED": 31, "CANCELLED": 33}
+
+
+def coloured(text: str) -> str:
+    """A state, perhaps padded, in its colour where there are colours."""
+    from phalanx._logs.console import shows_colour
+
+    colour = _COLOURS.get(text.strip())
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and shows_colour(sys.stdout) else text
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    json.dump(value, sys.stdout, indent=1, default=str)
+    print()
+
+
+def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print columns, each as wide as it must be; states in their colours."""
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    for row in [heads, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        print("  ".join(map(coloured, cells)).rstrip())

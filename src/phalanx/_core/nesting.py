@@ -1,0 +1,62 @@
+"""Launches within launches: those that are meant, and those that would never end."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+from phalanx.errors import ConfigError
+
+DEPTH = "PHALANX_DEPTH"
+"""How many launches a worker is within."""
+DEEPEST = 3
+
+_loading: str | None = None
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """While the user's code is loaded, and not called yet: it must not launch."""
+    global _loading  # noqa: PLW0603 one per process, as modules are
+    _loading = what
+    try:
+        yield
+    except SystemExit as stop:
+        place = _place(stop.__traceback__)
+        raise ConfigError(
+            f"{what} exits when it is loaded: {place} calls sys.exit({stop.code!r}). "
+            'Put what a program does under: if __name__ == "__main__":'
+        ) from None
+    finally:
+        _loading = None
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The last line that is the user's own: not of Python's library, nor of ours."""
+    place = "it"
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    library = os.path.dirname(os.__file__) + os.sep
+    for frame, line in traceback.walk_tb(trace):
+        path = frame.f_code.co_filename
+        installed = path.startswith(library) and "-packages" not in path
+        if not installed and not path.startswith(("<frozen", ours)):
+            place = f"{path}, line {line},"
+    return place
+
+
+def check_may_launch(environ: Mapping[str, str]) -> None:
+    """Refuse a launch that would lead to another, and that to another."""
+    if _loading is not None:
+        raise ConfigError(
+            f"{_loading} launches when it is loaded, and each worker that loads it would again. "
+            'Put the launch under: if __name__ == "__main__":'
+        )
+    depth = environ.get(DEPTH, "0")
+    if depth.isdigit() and int(depth) >= DEEPEST:
+        raise ConfigError(
+            f"a launch within {depth} others: does the function launch itself? If that is meant, "
+            f"remove {DEPTH} from the environment first."
+        )

@@ -1,0 +1,121 @@
+"""Ranks, and the worker environment that torchrun's users know. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx._core.rounds import Member, Round
+from phalanx.errors import ConfigError
+
+APP = "PHALANX_APP"
+HOST = "PHALANX_HOST"
+REPLICA = "PHALANX_REPLICA_ID"
+"""The variable in which a replica finds its number in its role."""
+ROUND = "PHALANX_ROUND"
+STOP_FILE = "PHALANX_STOP_FILE"
+"""Names a file that comes into being when the host is about to be taken away."""
+SPOOL = "PHALANX_SPOOL"
+"""Names an agent's spool, in the first environment of its zygote: what is left is known by it."""
+
+MOST_WORKERS = 10_000
+"""More processes than that on one host are a mistake in a number."""
+
+RANK_VARIABLES = frozenset(
+    {
+        APP,
+        HOST,
+        ROUND,
+        SPOOL,
+        STOP_FILE,
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+)
+"""What differs between workers or rounds: set after the fork, absent before it."""
+
+
+JAX_ADDRESS, JAX_BIND_ADDRESS = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
+
+
+def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, ...]:
+    """Give every host its contiguous ranks, in the order of the list."""
+    if len(hostnames) != len(workers):
+        raise ConfigError(
+            f"workers_per_host has {len(workers)} entries for {len(hostnames)} hosts. "
+            "Give one number for all, or one for each host."
+        )
+    for hostname, count in zip(hostnames, workers, strict=True):
+        if count > MOST_WORKERS:
+            raise ConfigError(
+                f"{count} workers on {hostname}: {MOST_WORKERS} are the most for one host."
+            )
+    table: list[Member] = []
+    first = 0
+    for agent, (hostname, count) in enumerate(zip(hostnames, workers, strict=True)):
+        if count < 1:
+            raise ConfigError(
+                f"workers_per_host is {count} for {hostname}: it must be at least 1. "
+                "Give at least 1 for each host that is listed."
+            )
+        table.append(Member(agent, hostname, first, count))
+        first += count
+    return tuple(table)
+
+
+def worker_environment(
+    round_: Round,
+    member: Member,
+    rank: int,
+    *,
+    run_id: str,
+    error_file: str,
+    agent_store: bool,
+    role: str = "default",
+    max_restarts: int = 0,
+) -> dict[str, str]:
+    """Every per-worker variable of torchrun's contract, for one rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - member.first_rank),
+        "GROUP_RANK": str(round_.members.index(member)),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": role,
+        "LOCAL_WORLD_SIZE": str(member.workers),
+        "WORLD_SIZE": str(round_.world_size),
+        "GROUP_WORLD_SIZE": str(len(round_.members)),
+        "ROLE_WORLD_SIZE": str(round_.world_size),
+        "MASTER_ADDR": round_.store.address,
+        "MASTER_PORT": str(round_.store.port),
+        "TORCHELASTIC_RESTART_COUNT": str(round_.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        HOST: member.hostname,
+        ROUND: str(round_.number),
+    }
+
+
+def jax_environment(round_: Round, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where JAX's coordinator is, unless the user has said that in `environ`."""
+    if JAX_ADDRESS in environ:
+        return {}
+    address, port = round_.coordinator.address, round_.coordinator.port
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    # By default it listens to the world; nobody from there is to come if all are on this host.
+    local = address == "localhost" or address.startswith("127.")
+    return {JAX_ADDRESS: place} | ({JAX_BIND_ADDRESS: place} if local else {})

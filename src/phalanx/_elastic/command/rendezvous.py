@@ -1,0 +1,214 @@
+"""Where and as whom hosts meet, by the rules of torchrun: hosts, backend, endpoint, run id. Pure.
+
+| said                                     | backend | endpoint                 | run id        |
+|------------------------------------------|---------|--------------------------|---------------|
+| --standalone                             | c10d    | localhost:0              | a random one  |
+| at most one host, static, no endpoint    |         |                          |               |
+| and no --master-port (nothing at all)    | c10d    | localhost:0              | a random one  |
+| static, else without an endpoint         | static  | master_addr:master_port  | as said       |
+| anything else                            | as said | as said                  | as said       |
+
+Port 0 is any free one. An endpoint without a port has 29400 for c10d, 2379 for etcd.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+
+from phalanx._elastic.command.given import GivenFlags
+from phalanx.errors import ConfigError
+
+_DEFAULT_PORTS: dict[str, int | None] = {
+    "static": None,
+    "c10d": 29400,
+    "tcp": 29400,
+    "etcd": 2379,
+    "etcd-v2": 2379,
+}
+_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class RendezvousChoice:
+    """Where hosts meet, and how many there are to be."""
+
+    min_hosts: int
+    max_hosts: int
+    backend: str
+    endpoint: str
+    host: str | None
+    port: int | None
+    run_id: str
+    conf: dict[str, str]
+    """Without a static host's rank."""
+    node_rank: int
+    standalone: bool
+    master_port: int
+    notes: tuple[str, ...] = ()
+
+
+def resolve(words: GivenFlags) -> RendezvousChoice:
+    """What the flags of the rendezvous mean together. Raises `ConfigError`."""
+    low, high = _hosts(words)
+    conf = _conf(words)
+    backend, endpoint, run_id = words["rdzv_backend"], words["rdzv_endpoint"], words["rdzv_id"]
+    if not backend:
+        raise ConfigError("--rdzv-backend: a name is missing. Write --rdzv-backend c10d.")
+    port = words["master_port"]
+    if port is not None and not 0 <= port < 1 << 16:
+        raise ConfigError(f"{words.quote('master_port')}: a port is between 0 and 65535.")
+    alone = backend == "static" and not endpoint and port is None and high == 1
+    port = _MASTER_PORT if port is None else port
+    if words["standalone"] or alone:
+        if low > 1:
+            raise ConfigError(
+                f"--standalone is for one host, and {words.quote('nnodes')} for more. "
+                "Leave one of them out."
+            )
+        backend, endpoint, run_id = "c10d", "localhost:0", str(uuid.uuid4())
+        at: tuple[str | None, int | None] = ("localhost", 0)
+    else:
+        if backend == "static" and not endpoint:
+            endpoint = f"{words['master_addr']}:{port}"
+        at = _place(backend, endpoint, conf)
+        run_id = run_id or _random_id(high)
+        if at[1] == 0 and low > 1:
+            raise ConfigError(
+                f"{endpoint}: other hosts cannot find a port that is chosen here. "
+                f"Write {at[0]}:{_DEFAULT_PORTS.get(backend) or _MASTER_PORT}."
+            )
+    node_rank = _node_rank(words, conf, high) if backend == "static" else words["node_rank"]
+    return RendezvousChoice(
+        min_hosts=low,
+        max_hosts=high,
+        backend=backend,
+        endpoint=endpoint,
+        host=at[0],
+        port=at[1],
+        run_id=run_id,
+        conf=conf,
+        node_rank=node_rank,
+        standalone=words["standalone"] or alone,
+        master_port=port,
+        notes=_notes(words, backend, high),
+    )
+
+
+def _hosts(words: GivenFlags) -> tuple[int, int]:
+    said = words.quote("nnodes")
+    try:
+        numbers = [int(part) for part in words["nnodes"].split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise ConfigError(f"{said}: neither a number of hosts nor MIN:MAX. Try --nnodes 1:2.")
+    low, high = numbers[0], numbers[-1]
+    if low < 1:
+        raise ConfigError(f"{said}: the minimum must be at least 1. Try --nnodes {max(high, 1)}.")
+    if high < low:
+        raise ConfigError(
+            f"{said}: the maximum must be at least the minimum. Try --nnodes {high}:{low}."
+        )
+    return low, high
+
+
+def _conf(words: GivenFlags) -> dict[str, str]:
+    text = words["rdzv_conf"].strip()
+    conf: dict[str, str] = {}
+    for item in text.split(",") if text else ():
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key or not value:
+            raise ConfigError(
+                f"{words.quote('rdzv_conf')}: {item!r} is not KEY=VALUE. "
+                "Write --rdzv-conf join_timeout=600,last_call_timeout=30."
+            )
+        conf[key] = value
+    return conf
+
+
+def _node_rank(words: GivenFlags, conf: dict[str, str], hosts: int) -> int:
+    """Which host this is, by --node-rank, or by rank= in --rdzv-conf, which is taken out of it."""
+    said, rank = words.quote("node_rank"), words["node_rank"]
+    if (given := conf.pop("rank", None)) is not None:
+        if not given.isdecimal():
+            raise ConfigError(f"--rdzv-conf rank={given}: must be a whole number.")
+        if "node_rank" in words.typed | words.from_environment and rank != int(given):
+            raise ConfigError(f"{said} and --rdzv-conf rank={given} differ. Leave one of them out.")
+        said, rank = f"--rdzv-conf rank={given}", int(given)
+    if not 0 <= rank < hosts:
+        raise ConfigError(
+            f"{said}: with {hosts} hosts they are 0 to {hosts - 1}. "
+            "Give each host its own, and --nnodes."
+        )
+    return int(rank)
+
+
+def _place(backend: str, endpoint: str, conf: dict[str, str]) -> tuple[str | None, int | None]:
+    """Host and port; none where the endpoint is something that only the backend understands."""
+    if backend == "c10d" and conf.get("store_type", "tcp").lower() == "file":
+        return None, None
+    try:
+        host, port = _host_and_port(endpoint.strip())
+    except ConfigError:
+        if backend in _DEFAULT_PORTS:
+            raise
+        return None, None
+    if backend == "static" and port is None:
+        raise ConfigError(
+            f'rendezvous endpoint "{endpoint}" has no port. Write {endpoint}:{_MASTER_PORT}.'
+        )
+    return host, _DEFAULT_PORTS.get(backend) if port is None else port
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int | None]:
+    if not endpoint:
+        return "localhost", None
+    bracketed = endpoint.startswith("[") and endpoint.endswith("]")
+    host, colon, digits = (endpoint, "", "") if bracketed else _split(endpoint)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ConfigError(
+            f'rendezvous endpoint "{endpoint}": {host!r} is no host. Write HOST:PORT.'
+        )
+    if not colon:
+        return host, None
+    if not re.fullmatch("[0-9]{1,5}", digits) or int(digits) >= 1 << 16:
+        raise ConfigError(
+            f'rendezvous endpoint "{endpoint}": {digits!r} is no port. Write {host}:29400.'
+        )
+    return host, int(digits)
+
+
+def _split(endpoint: str) -> tuple[str, str, str]:
+    host, colon, digits = endpoint.rpartition(":")
+    return (host, colon, digits) if colon else (endpoint, "", "")
+
+
+def _random_id(high: int) -> str:
+    if high > 1:
+        raise ConfigError(
+            f"--rdzv-id is empty, and {high} hosts find each other by it. Write --rdzv-id NAME."
+        )
+    return str(uuid.uuid4().int)
+
+
+def _notes(words: GivenFlags, backend: str, high: int) -> tuple[str, ...]:
+    """What was said on the command line and is not used."""
+    idle: list[str] = []
+    if words["standalone"]:
+        idle += ["rdzv_backend", "rdzv_endpoint", "rdzv_id"]
+    if backend != "static":
+        idle += ["node_rank"]
+    if backend != "static" or words["rdzv_endpoint"]:
+        idle += ["master_addr", "master_port"]
+    notes = []
+    if unused := [words.quote(dest) for dest in idle if dest in words.typed]:
+        why = "--standalone" if words["standalone"] else f"the rendezvous {backend}"
+        notes.append(f"not used with {why}: {', '.join(unused)}")
+    meets = words["standalone"] or words["rdzv_endpoint"] or backend not in ("c10d", "tcp")
+    if high > 1 and not meets:
+        notes.append("no --rdzv-endpoint: hosts meet at localhost, which is this one alone")
+    return tuple(notes)

@@ -1,0 +1,352 @@
+"""A seat at a rendezvous of somebody else's making: a handler that blocks, behind our interface.
+
+The handler's calls run on threads. What it does not decide (who restarts whom, when it is over) is
+as TorchElastic has it: a host whose workers failed comes again, the others see it waiting and come
+too; that alone costs them no restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from phalanx._channel.background import Background
+from phalanx._core.clock import Interval
+from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._launcher.planning.plan import Plan
+from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.handlers import RendezvousInfo, read_info
+from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.round_state import RoundState
+from phalanx._system import network
+
+T = TypeVar("T")
+
+_MEMBER, _DONE = "phalanx/member", "phalanx/done"
+_BARRIER_STEP = 0.02
+
+
+class HandlerDecider:
+    """Decides for this host, by what the handler says of the others."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        handler: Any,
+        monitor_interval: float,
+        now: Callable[[], float] = time.monotonic,
+        exit_barrier_timeout: float = 300.0,
+        local_addr: str | None = None,
+    ) -> None:
+        """Nothing is asked of the handler before this host's agent is there."""
+        self.phase = p.Phase.GATHERING
+        self.round: Round | None = None
+        self._plan = plan
+        self._handler = handler
+        self._interval = max(0.01, monitor_interval)
+        self._barrier = exit_barrier_timeout
+        self._local_addr = local_addr
+        self.now = now
+        settings = plan.settings
+        self._budget = Budget(
+            settings.max_restarts, settings.restart_backoff, settings.same_failures
+        )
+        self._info: RendezvousInfo | None = None
+        self._tally = RoundState(plan.members, now())
+        self._attempts: list[Any] = []
+        self._endpoint = Endpoint("", 0)
+        self._torch: bool | None = None
+        self._cancelled = self._changing = self._meets = False
+        self._wait = 0.0
+        self._present = asyncio.Event()
+        """This host's agent is there."""
+        self._happened: list[p.Happening] = []
+        self._act: Callable[[p.CoordinatorAction], None] = lambda _: None
+        self._fail: Callable[[BaseException], None] = lambda _: None
+        self._background = Background(self._broken)
+        self._do = self._background.do
+
+    # ── what is known ─────────────────────────────────────────────────────────
+
+    @property
+    def _own(self) -> int:
+        return self._plan.members[0].agent
+
+    @property
+    def outcomes(self) -> dict[int, Outcome]:
+        """How this host's workers ended."""
+        return self._tally.outcomes
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The host's agent, once its workers were started."""
+        return frozenset(self._tally.running)
+
+    @property
+    def is_over(self) -> bool:
+        """No other round will follow."""
+        return self._cancelled or self.phase is p.Phase.DONE
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Only the handler knows."""
+        return ()
+
+    @property
+    def deadline(self) -> float | None:
+        """Nothing is due by itself."""
+        return None
+
+    def round_of(self, agent: int) -> int | None:
+        """The number of the round that this host is in."""
+        return self.round.number if self.round is not None and agent == self._own else None
+
+    def take_happened(self) -> list[p.Happening]:
+        """What has come to pass since the last time."""
+        happened, self._happened = self._happened, []
+        return happened
+
+    # ── start and end ─────────────────────────────────────────────────────────
+
+    async def start(
+        self, act: Callable[[p.CoordinatorAction], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        """Begin; the handler is asked once this host's agent is there."""
+        self._act, self._fail = act, fail
+
+    async def close(self) -> None:
+        """Let go of the handler."""
+        self._background.cancel()
+        shutdown = getattr(self._handler, "shutdown", None)
+        if callable(shutdown):
+            try:
+                await asyncio.wait_for(_in_thread(shutdown), 5.0)
+            except Exception as error:  # noqa: BLE001 the handler's own; the app has ended
+                self._happen("shutdown failed", error=f"{type(error).__name__}: {error}")
+
+    def _broken(self, error: BaseException) -> None:
+        """The handler has raised, or we have: it is the end."""
+        self._fail(error)
+
+    def _happen(self, name: str, **facts: object) -> None:
+        self._happened.append(p.Happening(name, self.now(), facts))
+
+    # ── from this host ────────────────────────────────────────────────────────
+
+    def tell(self, event: p.CoordinatorEvent) -> None:
+        """Something has happened on this host."""
+        if self.phase is p.Phase.DONE:
+            return
+        match event:
+            case p.JoinedEvent():
+                self._endpoint, self._torch = event.endpoint, event.torch
+                self._present.set()
+                self._go_and_meet(self._wait)
+            case p.WorkersStartedEvent():
+                self._tally.running.add(self._own)
+                self._tally.began = self.now()
+            case p.WorkerEndedEvent(agent, _, outcome, when):
+                if self._tally.end(agent, outcome, when) and not outcome.succeeded:
+                    self._halt(self._plan.settings.stop_grace)
+            case p.RoundClearedEvent():
+                self._tally.cleared.add(self._own)
+                if event.endpoint is not None:
+                    self._endpoint = event.endpoint
+                self._conclude()
+            case p.AgentGoneEvent(agent, reason, when):
+                self._present.clear()
+                if self._cancelled:
+                    self._finish(p.Reason.CANCELLED)
+                elif self.phase is not p.Phase.GATHERING:
+                    self._tally.lose(agent, reason, when)
+                    self._tally.cleared.add(agent)
+                    self._conclude()
+            case p.CancelEvent(grace):
+                self._cancelled = True
+                self._halt(self._plan.settings.stop_grace if grace is None else grace)
+                if self.round is None or self._tally.cleared:
+                    self._finish(p.Reason.CANCELLED)
+
+    def _halt(self, grace: float) -> None:
+        if self.round is None or self._tally.cleared:
+            return
+        if self.phase is p.Phase.RUNNING or self._cancelled:
+            self.phase = p.Phase.STOPPING
+            self._tally.halted_at = self._tally.halted_at or self.now()
+            failed = bool(self._tally.failures) and not self._cancelled
+            stacks = failed and self._tally.is_stuck
+            self._act(p.HaltRoundAction(self.round.number, grace, stacks=stacks))
+
+    def _go_and_meet(self, wait: float) -> None:
+        """Ask the handler for another round, unless that is being done."""
+        if not self._meets:
+            self._meets = True
+            self._do(self._meet(wait))
+
+    def _conclude(self) -> None:
+        """Nothing is left of the round here: what comes after it."""
+        if self._cancelled:
+            self._finish(p.Reason.CANCELLED)
+            return
+        if self._tally.all_returned:
+            self._do(self._wait_for_others())
+            return
+        if not self._tally.failures and self.phase is not p.Phase.STOPPING:
+            now = self.now()
+            reason = "its host has nothing left of it, and did not say how it ended"
+            self._tally.lose(self._own, reason, Interval(now, now))
+        wait = 0.0
+        if self._tally.failures and not self._changing:
+            cause = self._tally.cause
+            spent = self._budget.spend(cause, self.now() - self._tally.began)
+            if spent is None:
+                self._finish(p.Reason.FAILED)
+                return
+            wait = spent
+            self._attempts.append(cause)
+            said = cause.describe()
+            self._happen("restart", restarts=self._budget.count, wait=wait, cause=said)
+        self.phase = p.Phase.GATHERING
+        self._wait = wait
+        if self._present.is_set():  # else this host's agent comes anew first
+            self._go_and_meet(wait)
+
+    def _finish(self, reason: p.Reason) -> None:
+        if self.phase is p.Phase.DONE:
+            return
+        self.phase = p.Phase.DONE
+        members = self.round.members if self.round is not None else ()
+        verdict = dataclasses.replace(
+            self._tally.verdict(reason),
+            members=members,
+            attempts=tuple(self._attempts),
+            note=self._budget.note,
+        )
+        self._happen("end", state=reason.value, restarts=self._budget.count)
+        self._act(p.FinishAction(verdict))
+
+    # ── the handler ───────────────────────────────────────────────────────────
+
+    async def _meet(self, wait: float) -> None:
+        await asyncio.sleep(wait)
+        began = self.now()
+        try:
+            value = await _in_thread(self._handler.next_rendezvous)
+        except Exception as error:
+            if type(error).__name__ == "RendezvousGracefulExitError":
+                self._tally = RoundState((), self.now())
+                self._finish(p.Reason.SUCCEEDED)
+                return
+            raise
+        if self.is_over:
+            return
+        await self._present.wait()
+        info = self._info = read_info(value)
+        round_ = await _in_thread(lambda: self._agree(info))
+        if self.is_over:
+            return
+        self.round = round_
+        self._changing = self._meets = False
+        self._wait = 0.0
+        self._tally = RoundState([round_.member(self._own)], self.now())
+        self.phase = p.Phase.RUNNING
+        names = [member.hostname for member in round_.members]
+        self._happen(
+            "round",
+            round=round_.number,
+            hosts=names,
+            world_size=round_.world_size,
+            restarts=round_.restarts,
+            rendezvous_seconds=self.now() - began,
+        )
+        self._act(p.BeginRoundAction(round_))
+        self._do(self._monitor(round_.number))
+
+    def _agree(self, info: RendezvousInfo) -> Round:
+        """Tell the others of this host, through the rendezvous's store, and hear of them."""
+        own = self._plan.members[0]
+        alone = info.world_size == 1
+        reached = self._local_addr or network.own_address() or own.hostname
+        address = "127.0.0.1" if alone else reached
+        number = 1 if self.round is None else self.round.number + 1
+        facts: list[Any] = [
+            own.hostname,
+            own.workers,
+            address,
+            self._endpoint.port,
+            bool(self._torch),
+        ]
+        told = [facts] * info.world_size
+        torch = bool(self._torch)
+        if not alone and info.store is not None:
+            info.store.set(f"{_MEMBER}/{info.rank}", json.dumps(facts))
+            told = [
+                json.loads(info.store.get(f"{_MEMBER}/{rank}")) for rank in range(info.world_size)
+            ]
+            torch = any(item[4] for item in told)
+        store = Endpoint(told[0][2], told[0][3])
+        if not alone and info.store is None and info.bootstrap_store_info is not None:
+            boot = info.bootstrap_store_info
+            store, torch = Endpoint(boot.master_addr, boot.master_port), False
+        members: list[Member] = []
+        first = 0
+        for rank, (hostname, workers, *_) in enumerate(told):
+            agent = self._own if rank == info.rank else -1 - rank
+            members.append(Member(agent, hostname, first, workers))
+            first += workers
+        return Round(number, tuple(members), store, self._budget.count, torch)
+
+    async def _monitor(self, number: int) -> None:
+        """Look whether others wait to come in."""
+        while self.round is not None and self.round.number == number:
+            await asyncio.sleep(self._interval)
+            if self.phase is not p.Phase.RUNNING or self._tally.all_returned:
+                return
+            if await _in_thread(self._handler.num_nodes_waiting) > 0:
+                self._happen("join", round=number)
+                self._changing = True
+                self._halt(self._plan.settings.stop_grace)
+                return
+
+    async def _wait_for_others(self) -> None:
+        """All is done here: the others may still need this host, for a while."""
+        info = self._info
+        if info is not None and info.world_size > 1 and info.store is not None:
+            await _in_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
+            keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
+            limit = self.now() + self._barrier
+            while not await _in_thread(lambda: info.store.check(keys)) and self.now() < limit:
+                if await _in_thread(self._handler.num_nodes_waiting) > 0:
+                    self.phase = p.Phase.GATHERING
+                    self._go_and_meet(0.0)
+                    return
+                await asyncio.sleep(_BARRIER_STEP)
+        self._finish(p.Reason.SUCCEEDED)
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Run something that may block for ever, on a thread that the program's end does not await."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def set_outcome(method: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            method(value)
+
+    def run() -> None:
+        try:
+            value = call()
+        except BaseException as error:  # noqa: BLE001 whoever awaits it gets it
+            outcome: tuple[Any, Any] = (future.set_exception, error)
+        else:
+            outcome = (future.set_result, value)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(set_outcome, *outcome)
+
+    threading.Thread(target=run, name="phalanx-rendezvous", daemon=True).start()
+    return await future

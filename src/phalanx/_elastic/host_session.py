@@ -1,0 +1,114 @@
+"""A host's part of an app: its agent and workers, and the seat at which it meets the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx._core.rounds import Member
+from phalanx._launcher.launcher import Launcher
+from phalanx._launcher.payload import Function
+from phalanx._launcher.planning.imports import Needs
+from phalanx._launcher.planning.plan import Plan, make_plan
+from phalanx._launcher.session.app import App
+from phalanx._launcher.session.decider import Decide, Decider
+from phalanx._logs.spec import LogSpec
+from phalanx._rendezvous.membership import Host
+from phalanx._rendezvous.protocol import Policy
+from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.tcp.handler import TcpHandler
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """What workers of this host do, and how they are started."""
+
+    function: Function
+    needs: Needs
+    title: str
+    workers: int
+    run_id: str
+    role: str = "default"
+    max_restarts: int = 0
+    start_method: str = "zygote"
+    stop_grace: float = 30.0
+    start_timeout: float = 600.0
+    log_spec: LogSpec | None = None
+    hostname: str = ""
+    exits: bool = False
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the first frame that are otherwise than this process's own."""
+
+
+def make_host_plan(work: HostWork, *, alone: bool) -> Plan:
+    """The plan for this host, which is one of several unless it is `alone`."""
+    launcher = Launcher(
+        hostnames=["localhost"],
+        workers_per_host=work.workers,
+        backend=None,
+        extra_env_vars=dict(work.extra_env),
+        start_method=work.start_method,  # type: ignore[arg-type]
+        start_timeout=work.start_timeout,
+        stop_grace=work.stop_grace,
+        max_restarts=work.max_restarts,
+        log_spec=work.log_spec,
+    )
+    plan = make_plan(launcher, work.needs, work.title)
+    hostname = work.hostname or socket.gethostname()
+    member = Member(secrets.randbits(48), hostname, 0, work.workers)
+    prepare = dataclasses.replace(plan.prepare[0], networked=not alone, **dict(work.surroundings))
+    return dataclasses.replace(
+        plan,
+        members=(member,),
+        prepare=(prepare,),
+        meets_others=True,
+        run_id=work.run_id,
+        role=work.role,
+        exits=work.exits,
+    )
+
+
+def start(work: HostWork, plan: Plan, decide: Decide) -> App[Any]:
+    """Start this host's agent; whoever `decide` makes says what it does."""
+    call: Future[Function] = Future()
+    call.set_result(work.function)
+    return App(plan, call, decide=decide)
+
+
+def decide_over_tcp(handler: TcpHandler) -> Decide:
+    """Have the hosts that meet at a handler of ours decide among themselves."""
+    alone = handler.max_hosts == 1
+
+    def decide(plan: Plan, now: Callable[[], float]) -> Decider:
+        member = plan.members[0]
+        bounds = handler.min_hosts, handler.max_hosts
+        policy = policy_of(plan, handler.settings, *bounds, alone=alone)
+        return handler.decider(member.agent, member.hostname, member.workers, policy, now)
+
+    return decide
+
+
+def policy_of(plan: Plan, settings: Settings, least: int, most: int, *, alone: bool) -> Policy:
+    """What hosts that meet go by."""
+    launcher = plan.settings
+    member = plan.members[0]
+    return Policy(
+        hosts=(Host(member.agent, member.hostname, member.workers),) if alone else (),
+        start_timeout=settings.join_timeout,
+        stop_grace=launcher.stop_grace,
+        failure_window=0.0 if most == 1 else 0.1,
+        min_hosts=least,
+        max_hosts=most,
+        open=not alone,
+        last_call=settings.last_call_timeout,
+        max_restarts=launcher.max_restarts,
+        backoff=launcher.restart_backoff,
+        same_failures=launcher.same_failures,
+        quorum=not alone,
+    )

@@ -1,0 +1,265 @@
+"""Workers' output as torchrun has it: straight to the terminal, or into files, or both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import string
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx._core.ranks import REPLICA
+from phalanx._core.rounds import Member
+from phalanx._logs import logger
+from phalanx._logs.lines import Source
+from phalanx._logs.losses import Loss, StandardStream
+from phalanx._logs.spec import Handlers, LogSpec, RankFile
+from phalanx._worker import error_file
+
+_NUMBERS = {"stdout": 1, "stderr": 2}
+_TEMPORARY = "phalanx_logs_"
+PREFIX = "[${role_name}${local_rank}]:"
+
+
+_BESIDE = "workers"
+"""The directory beside a replica's error file for files of its workers."""
+
+
+def default_directory(environ: Mapping[str, str], *, redirects: bool) -> str:
+    """Where workers' files go when nobody has said; empty where no directory can be made.
+
+    In a replica on a scheduler of ours, files that are shown as well go with the app: beside its
+    error file. Otherwise, as with torchrun, a new directory under the temporary one.
+    """
+    own = environ.get(error_file.VARIABLE, "")
+    if own and REPLICA in environ and not redirects:
+        return os.path.join(os.path.dirname(own), _BESIDE)
+    try:
+        return tempfile.mkdtemp(prefix=_TEMPORARY)
+    except OSError:
+        return ""
+
+
+def tidy(directory: str) -> bool:
+    """Remove what is empty; gives whether there is something left that a user would not find."""
+    for place, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                if os.path.getsize(path) == 0:
+                    os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
+    return os.path.isdir(directory) and os.path.basename(directory).startswith(_TEMPORARY)
+
+
+@dataclass(frozen=True)
+class TorchrunLogSpec(LogSpec):
+    """Where the output of each local rank goes."""
+
+    run_id: str
+    role: str
+    redirects: Sequence[int]
+    """For each local rank: bit 1 stdout, bit 2 stderr go into a file instead."""
+    tee: Sequence[int]
+    """The same, into a file as well."""
+    log_dir: str | None = None
+    """None: a new directory under the temporary one, if it is needed."""
+    local_ranks: frozenset[int] | None = None
+    """Whom the terminal shows; None: all."""
+    ranks: frozenset[int] | None = None
+    """The same by global rank."""
+    prefix: str = PREFIX
+    """What goes before the lines that are teed."""
+    duplicates: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Texts whose lines, of stdout and of stderr, go into a file of their own as well."""
+
+    def get_map(self) -> Handlers:
+        """Nothing is known without the host."""
+        return {}
+
+    def for_members(self, members: Sequence[Member]) -> Handlers:
+        """One outlet for each local rank of the one host that there is."""
+        (member,) = members
+        directory = self._make_directory()
+        terminal = _Terminal()
+        table: Handlers = {}
+        for local in range(member.workers):
+            outlet = _Outlet(self, local, directory, terminal)
+            outlet.touch(0)
+            table[f"{member.hostname}[{local}]"] = [outlet]
+        return table
+
+    def _make_directory(self) -> Path | None:
+        """A directory of this run's own; None where nothing goes into files."""
+        wanted = any(self.redirects) or any(self.tee) or self.log_dir is not None
+        if not wanted or self.log_dir == os.devnull:
+            return None
+        name = f"{self.run_id.replace(os.sep, '_')}_{secrets.token_hex(4)}"
+        try:
+            place = Path(self.log_dir or tempfile.mkdtemp(prefix=_TEMPORARY)) / name
+            place.mkdir(parents=True)
+        except OSError as error:
+            logger.warning(
+                "phalanx: cannot write log files to %s (%s): it goes on without them.",
+                self.log_dir,
+                error.strerror,
+            )
+            return None
+        return place
+
+
+class _Outlet(RankFile):
+    """Takes what one local rank prints, in every round."""
+
+    def __init__(
+        self, streams: TorchrunLogSpec, local: int, directory: Path | None, terminal: _Terminal
+    ) -> None:
+        super().__init__(os.devnull, shared=True)
+        self._streams = streams
+        self._local = local
+        self._directory = directory
+        self._terminal = terminal
+        self._tee = streams.tee[local] if directory is not None else 0
+        self._redirects = (streams.redirects[local] if directory is not None else 0) | self._tee
+        self._begun: dict[tuple[int, str], bytes] = {}
+        self._file_losses: dict[Path, Loss] = {}
+        self._sources: dict[tuple[int, str], Source] = {}
+        self._held: list[tuple[Source, bytes]] = []
+
+    def take(self, source: Source, stream: str, data: bytes) -> int | None:
+        """Show some bytes, or write them down."""
+        if stream not in _NUMBERS:
+            return None
+        with self._guard():
+            self._keep(source, stream, data)
+            self._show(source, stream, data)
+        return None
+
+    def hold(self, source: Source, data: bytes) -> int | None:
+        """Write it down where that is wanted; what the terminal gets of it waits."""
+        with self._guard():
+            self._keep(source, "stderr", data)
+            self._held.append((source, data))
+        return None
+
+    def show_held(self, but: int | None = None) -> None:
+        """Show what waits."""
+        with self._guard():
+            held, self._held = self._held, []
+            for source, data in held:
+                if source.rank != but:
+                    self._show(source, "stderr", data)
+
+    def _keep(self, source: Source, stream: str, data: bytes) -> None:
+        if self._redirects & _NUMBERS[stream]:
+            self._write(source, f"{self._local}/{stream}.log", data)
+
+    def _show(self, source: Source, stream: str, data: bytes) -> None:
+        bit = _NUMBERS[stream]
+        if self._tee & bit:
+            self._take_lines(source, stream, data)
+        elif not self._redirects & bit and self._is_shown(source):
+            self._terminal.put(bit, data)
+
+    def touch(self, attempt: int) -> None:
+        """Make the files that an attempt has, though nothing may come."""
+        for stream, bit in _NUMBERS.items():
+            if self._redirects & bit:
+                source = Source(self._local, "", "", attempt=attempt)
+                self._write(source, f"{self._local}/{stream}.log", b"")
+
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for a terminal that nobody reads."""
+        self._terminal.give_up_at(time.monotonic() + after)
+
+    def losses(self) -> Iterable[Loss]:
+        """Of its files, and of the terminal that it shares."""
+        return (*self._file_losses.values(), *self._terminal.losses())
+
+    def finish(self) -> None:
+        """Show the lines that were begun and will not be ended."""
+        with self._guard():
+            for (_, stream), source in self._sources.items():
+                if self._begun.get((source.attempt, stream)):
+                    self._take_lines(source, stream, b"\n")
+            self._begun.clear()
+
+    def _is_shown(self, source: Source) -> bool:
+        chosen = self._streams.local_ranks
+        if chosen is not None and self._local not in chosen:
+            return False
+        ranks = self._streams.ranks
+        return ranks is None or source.rank in ranks
+
+    def _take_lines(self, source: Source, stream: str, data: bytes) -> None:
+        key = (source.attempt, stream)
+        self._sources[key] = source
+        # A progress bar ends its lines with a carriage return.
+        *whole, begun = re.split(rb"(?<=[\r\n])(?<!\r(?=\n))", self._begun.get(key, b"") + data)
+        self._begun[key] = begun
+        if not whole or not self._is_shown(source):
+            return
+        prefix = self._prefix(source)
+        lines = [prefix + line for line in whole]
+        self._terminal.put(_NUMBERS[stream], b"".join(lines))
+        texts = self._streams.duplicates[_NUMBERS[stream] - 1]
+        for line in lines:
+            if any(text.encode() in line for text in texts):
+                self._write(source, f"filtered_{stream}.log", line)
+
+    def _prefix(self, source: Source) -> bytes:
+        names = {"role_name": self._streams.role, "local_rank": self._local, "rank": source.rank}
+        return string.Template(self._streams.prefix).safe_substitute(names).encode()
+
+    def _write(self, source: Source, name: str, data: bytes) -> None:
+        assert self._directory is not None
+        path = self._directory / f"attempt_{source.attempt}" / name
+        loss = self._file_losses.setdefault(path, Loss(str(path)))
+        rest = memoryview(loss.mark() + data if data else b"")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab", buffering=0) as file:
+                while rest:
+                    rest = rest[file.write(rest) :]
+        except OSError as error:
+            loss.add(min(len(rest), len(data)), error)
+        else:
+            loss.close_gap()
+
+
+class _Terminal:
+    """Our own stdout and stderr, written to by one at a time, and never blocking for good."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams = {1: StandardStream("stdout"), 2: StandardStream("stderr")}
+
+    def losses(self) -> list[Loss]:
+        return [stream.loss for stream in self._streams.values()]
+
+    def give_up_at(self, moment: float) -> None:
+        for stream in self._streams.values():
+            stream.give_up_at = moment
+
+    def put(self, number: int, data: bytes) -> None:
+        ours = sys.stdout if number == 1 else sys.stderr
+        with self._lock:
+            stream = self._streams[number]
+            if stream.is_gone:
+                return
+            try:
+                ours.flush()
+            except OSError as error:
+                stream.fail(number, len(data), error)
+            except (ValueError, AttributeError):
+                stream.is_gone = True  # it was closed
+            else:
+                stream.write(number, data)

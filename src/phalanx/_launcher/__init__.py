@@ -1,0 +1,1 @@
+"""Functions onto hosts: `launcher` is the front, the packages are its rooms."""

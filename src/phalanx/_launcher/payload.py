@@ -1,0 +1,188 @@
+"""The function on its way out, values and exceptions on their way home."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import IO, Any
+
+from phalanx import _wire as wire
+from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._launcher.planning.imports import Needs
+from phalanx._worker import outcome
+from phalanx.errors import ConfigError, WireError
+
+_IN_MEMORY = 4 << 20
+"""Payloads up to this size stay in memory; larger ones go through a file without a name."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function and its arguments, pickled once for all ranks."""
+
+    data: bytes
+    digest: str
+    uses_torch: bool
+    """It is named, and installed here."""
+    names_torch: bool
+
+    def pieces(self) -> Iterator[wire.Piece]:
+        """The frames that carry it."""
+        total = len(self.data)
+        for offset in range(0, total, wire.PIECE):
+            data = self.data[offset : offset + wire.PIECE]
+            yield wire.Piece(key=self.digest, offset=offset, total=total, data=data)
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    needs: Needs,
+) -> Function:
+    """Pickle a call. Raises `ConfigError` that names what cannot be pickled."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    try:
+        with _by_value(module):
+            data = cloudpickle.dumps(
+                (function, tuple(args), dict(kwargs)), protocol=pickle.HIGHEST_PROTOCOL
+            )
+    except Exception as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise ConfigError(
+            f"{name} or its arguments cannot be pickled: {type(error).__name__}: {error}. "
+            "Create what cannot be pickled inside the function."
+        ) from error
+    return Function(data, hashlib.sha256(data).hexdigest(), needs.torch, needs.names_torch)
+
+
+@contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Have a module that workers could not import pickled by value; the list is global."""
+    import cloudpickle
+
+    with _REGISTERING:
+        known = cloudpickle.list_registry_pickle_by_value()
+        mine = module is not None and module.__name__ not in known and not _is_importable(module)
+        if mine:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if mine:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_REGISTERING = threading.Lock()
+
+
+def _is_importable(module: Any) -> bool:
+    """Another process with the same `sys.path` finds this very module under its name."""
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__" or file is None:
+        return True  # cloudpickle takes __main__ by value anyway, and a built-in is everywhere
+    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+        return True  # frozen ones do not say where they come from
+    parent = sys.modules.get(module.__name__.rpartition(".")[0])
+    if parent is not None and not _is_importable(parent):
+        return False
+    path = getattr(parent, "__path__", None)
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(module.__name__, path) if find is not None else None
+        if spec is not None:
+            return os.path.realpath(str(spec.origin)) == os.path.realpath(str(file))
+    return False
+
+
+class Inboxes(dict[int, "Inbox"]):
+    """What ranks have sent, by global rank."""
+
+    def __init__(self) -> None:
+        """Nothing was sent."""
+        super().__init__()
+        self._refused: dict[int, tuple[int, str]] = {}
+        """The sizes of what could not be kept, and why."""
+
+    def collect(self, piece: wire.Piece, rank: int) -> None:
+        """Take the next piece of a rank's payload. Raises `WireError` for one that is not it."""
+        if rank in self._refused:
+            return
+        try:
+            if rank not in self:
+                self[rank] = Inbox(piece.total)
+            self[rank].add(piece)
+        except OSError as error:
+            self.forget((rank,))
+            self._refused[rank] = piece.total, error.strerror or str(error)
+
+    def complete(self, ended: Outcome) -> Outcome:
+        """The outcome of a rank that has returned: a failure unless its value is here, whole."""
+        rank = ended.rank
+        if rank in self and self[rank].is_whole:
+            return ended
+        size, why = self._refused.get(rank, (0, "it did not arrive whole"))
+        if rank in self._refused:
+            why = f"there is no place for it here: {why}"
+        name = f"value of {size} bytes" if size else "value"
+        fault = Fault(name, why, "", reraise=False, result=True)
+        return dataclasses.replace(ended, kind=Ended.RAISED, fault=fault)
+
+    def forget(self, ranks: Container[int] | None) -> None:
+        """What these ranks, or all, gave in another round does not count any more."""
+        for rank in [rank for rank in self._refused if ranks is None or rank in ranks]:
+            del self._refused[rank]
+        for rank in [rank for rank in self if ranks is None or rank in ranks]:
+            self.pop(rank).close()
+
+
+class Inbox:
+    """Collects the pieces of one rank's payload, in memory or, if large, in a nameless file."""
+
+    def __init__(self, total: int) -> None:
+        """Expect so many bytes. Raises `OSError` if there is no place for them."""
+        self._total = total
+        self._size = 0
+        self._file: IO[bytes] = io.BytesIO()
+        if total > _IN_MEMORY:
+            if total > shutil.disk_usage(tempfile.gettempdir()).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it is here."""
+        return self._size == self._total
+
+    def add(self, piece: wire.Piece) -> None:
+        """Take the next piece. Raises `WireError` for any other, and `OSError`."""
+        end = piece.offset + len(piece.data)
+        if piece.total != self._total or piece.offset != self._size or not self._size < end:
+            raise WireError(f"a piece at {piece.offset} of {piece.total} bytes out of its turn")
+        if end > self._total:
+            raise WireError(f"{end} bytes of a value of {self._total}")
+        self._file.write(piece.data)
+        self._size = end
+
+    def load(self) -> Any:
+        """Unpickle it. Never on the loop's thread: it runs the user's code."""
+        self._file.seek(0)
+        return outcome.load(self._file)
+
+    def close(self) -> None:
+        """Free it."""
+        self._file.close()

@@ -1,0 +1,452 @@
+"""Where agents come from: children of this process, hosts that were dialled, or an app before.
+
+A placement starts agents and gives a channel to each; it does not know what an agent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx import _wire as wire
+from phalanx._channel.channel import PipeChannel
+from phalanx._core.rounds import signal_name
+from phalanx._launcher.planning.plan import Plan
+from phalanx._launcher.transport.processes import AgentProcess
+from phalanx._launcher.transport.targets import Target
+from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, remote_fingerprint
+from phalanx._launcher.warm.pool import AgentPool
+from phalanx._logs import logger
+from phalanx._remote.bootstrap import SOURCE_FAILED
+from phalanx._worker import leftovers
+from phalanx.errors import StartFailed
+
+if TYPE_CHECKING:
+    from phalanx._launcher.transport.dial import Dial
+
+_TAIL = 64 << 10
+_PASSED_ON, _UNWRITTEN = 256 << 20, 1 << 20
+"""Bytes that an agent may say outside of its channel, and that may wait to be written."""
+_FIRST_WORD = 5.0
+"""Seconds in which an agent that was there already must answer, or another is started."""
+_SWEEPING = 2.0
+"""Seconds that a lost host's sweeping up may hold up the report of its loss."""
+_SECOND_WORD = 0.05
+"""Seconds in which one that has lost its zygote meanwhile will have noticed."""
+
+
+@dataclass(frozen=True)
+class NotPlaced:
+    """An agent that could not be started, and why."""
+
+    index: int
+    reason: str
+
+
+@dataclass
+class _Start:
+    """An agent, or one that is being dialled, and where it stays after the app."""
+
+    frame: wire.Prepare
+    fingerprint: Fingerprint
+    pool: AgentPool | None
+    target: Target | None
+    code: str = ""
+    """The digest of the agent's code, for another host."""
+    child: AgentProcess | None = None
+    dial: Dial | None = None
+
+
+class Placement:
+    """Starts the agents of a plan, each on its host; or takes such as were left from before."""
+
+    def __init__(self, plan: Plan, shelters: Sequence[AgentPool] = ()) -> None:
+        """New agents stay in the first shelter."""
+        self._plan = plan
+        self._pools = shelters
+        self._starts: list[_Start] = []
+        self._together = 0
+        self._pythons: dict[int, str] = {}
+        """The interpreters that hosts had when they came first."""
+        self.given_up: list[str] = []
+        """The hosts whose logins we have ended before they had led anywhere."""
+
+    def start(self) -> None:
+        """Start, dial or find the agents; does not wait. Raises `StartFailed`."""
+        new: list[int] = []
+        for index, frame in enumerate(self._plan.prepare):
+            # Now, not later: the program may change its environment at any time.
+            fingerprint = self._fingerprint_of(index, frame) if self._pools else {}
+            pool = self._pools[0] if self._pools else None
+            start = _Start(frame, fingerprint, pool, self._plan.places[index].target, self._code)
+            self._starts.append(start)
+            start.dial = self._plan.dials.by_index.pop(index, None)
+            if start.dial is None and not self._find(index, start):
+                new.append(index)
+        self._together = len(self._starts)
+        # Not sooner: what is idle may be what another of our hosts takes.
+        for index in new:
+            for pool in self._pools:
+                pool.make_room(self._starts[index].fingerprint)
+        dialled = [index for index in new if self._starts[index].target is not None]
+        self._dial(dialled)
+        for index in new:
+            if index not in dialled:
+                self._start_here(self._starts[index])
+
+    @property
+    def _code(self) -> str:
+        return "" if self._plan.remote_setup is None else self._plan.remote_setup.bundle.digest
+
+    def _fingerprint_of(self, index: int, frame: wire.Prepare) -> Fingerprint:
+        target, remote_setup = self._plan.places[index].target, self._plan.remote_setup
+        if target is None or remote_setup is None:
+            return local_fingerprint(frame, self._plan.env_file)
+        return remote_fingerprint(frame, target, remote_setup.bundle.digest, remote_setup.env_file)
+
+    def _find(self, index: int, start: _Start) -> bool:
+        for pool in self._pools:
+            while (child := pool.take(start.fingerprint)) is not None:
+                frame = self._told(index, child)
+                if child.process.poll() is None and child.say(wire.encode(frame)):
+                    start.child, start.pool = child, pool
+                    return True
+                child.end(0.0)
+        return False
+
+    def _start_here(self, start: _Start) -> None:
+        try:
+            start.child = AgentProcess.start(self._plan.env_file, wire.encode(start.frame))
+        except OSError as error:
+            raise StartFailed(
+                f"the agent on this machine could not be started: {error}", hostname="localhost"
+            ) from error
+
+    def _dial(self, indexes: Sequence[int]) -> None:
+        plan = self._plan
+        chosen = [target for i in indexes if (target := plan.places[i].target) is not None]
+        if not chosen or plan.remote_setup is None:
+            return
+        from phalanx._launcher.transport.dial import dial_all
+
+        dials = dial_all(chosen, plan.remote_setup, plan.settings.parallel_logins)
+        for index, dial in zip(indexes, dials, strict=True):
+            self._starts[index].dial = dial
+
+    def _told(self, index: int, child: AgentProcess) -> wire.Prepare:
+        """The first frame for an agent: what `env_file` set there is not set from here again."""
+        frame = self._plan.prepare[index]
+        if child.remote_info is None or not child.remote_info.changed:
+            return frame
+        kept = child.remote_info.changed - self._plan.own_variables(index).keys()
+        environment = {k: v for k, v in frame.environment.items() if k not in kept}
+        return dataclasses.replace(frame, environment=environment)
+
+    async def place(self) -> AsyncIterator[PlacedAgent | NotPlaced]:
+        """The agents, as each can be spoken to, in any order. One that has gone is replaced."""
+        # Those that were started together; others are added one by one.
+        opening = [asyncio.create_task(self._open(i)) for i in range(self._together)]
+        try:
+            for opened in asyncio.as_completed(opening):
+                yield await opened
+        finally:
+            for task in opening:
+                task.cancel()
+
+    def extend(self, plan: Plan) -> None:
+        """Take up a plan that has one more host."""
+        self._plan = plan
+        index = len(self._starts)
+        target = plan.places[index].target
+        self._starts.append(_Start(plan.prepare[index], {}, None, target, self._code))
+
+    async def again(self, index: int) -> PlacedAgent | NotPlaced:
+        """Start an agent in the place of one that is lost, or was not started yet."""
+        before = self._starts[index]
+        start = self._starts[index] = dataclasses.replace(before, child=None, dial=None)
+        try:
+            if start.target is None:
+                self._start_here(start)
+            elif (dial := self._plan.dials.by_index.pop(index, None)) is not None:
+                start.dial = dial
+            else:
+                self._dial([index])
+        except StartFailed as error:
+            return NotPlaced(index, str(error))
+        return await self._open(index)
+
+    async def _open(self, index: int) -> PlacedAgent | NotPlaced:
+        start = self._starts[index]
+        if start.child is not None:
+            agent = await PlacedAgent.open(index, start, start.child)
+            if not start.child.used or await _is_well(agent.channel, start.frame.app):
+                return agent
+            await agent.destroy(0.0, None)
+            start.child = None
+            if start.target is None:
+                self._start_here(start)
+            else:
+                self._dial([index])
+        if start.child is None and start.dial is not None:
+            try:
+                await asyncio.shield(asyncio.wrap_future(start.dial.future))
+                child = start.child = start.dial.take()
+            except StartFailed as error:
+                if start.dial.is_silent and start.target is not None:
+                    self.given_up.append(start.target.name)
+                return NotPlaced(index, str(error))
+            python = "" if child.remote_info is None else child.remote_info.python
+            if python != self._pythons.setdefault(index, python):
+                # One that is only coming up again may not have its environments mounted yet.
+                await asyncio.to_thread(child.kill)
+                child.close()
+                start.child = None
+                before = self._pythons[index]
+                return NotPlaced(index, f"its Python is {python}, and was {before}")
+            child.say(wire.encode(self._told(index, child)))
+        assert start.child is not None
+        return await PlacedAgent.open(index, start, start.child)
+
+    def abandon(self) -> None:
+        """Give up those that were not reached yet; those that were are not touched."""
+        self._plan.dials.give_up()
+        for start in self._starts:
+            if start.dial is not None:
+                if not start.dial.future.done() and start.target is not None:
+                    self.given_up.append(start.target.name)
+                start.dial.give_up()
+
+    def kill(self) -> None:
+        """End the agents that were started, without waiting for anything in order."""
+        self.abandon()
+        for start in self._starts:
+            if start.child is not None:
+                start.child.kill()
+                start.child.close()
+
+
+async def _is_well(channel: PipeChannel, app: str) -> bool:
+    """An agent that was there already answers, and does not say at once that it is broken."""
+
+    def says(kind: type[wire.Frame]) -> bool:
+        return any(isinstance(f, kind) and f.app in ("", app) for f in channel.waiting)
+
+    await channel.wait_until(lambda: says(wire.Hello) or says(wire.AgentGone), _FIRST_WORD)
+    if not says(wire.Hello):
+        return False
+    await channel.wait_until(lambda: says(wire.Ready) or says(wire.AgentGone), _SECOND_WORD)
+    return not says(wire.AgentGone) and not channel.has_ended
+
+
+class PlacedAgent:
+    """An agent that was started, and the channel to it."""
+
+    def __init__(
+        self, index: int, start: _Start, child: AgentProcess, channel: PipeChannel
+    ) -> None:
+        """Use `open` instead."""
+        self.index = index
+        self.channel = channel
+        self._child = child
+        self._process = child.process
+        self._pool = start.pool
+        self._fingerprint = start.fingerprint
+        self._target = start.target
+        self._code = start.code
+        self._errors = _Tail(child.early)
+        child.early = b""
+        self._described = False
+        self._killed = True
+        """Where it had to be killed, that was seen to work."""
+
+    @classmethod
+    async def open(cls, index: int, start: _Start, child: AgentProcess) -> PlacedAgent:
+        """Open a channel over the child's streams."""
+        read, write, errors, unsaid = child.streams()
+        channel = await PipeChannel.open(read, write)
+        channel.send_raw(unsaid)
+        agent = cls(index, start, child, channel)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: agent._errors, errors)
+        return agent
+
+    @property
+    def is_remote(self) -> bool:
+        """It is on another host: what is here only leads to it."""
+        return self._child.remote_info is not None
+
+    @property
+    def rest(self) -> wire.StayWarm | None:
+        """What to tell it so that it stays for another app."""
+        return None if self._pool is None else self._pool.rest(self._fingerprint)
+
+    def keep(self) -> None:
+        """It has said that it rests: the next app may have it."""
+        whole = self.channel.is_written
+        self.channel.abort()
+        self._errors.close()
+        if self._pool is not None and whole:
+            self._child.used = True
+            self._pool.put(self._fingerprint, self._child)
+        else:
+            self._child.end(2.0)
+
+    @property
+    def host(self) -> str:
+        """Where it is, for a message."""
+        return "the agent here" if self._child.remote_info is None else self._child.remote_info.host
+
+    def on_errors(self, take: Callable[[bytes, Callable[[], None]], None]) -> None:
+        """Have what it says outside of its channel, from the beginning, passed on to this.
+
+        It is given what to call, from any thread, when that is done.
+        """
+        self._errors.pass_on(take)
+
+    async def describe_end(self) -> str:
+        """How it ended, for an error; called when its channel has ended."""
+        self._described = True
+        try:
+            code = await self._wait(2.0)
+        except TimeoutError:
+            return "it closed its channel and does not end"
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._errors.ended.wait(), 1.0)
+        text = self._errors.text()
+        if self._child.remote_info is not None:
+            tool = self._child.remote_info.tool
+            why = text or "it said nothing: the agent was killed, or the connection broke"
+            return f"{tool} ended with code {code}: {why}"
+        if code == SOURCE_FAILED:
+            return f"sourcing env_file failed:\n{text}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return f"it {how}" + (f":\n{text}" if text else "")
+
+    def wake(self) -> None:
+        """Have it, or what leads to it, go on if it was stopped."""
+        self._child.wake()
+
+    async def end(self, patience: float) -> bool:
+        """Wait so long for it to end by itself, then kill it.
+
+        Gives whether it is known to have left nothing: it has ended in order, or all that was below
+        it was seen to die.
+        """
+        try:
+            code = await self._wait(patience)
+            if code > 0 and not self._described and not self.is_remote:
+                logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
+            clean = code == 0 and not self._child.is_found
+        except TimeoutError:
+            self._killed = await asyncio.to_thread(self._child.kill)
+            clean = self._killed and not self.is_remote
+        self.channel.abort()
+        self._errors.close()
+        self._child.close()
+        return clean
+
+    async def destroy(self, patience: float, hello: wire.Hello | None) -> bool:
+        """End it, and whatever it can have left behind; whether nothing of it is left was seen.
+
+        Agent and zygote may have been killed both; what workers had started is then nobody's.
+        """
+        clean = await self.end(patience)
+        if self.is_remote:
+            return clean or await self.sweep(hello)
+        spool = "" if hello is None else hello.spool
+        swept = await asyncio.to_thread(leftovers.end_agent, 0, None, spool)
+        return swept and self._killed
+
+    async def sweep(self, hello: wire.Hello | None) -> bool:
+        """Log in to its host once more to end and remove what is left of it there.
+
+        A host that does not answer is not waited for; then False.
+        """
+        remote_info = self._child.remote_info
+        if self._target is None or remote_info is None:
+            return self._killed
+        from phalanx._launcher.transport.dial import sweep
+
+        swept: list[bool] = []
+        arguments = self._target, self._code, remote_info, hello
+        sweeping = threading.Thread(target=lambda: swept.append(sweep(*arguments)), daemon=True)
+        sweeping.start()
+        await asyncio.to_thread(sweeping.join, _SWEEPING)
+        return bool(swept and swept[0])
+
+    async def _wait(self, patience: float | None) -> int:
+        """Poll: a child watcher would want this process's SIGCHLD or a thread."""
+        loop = asyncio.get_running_loop()
+        limit = None if patience is None else loop.time() + patience
+        pause = 0.0005
+        self._child.close()
+        while (code := self._process.poll()) is None:
+            if limit is not None and loop.time() > limit:
+                raise TimeoutError
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+        return code
+
+
+class _Tail(asyncio.Protocol):
+    """Keeps the end of what an agent wrote to its stderr."""
+
+    def __init__(self, early: bytes) -> None:
+        self.ended = asyncio.Event()
+        self._data = bytearray(early)
+        self._transport: asyncio.ReadTransport | None = None
+        self._take: Callable[[bytes, Callable[[], None]], None] | None = None
+        self._unwritten = 0
+        self._left = _PASSED_ON
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
+
+    def pass_on(self, take: Callable[[bytes, Callable[[], None]], None]) -> None:
+        self._take = take
+        if self._data:
+            self._hand_on(bytes(self._data))
+
+    def data_received(self, data: bytes) -> None:
+        self._hand_on(data)
+        self._data += data
+        del self._data[:-_TAIL]
+
+    def _hand_on(self, data: bytes) -> None:
+        """Pass on no faster than it is written, and not without end: it may be a host that lies."""
+        if self._take is None or self._left <= 0 or self._transport is None:
+            return
+        self._left -= len(data)
+        self._unwritten += len(data)
+        if self._unwritten > _UNWRITTEN:
+            self._transport.pause_reading()
+        loop = asyncio.get_running_loop()
+
+        def done() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._written, len(data))
+
+        if self._left <= 0:
+            data += b"\n[phalanx: the rest is left out]\n"
+        self._take(data, done)
+
+    def _written(self, size: int) -> None:
+        self._unwritten -= size
+        if self._unwritten <= _UNWRITTEN and self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,1 @@
+"""From what the user asked for to a plan. Starts no process."""

@@ -1,0 +1,202 @@
+"""The fields of a launcher, checked before anything is made from them. Each mistake is named."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from phalanx._core import environment, ranks
+from phalanx._core.patterns import Patterns
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx._launcher.launcher import Launcher
+
+BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
+_LONGEST_NAME = 100
+START_METHODS = ("zygote", "spawn", "inline")
+_TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
+
+
+def check(launcher: Launcher) -> None:
+    """Check the fields that need no table."""
+    _one_of("backend", launcher.backend, (None, *BACKENDS))
+    _one_of("start_method", launcher.start_method, START_METHODS)
+    for name in _TIMES:
+        _seconds(name, getattr(launcher, name), minimum_excluded=True)
+    for name in ("stop_grace", "keep_warm", "restart_backoff"):
+        _seconds(name, getattr(launcher, name), minimum_excluded=False)
+    _check_environment(launcher)
+    _check_hosts(launcher)
+    _check_restarts(launcher)
+    _check_inline(launcher)
+    check_fetch(launcher.fetch)
+    if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
+        raise ConfigError(
+            f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
+            "Write preload=['torch'], or preload=[] for none."
+        )
+    if launcher.name is not None and not isinstance(launcher.name, str):
+        raise ConfigError(f"name={launcher.name!r} is not a string.")
+    if launcher.name is not None and len(launcher.name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"name has {len(launcher.name)} characters; {_LONGEST_NAME} are the most."
+        )
+    spec = launcher.log_spec
+    if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
+        raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")
+
+
+def _is_list_of_names(value: object) -> bool:
+    names = isinstance(value, Sequence) and not isinstance(value, str)
+    return names and all(isinstance(name, str) and name for name in value)  # type: ignore[attr-defined]
+
+
+def check_fetch(patterns: object) -> None:
+    """Refuse patterns that mean nothing."""
+    if isinstance(patterns, str):
+        raise ConfigError(f"fetch is a list of patterns. Write fetch=[{patterns!r}].")
+    if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+        raise ConfigError(f"fetch={patterns!r} is not a list of patterns such as 'ckpt/*'.")
+    for pattern in patterns:
+        try:
+            Patterns([pattern])
+        except ValueError as error:
+            raise ConfigError(
+                f"fetch: {pattern!r}: {error}. Write a pattern below the working directory, such "
+                "as 'ckpt/*'."
+            ) from None
+
+
+def _check_environment(launcher: Launcher) -> None:
+    if isinstance(launcher.env_vars, Mapping):
+        raise ConfigError(
+            "env_vars takes patterns of names to copy, not a dict. "
+            "Give the values as extra_env_vars={...}."
+        )
+    if isinstance(launcher.env_vars, str):
+        raise ConfigError(
+            f"env_vars is a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
+        )
+    for field in ("extra_env_vars", "host_env_vars"):
+        if not isinstance(getattr(launcher, field), Mapping):
+            raise ConfigError(f"{field} is a dict, not {getattr(launcher, field)!r}.")
+    _check_variables("extra_env_vars", launcher.extra_env_vars)
+    for host, variables in launcher.host_env_vars.items():
+        if not isinstance(variables, Mapping):
+            raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
+        _check_variables(f"host_env_vars[{host!r}]", variables)
+    if launcher.env_file is not None:
+        try:
+            with open(launcher.env_file, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"env_file {launcher.env_file}: {error.strerror}.") from None
+
+
+def _check_variables(field: str, variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        environment.check(field, name, value)
+        if name in ranks.RANK_VARIABLES:
+            raise ConfigError(f"{field}: {name} is set by phalanx for every worker.")
+
+
+def _check_hosts(launcher: Launcher) -> None:
+    python = launcher.python
+    if python is not None and not isinstance(python, str | Mapping | os.PathLike):
+        raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
+    listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
+    for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
+        if isinstance(by_host, Mapping) and not isinstance(listed, str):
+            for name in by_host.keys() - set(listed):
+                near = difflib.get_close_matches(str(name), listed, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{field} names {name!r}, which is not among hostnames.{hint}")
+    count = launcher.parallel_logins
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")
+    config = launcher.ssh_config_file
+    if config is not None and not os.path.isfile(os.path.expanduser(config)):
+        raise ConfigError(f"ssh_config_file {config}: there is no such file.")
+
+
+def _check_restarts(launcher: Launcher) -> None:
+    _one_of("restart", launcher.restart, ("all", "host"))
+    for name in ("max_restarts", "same_failures"):
+        count = getattr(launcher, name)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"{name}={count!r}: give a number, 0 or more.")
+    if launcher.restart == "host" and launcher.backend not in (None, "auto"):
+        raise ConfigError(
+            f'restart="host" is for hosts that do not communicate, and backend='
+            f"{launcher.backend!r} would join them. Leave one of the two out."
+        )
+    number = getattr(signal.Signals, str(launcher.preempt_signal), None)
+    if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ConfigError(
+            f"preempt_signal={launcher.preempt_signal!r} is not a signal that can be caught. "
+            'Write preempt_signal="SIGUSR1".'
+        )
+
+
+def _check_inline(launcher: Launcher) -> None:
+    """What needs a worker's own process cannot be had in this one."""
+    if launcher.start_method != "inline":
+        return
+    if launcher.env_file is not None:
+        raise ConfigError(
+            'env_file cannot be sourced for start_method="inline", which runs in this process. '
+            f"Source it before you start: . {launcher.env_file}"
+        )
+    if launcher.max_restarts:
+        raise ConfigError(
+            f"max_restarts={launcher.max_restarts} cannot be honoured with "
+            'start_method="inline": there is no worker to restart. Set max_restarts=0.'
+        )
+
+
+def check_bounds(launcher: Launcher, count: int) -> None:
+    """`min_hosts` and `max_hosts`, once the number of hosts is known."""
+    for name in ("min_hosts", "max_hosts"):
+        value = getattr(launcher, name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name}={value!r}: give a number of hosts, at least 1.")
+    fewest, most = launcher.min_hosts, launcher.max_hosts
+    if fewest is not None and most is not None and fewest > most:
+        raise ConfigError(f"min_hosts={fewest} is more than max_hosts={most}.")
+    if fewest is not None and fewest > count:
+        raise ConfigError(f"min_hosts={fewest}, and hostnames lists {count}. List that many.")
+
+
+def need_torch(backend: str) -> None:
+    """Refuse a backend where there is no torch."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            f"backend={backend!r} needs torch, which is not installed. "
+            "Install it with: pip install torch, or use backend=None."
+        )
+
+
+def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
+    if value in allowed:
+        return
+    names = [str(a) for a in allowed]
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else f" Choose from: {', '.join(names)}."
+    raise ConfigError(f"{field}={value!r} is not one that there is.{hint}")
+
+
+def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:
+    least = "more than 0" if minimum_excluded else "0 or more"
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if value > 0 or (value == 0 and not minimum_excluded):
+            return
+    raise ConfigError(f"{field}={value!r}: give a number of seconds, {least}.")

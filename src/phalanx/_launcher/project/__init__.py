@@ -1,0 +1,1 @@
+"""The user's files: which are sent to hosts, and which come back."""

@@ -1,0 +1,195 @@
+"""The files that workers wrote on one host, as the launcher asks for them and sends them.
+
+Nothing that the host says is taken as it is. One thing is asked at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from phalanx import _wire as wire
+from phalanx._channel.transfer import WINDOW, OnBytes, Outgoing, receive
+from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
+from phalanx._launcher.project.file_versions import FileVersion
+from phalanx._launcher.session.agent_handle import AgentHandle
+from phalanx._system.filetree import FileTree
+
+T = TypeVar("T")
+
+FILES_LIMIT = 20_000
+"""How many files of one host are taken."""
+_NAMES_LIMIT = 64 * FILES_LIMIT
+"""How many directories those may need to be in, should no two be in the same."""
+_STALLED = 60.0
+"""Seconds without a word about files after which they are given up."""
+_SERVED = 4
+"""How many requests of a host are served at a time: it has no reason for more than two."""
+_DROPPED = 500
+"""How many files are named at a time that are home."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Listing:
+    """What a host says that workers wrote, as far as it is believed."""
+
+    def __init__(self, patterns: Patterns, *, digests: bool = True) -> None:
+        """Only what fits the patterns may be in it."""
+        self.files: dict[str, FileVersion] = {}
+        self.unread: dict[str, str] = {}
+        """Files that are there and cannot be had, and why."""
+        self._names = 0
+        self._patterns = patterns
+        self._digests = digests
+
+    def add(self, files: Sequence[wire.WrittenFile]) -> None:
+        """Take some more. Raises `ValueError` for what no honest host says."""
+        for file in files:
+            if not is_inside(file.path) or not self._patterns.fits(file.path) or file.size < 0:
+                raise ValueError(f"it offers {shown(file.path)[:200]}, which was not asked for")
+            if len(self.files) + len(self.unread) >= FILES_LIMIT:
+                raise ValueError(f"more than {FILES_LIMIT} files fit: name fewer")
+            self._names += file.path.count("/")
+            if self._names > _NAMES_LIMIT:
+                raise ValueError("its files are in too many directories: name fewer")
+            if too_long := why_too_long(file.path):
+                self.unread[file.path] = too_long
+            elif file.problem or (self._digests and not _DIGEST.fullmatch(file.digest)):
+                self.unread[file.path] = shown(file.problem)[:500] or "it cannot be read"
+            else:
+                self.files[file.path] = FileVersion(file.size, file.digest)
+
+
+class RemoteFiles:
+    """What is in the working directory of one agent's workers."""
+
+    def __init__(self, agent: AgentHandle, hostname: str, home: FileTree) -> None:
+        """Files come into `home`, and go from there."""
+        self.hostname = hostname
+        self._agent = agent
+        self._home = home
+        self._outgoing = Outgoing(home, agent.send)
+        self._numbers = itertools.count(1)
+        self._number = 0
+        """Of what is under way; an answer to anything else is late, or made up."""
+        self._hear: Callable[[wire.Frame], None] = lambda _: None
+        self._heard = 0
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def hear(self, frame: wire.Frame) -> None:
+        """The agent has said something about files."""
+        if self._number and getattr(frame, "number", 0) == self._number:
+            self._heard += 1
+            self._hear(frame)
+
+    async def list(
+        self, patterns: Patterns, on_bytes: OnBytes = lambda _: None, *, digests: bool = True
+    ) -> Listing:
+        """What workers wrote. Raises `OSError`."""
+        listing = Listing(patterns, digests=digests)
+
+        def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
+            if not isinstance(frame, wire.WrittenList):
+                return
+            on_bytes(0)
+            try:
+                listing.add(frame.files)
+            except ValueError as error:
+                done.set_exception(OSError(errno.EBADMSG, str(error)))
+                return
+            if frame.complete and frame.problem:
+                done.set_exception(OSError(errno.EIO, shown(frame.problem)[:500]))
+            elif frame.complete:
+                done.set_result(None)
+
+        number = next(self._numbers)
+        asked = wire.ListWritten(number=number, patterns=patterns.texts, digests=digests)
+        await self._ask(number, asked, hear)
+        return listing
+
+    async def fetch(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
+        """Have files here; gives, by their places, why some could not be had. Raises `OSError`."""
+        number = self._number = next(self._numbers)
+        incoming = receive(self._home, number, batch, self._agent.send)
+        self._agent.checker.expect(1)  # the last part may be a small one
+        self._hear = incoming.take
+        return await self._unless_lost(incoming.run(_STALLED, on_bytes))
+
+    async def offer(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
+        """Have files there; gives, by their places, why some cannot be put. Raises `OSError`."""
+        sizes = {file.path: file.size for file in batch}
+        total = sum(sizes.values())
+        problems: dict[int, str] = {}
+
+        def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
+            match frame:
+                case wire.FetchFile(path=path, size=size) if path in sizes and size <= WINDOW:
+                    self._serve(frame, size, on_bytes)
+                case wire.FetchSmall(files=files) if total <= wire.PIECE:
+                    if len(files) == len(sizes) and {f.path: f.size for f in files} == sizes:
+                        self._serve(frame, total, on_bytes)
+                case wire.FileStored():
+                    for place, problem in frame.problems.items():
+                        if place < len(batch):
+                            problems[place] = shown(problem)[:500]
+                    done.set_result(None)
+
+        number = next(self._numbers)
+        self._agent.checker.expect(2 + total // WINDOW)
+        await self._ask(number, wire.OfferFile(number=number, files=tuple(batch)), hear)
+        return problems
+
+    async def drop(self, paths: Sequence[str]) -> None:
+        """Say that files are home."""
+        for start in range(0, len(paths), _DROPPED):
+            await self._agent.send(wire.ReleaseFiles(paths=tuple(paths[start : start + _DROPPED])))
+
+    def _serve(self, fetch: wire.FetchFile | wire.FetchSmall, size: int, on_bytes: OnBytes) -> None:
+        if len(self._serving) >= _SERVED:
+            return
+        on_bytes(size)
+        out = self._outgoing
+        serve = out.serve(fetch) if isinstance(fetch, wire.FetchFile) else out.serve_small(fetch)
+        task = asyncio.create_task(serve)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _ask(
+        self,
+        number: int,
+        question: wire.Frame,
+        hear: Callable[[wire.Frame, asyncio.Future[None]], None],
+    ) -> None:
+        """Ask, and hear what comes until it is done with."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._number = number
+        self._hear = lambda frame: None if done.done() else hear(frame, done)
+        await self._unless_lost(self._unless_silent(question, done))
+
+    async def _unless_silent(self, question: wire.Frame, done: asyncio.Future[None]) -> None:
+        await self._agent.send(question)
+        while True:
+            heard = self._heard
+            await asyncio.wait({done}, timeout=_STALLED)
+            if done.done():
+                return done.result()
+            if self._heard == heard:
+                raise OSError(errno.ETIMEDOUT, f"it said nothing of them for {_STALLED:g} s")
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        lost = asyncio.create_task(self._agent.lost.wait())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise OSError(errno.ECONNRESET, "the host was lost")
+            return task.result()
+        finally:
+            self._number = 0
+            task.cancel()
+            lost.cancel()
+            await asyncio.wait({task, lost})  # what was begun of a file is removed

@@ -1,0 +1,1 @@
+"""One app while it runs. Knows no ssh: it has channels to agents."""

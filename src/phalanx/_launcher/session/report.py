@@ -1,0 +1,369 @@
+"""From a verdict to what the caller gets: the exception, and the words that go with it. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from phalanx._core.rounds import Ended, Member, signal_name
+from phalanx._core.stacks import RankStacks, describe_stopped, in_short
+from phalanx._launcher.planning.hosts import not_started
+from phalanx._rendezvous.causes import Failure, misses_others
+from phalanx._rendezvous.protocol import Reason, Verdict
+from phalanx._specs import AppState
+from phalanx.errors import (
+    AgentLost,
+    Cancelled,
+    LaunchError,
+    NoTerminal,
+    ResultError,
+    StartTimeout,
+    WorkerFailed,
+)
+
+_LONGEST_SOURCE = 8 << 20
+_OTHERS_SHOWN = 8
+
+
+def make_exception(
+    verdict: Verdict,
+    members: tuple[Member, ...],
+    log_files: Mapping[int, Path],
+    load: Callable[[int], BaseException | None],
+    *,
+    returned: tuple[int, ...],
+    running: Collection[int],
+    start_timeout: float,
+    waits: Mapping[str, str] = MappingProxyType({}),
+    stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
+) -> BaseException:
+    """The exception for a verdict that is not success.
+
+    `load` gives the exception that a rank raised, or None where it cannot be had. The note that
+    says rank, host, traceback and log file is added to whatever it is. `waits` says what hosts had
+    not done when the start took too long, `stopped_at` where ranks were when they were stopped
+    because one had given up waiting.
+    """
+    if verdict.reason is Reason.CANCELLED:
+        return Cancelled("the app was cancelled before it ended")
+    if verdict.reason in (Reason.START_TIMEOUT, Reason.NO_QUORUM):
+        timeout = verdict.reason is Reason.START_TIMEOUT
+        ended: LaunchError = (
+            _start_timeout(verdict, start_timeout, waits)
+            if timeout
+            else LaunchError(no_quorum(verdict))
+        )
+        if before := failed_before(verdict):
+            add_note(ended, before)
+        return ended
+    cause = verdict.cause
+    if cause is None:
+        return LaunchError("the app failed, and no worker said why")
+    outcome = cause.outcome
+    error: BaseException
+    if outcome.kind is Ended.LOST:
+        error = _lost(cause, verdict.others, members, running)
+    elif outcome.fault is not None and outcome.fault.result:
+        error = _no_result(cause)
+    elif outcome.fault is not None:
+        loaded = load(outcome.rank) if outcome.fault.reraise else None
+        error = loaded if loaded is not None else _raised(cause, log_files)
+        add_note(error, _where(cause, log_files, error))
+    else:
+        error = _ended(cause, log_files)
+    if running:
+        notes = _others(cause, verdict.others, returned, stopped_at), attempts(verdict)
+        for note in filter(None, notes):
+            add_note(error, note)
+    return error
+
+
+def state_of(verdict: Verdict | None) -> AppState:
+    """How an app has ended; without a verdict it has failed from within."""
+    if verdict is None:
+        return AppState.FAILED
+    states = {Reason.SUCCEEDED: AppState.SUCCEEDED, Reason.CANCELLED: AppState.CANCELLED}
+    return states.get(verdict.reason, AppState.FAILED)
+
+
+def message_of(verdict: Verdict) -> str:
+    """What went wrong, in one line; empty if nothing did."""
+    if (cause := verdict.cause) is not None:
+        return cause.describe()
+    if verdict.reason not in (Reason.START_TIMEOUT, Reason.NO_QUORUM):
+        return "" if verdict.reason is Reason.SUCCEEDED else verdict.reason.value
+    before = _failures_before(verdict)
+    return f"{verdict.reason.value}" + (f", after {_line(before[-1])}" if before else "")
+
+
+def describe_failure(
+    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+) -> str:
+    """What to print of a verdict that is not success, where nothing is raised."""
+    if verdict.reason is Reason.CANCELLED:
+        return "it was cancelled"
+    if verdict.reason is Reason.START_TIMEOUT:
+        missing = f"; missing: {', '.join(verdict.missing)}" if verdict.missing else ""
+        came = verdict.note or "not all workers were started in time"
+        return "\n".join(filter(None, (f"{came} (join_timeout){missing}", failed_before(verdict))))
+    if verdict.reason is Reason.NO_QUORUM:
+        return "\n".join(filter(None, (no_quorum(verdict), failed_before(verdict))))
+    cause = verdict.cause
+    if cause is None:
+        return "it failed, and no worker said why"
+    outcome = cause.outcome
+    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
+    lines += _trace(cause)
+    others = _others(cause, verdict.others, (), stopped_at)
+    lines += [line for line in (others, attempts(verdict)) if line]
+    return "\n".join(lines)
+
+
+def no_quorum(verdict: Verdict) -> str:
+    """Why those that are left do not go on."""
+    missing = ", ".join(verdict.missing)
+    return (
+        f"nothing was heard of {missing}, and without them there is no majority: they may go on by "
+        "themselves, so this side must not. A group survives the silent loss of less than half of "
+        "its hosts; three hosts, for one, survive that of any one of them."
+    )
+
+
+def failed_before(verdict: Verdict) -> str:
+    """What had failed before a start took too long or a majority was lost: it may be why."""
+    failures = _failures_before(verdict)
+    if not failures:
+        return ""
+    lines = [f"  {_line(failure)}" for failure in failures[-_OTHERS_SHOWN:]]
+    if len(failures) > _OTHERS_SHOWN:
+        lines.insert(0, f"  {len(failures) - _OTHERS_SHOWN} more, and then:")
+    trace = next(filter(None, map(_trace, reversed(failures))), [])
+    return "\n".join(["\nBefore that:", *lines, *trace])
+
+
+def _failures_before(verdict: Verdict) -> list[Failure]:
+    """Those of the rounds before, and of the last; of a lost host's ranks one."""
+    last = [f for f in verdict.others if not f.consequence and f not in verdict.attempts]
+    lost = {f.agent: f for f in reversed(last) if f.outcome.kind is Ended.LOST}
+    last = [f for f in last if f.outcome.kind is not Ended.LOST or lost[f.agent] is f]
+    return [*verdict.attempts, *last]
+
+
+def _line(failure: Failure) -> str:
+    if failure.outcome.kind is Ended.LOST:
+        return f"{failure.hostname} {failure.outcome.describe()}"
+    return failure.describe()
+
+
+def _trace(failure: Failure) -> list[str]:
+    outcome = failure.outcome
+    trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
+    return ["", *(f"  {line}" for line in trace.rstrip().splitlines())] if trace else []
+
+
+def attempts(verdict: Verdict) -> str:
+    """What the rounds before failed of, and why there is no other."""
+    lines = []
+    if verdict.attempts:
+        times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
+        lines.append(f"\nIt was restarted {times}, after:")
+        lines += [f"  {f.describe()}" for f in verdict.attempts[-_OTHERS_SHOWN:]]
+    if verdict.note:
+        lines.append(f"\n{verdict.note}")
+    return "\n".join(lines)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, even to an exception whose class does not want any attribute set."""
+    notes = [*getattr(error, "__notes__", ()), note]
+    try:
+        object.__setattr__(error, "__notes__", notes)
+    except (AttributeError, TypeError):
+        vars(error)["__notes__"] = notes
+
+
+def _start_timeout(verdict: Verdict, timeout: float, waits: Mapping[str, str]) -> StartTimeout:
+    missing = verdict.missing or tuple(waits)
+    lines = [f"{host}: {wait}" for host, wait in waits.items()]
+    if len(lines) > _OTHERS_SHOWN:
+        lines[_OTHERS_SHOWN:] = [f"and {len(lines) - _OTHERS_SHOWN} more"]
+    said = "\n  ".join(lines) or f"no word from {', '.join(missing) or 'the workers'}"
+    return StartTimeout(
+        f"not all workers were running after {timeout:g} s:\n  {said}\n"
+        "Raise start_timeout to wait longer.",
+        timeout=timeout,
+        missing=missing,
+    )
+
+
+def describe_left(hosts: Sequence[str], given_up: Sequence[str] = ()) -> str:
+    """What is known to be left where; that nothing is, only where it was seen."""
+    if hosts:
+        names = ", ".join(hosts)
+        return f"{names} did not answer: processes may be left there (pgrep -fa phalanx:)"
+    if given_up:
+        return f"the login to {', '.join(dict.fromkeys(given_up))} was given up"
+    return "nothing is left running"
+
+
+def _lost(
+    cause: Failure,
+    others: Sequence[Failure],
+    members: tuple[Member, ...],
+    running: Collection[int],
+) -> LaunchError:
+    detail = cause.outcome.detail
+    if cause.agent not in running:
+        lost = [f for f in (cause, *others) if f.outcome.kind is Ended.LOST]
+        failed = sorted((f for f in lost if f.agent not in running), key=lambda f: f.agent)
+        return not_started({f.hostname: f.outcome.detail for f in failed})
+    ranks = next((m.ranks for m in members if cause.outcome.rank in m.ranks), range(0))
+    count = len(members) - 1
+    rest = f" The other {count} agents were stopped." if count > 1 else ""
+    if count == 1:
+        rest = " The other agent was stopped."
+    return AgentLost(
+        f"lost the agent on {cause.hostname}: {detail.rstrip('.')}.{rest}",
+        hostname=cause.hostname,
+        ranks=tuple(ranks),
+    )
+
+
+def _no_result(cause: Failure) -> ResultError:
+    fault = cause.outcome.fault
+    assert fault is not None
+    return ResultError(
+        f"rank {cause.outcome.rank} on {cause.hostname} returned a {fault.type_name}, which cannot "
+        f"be carried: {fault.message}",
+        rank=cause.outcome.rank,
+        hostname=cause.hostname,
+        type_name=fault.type_name,
+    )
+
+
+def _raised(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
+    outcome, fault = cause.outcome, cause.outcome.fault
+    assert fault is not None
+    message = f": {fault.message}" if fault.message else ""
+    return WorkerFailed(
+        f"rank {outcome.rank} on {cause.hostname} raised {fault.type_name}{message}",
+        rank=outcome.rank,
+        hostname=cause.hostname,
+        pid=outcome.pid,
+        type_name=fault.type_name,
+        worker_traceback=fault.traceback,
+        log_file=_log_file(outcome.rank, log_files),
+    )
+
+
+def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
+    outcome = cause.outcome
+    what = outcome.describe()
+    if outcome.kind is Ended.EXITED and outcome.code == 0:
+        what += " before its function returned"
+    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {what}."]
+    if outcome.stderr:
+        last = outcome.stderr.splitlines()
+        lines.append(f"Last lines of its stderr ({len(last)}):")
+        lines += [f"  {line}" for line in last]
+    log_file = _log_file(outcome.rank, log_files)
+    if log_file is not None:
+        lines.append(f"Full log: {log_file}")
+    return WorkerFailed(
+        "\n".join(lines),
+        rank=outcome.rank,
+        hostname=cause.hostname,
+        pid=outcome.pid,
+        exit_code=outcome.code,
+        signal=None if outcome.signal is None else signal_name(outcome.signal),
+        log_file=log_file,
+    )
+
+
+def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) -> str:
+    outcome, fault = cause.outcome, cause.outcome.fault
+    assert fault is not None
+    log_file = _log_file(outcome.rank, log_files)
+    lines = [f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s"]
+    text = fault.traceback.rstrip()
+    if isinstance(error, NoTerminal):
+        text = text.removesuffix(str(error)).rstrip(": ")  # it is long, and is said above
+    if (trace := text.splitlines())[1:]:  # not only what it is, as said above
+        lines[0] += ":"
+        lines += ["", *(f"  {line}" for line in with_source(trace))]
+    if log_file is not None:
+        lines += ["", f"Full log: {log_file}"]
+    return "\n".join(lines)
+
+
+def _is_source(path: str) -> bool:
+    """It can be read here: the name came from elsewhere, and may be that of a pipe or a device."""
+    if path in linecache.cache:
+        return True
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return path.endswith(".py") and stat.S_ISREG(found.st_mode) and found.st_size <= _LONGEST_SOURCE
+
+
+def with_source(lines: Sequence[str]) -> list[str]:
+    """Fill in the lines of code that a worker could not know: those of a notebook's cells."""
+    complete: list[str] = []
+    for line, after in itertools.pairwise((*lines, "")):
+        complete.append(line)
+        place = re.fullmatch(r'(\s*)File "(.+)", line (\d{1,9}), in .*', line)
+        if place is not None and _is_source(place[2]) and not after.startswith(place[1] + "  "):
+            code = linecache.getline(place[2], int(place[3])).strip()
+            if code:
+                complete.append(f"{place[1]}  {code}")
+    return complete
+
+
+def _others(
+    cause: Failure,
+    others: tuple[Failure, ...],
+    returned: tuple[int, ...],
+    stopped_at: Mapping[int, RankStacks],
+) -> str:
+    """One line for each other rank that failed by itself; those we stopped are only counted, unless
+    it is known where they were.
+
+    Ranks that had returned are named where they explain a peer that was missed.
+    """
+    own = [f for f in others if not f.consequence]
+    if not misses_others(cause.outcome):
+        stopped_at = {}  # it is known why the others were missed
+    gave_up = [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
+    missed = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
+    missed -= set(gave_up)
+    stopped = len(others) - len(own) - len(gave_up) - len(missed)
+    lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
+    if len(own) > _OTHERS_SHOWN:
+        lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
+    if lines:
+        lines.insert(0, "\nAlso failed, later:")
+    if missed:
+        where = describe_stopped({rank: stopped_at[rank] for rank in sorted(missed)})
+        lines += ["", *where]
+    if gave_up:
+        lines.append(f"\n{in_short(gave_up)} gave up as well.")
+    if stopped:
+        workers = "worker was" if stopped == 1 else "workers were"
+        lines.append(f"\n{stopped} other {workers} stopped.")
+    fault = cause.outcome.fault
+    if returned and fault is not None and fault.communication:
+        ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
+        lines.append(f"\nThese ranks had already returned, and answer nobody: {ranks}.")
+    return "\n".join(lines)
+
+
+def _log_file(rank: int, log_files: Mapping[int, Path]) -> str | None:
+    path = log_files.get(rank)
+    return None if path is None else str(path)

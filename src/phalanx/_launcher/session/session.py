@@ -1,0 +1,588 @@
+"""Carries out what was decided for one app: frames in, actions out.
+
+Runs on the loop of the app's own thread. It decides nothing: it carries frames to whoever decides
+as events, and what was decided to the agents as frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import platform
+import signal
+import time
+from collections.abc import Callable, Container, Coroutine, Sequence
+from concurrent.futures import Future
+
+from phalanx import __version__
+from phalanx import _wire as wire
+from phalanx._channel.background import Background
+from phalanx._core.clock import Interval
+from phalanx._core.rounds import Endpoint, Round
+from phalanx._core.sanitize import sanitize
+from phalanx._core.stacks import RankStacks
+from phalanx._launcher.payload import Function, Inboxes
+from phalanx._launcher.placement import NotPlaced, PlacedAgent, Placement
+from phalanx._launcher.planning.plan import Plan
+from phalanx._launcher.project.fetcher import FileFetcher
+from phalanx._launcher.session.agent_handle import ANSWER, AgentHandle
+from phalanx._launcher.session.content import AgentContent
+from phalanx._launcher.session.decider import Decide, host_of
+from phalanx._launcher.session.log_slots import LogSlots
+from phalanx._launcher.session.progress import Progress, in_words
+from phalanx._launcher.session.round_setup import RoundSetup
+from phalanx._launcher.session.stack_collector import StackCollector
+from phalanx._launcher.session.store_address import StoreAddress
+from phalanx._launcher.session.wait_messages import describe_waits
+from phalanx._logs import logger
+from phalanx._logs.writer import LogWriter
+from phalanx._rendezvous import protocol as p
+from phalanx.errors import StartFailed, WireError
+
+_TICK = 0.1
+_ASLEEP = 1.0
+"""A tick that comes so much too late was not waited for: we were stopped."""
+_REASON = 16 << 10
+"""How much of an agent's last words is shown."""
+_RECALLED, _LONGEST = 1.0, 30.0
+"""Seconds after which a lost host is tried again, and the longest that this grows to."""
+
+
+class Session:
+    """One app, from its agents' first word to their last."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        placement: Placement,
+        function: Future[Function],
+        logs: LogWriter,
+        on_event: Callable[[Session], None],
+        decide: Decide,
+        *,
+        began: float,
+    ) -> None:
+        """`on_event` is called, on the loop, after every event, and every moment.
+
+        `decide` makes the one that decides, given the plan and the clock to go by.
+        """
+        self.plan = plan
+        self.inboxes = Inboxes()
+        self.notes: list[str] = []
+        self.missing: dict[int, str] = {}
+        """Why hosts that were lost have not come back so far, by their numbers."""
+        self.progress = Progress(plan, began)
+        self.stacks = StackCollector()
+        self._placement = placement
+        self._log_slots = LogSlots(logs)
+        self._on_event = on_event
+        self._agents: dict[int, AgentHandle] = {}
+        self._former: list[AgentHandle] = []
+        """Agents that were lost, and have been replaced."""
+        self._verdict: asyncio.Future[p.Verdict] = asyncio.get_running_loop().create_future()
+        self._recalls: set[asyncio.Task[None]] = set()
+        """Those that try to have an agent in a lost one's place; the end waits for them."""
+        self._background = Background(self._failed)
+        self._do = self._background.do
+        self._gave_up = asyncio.Event()
+        self._stopped_by: float | None = None
+        """When the workers should be gone, once they are told to stop."""
+        self._asked_for = 0.0
+        """Seconds for which agents have been asked all the time whether they are there."""
+        self.waits: dict[str, str] = {}
+        """What each host had not done yet when the start was given up."""
+        self.left: list[str] = []
+        """The hosts of which it was not seen that nothing is left."""
+        self._ended = False
+        self._asleep = 0.0
+        self._stop_with: int = signal.SIGTERM
+        self._content = AgentContent(plan, function)
+        self.fetch = FileFetcher(
+            plan.settings,
+            plan.prepare[0].cwd,
+            lambda index: self.plan.member(index).hostname,
+            self._content.hold,
+            self._delay,
+            self._do,
+        )
+        self.decider = decide(plan, self._now)
+
+    async def run(self) -> p.Verdict:
+        """Run the app to its end; when this returns, nothing of it is left."""
+        await self.decider.start(self._act, self._failed)
+        self._do(self._tick())
+        self._do(self._ping())
+        placing = self._do(self._place())
+        try:
+            verdict = await asyncio.shield(self._verdict)
+            self._placement.abandon()
+            await placing  # those that are there already are let go in order
+            await self.fetch.bring_home(verdict.members, self._confirmed(verdict))
+            await self._dismiss(verdict.unconfirmed)
+            if verdict.reason is not p.Reason.CANCELLED:
+                self.left += [name for name in self._placement.given_up if name not in self.left]
+            return verdict
+        except BaseException:
+            await self._dismiss(self._agents)
+            raise
+        finally:
+            self._ended = True
+            await self.decider.close()
+            self._content.close()
+            self._background.cancel()
+            for agent in (*self._agents.values(), *self._former):
+                agent.channel.abort()
+
+    async def _place(self) -> None:
+        async for placed in self._placement.place():
+            self._welcome(placed)
+
+    def _welcome(self, placed: PlacedAgent | NotPlaced) -> None:
+        index = self.plan.members[placed.index].agent
+        if isinstance(placed, NotPlaced):
+            now = self._now()
+            self.progress.tracker.lost(index, placed.reason)
+            self._feed(p.AgentGoneEvent(index, placed.reason, Interval(now, now)))
+            if self.plan.is_elastic:
+                self._do_recall(self._recall(placed.index))
+            return
+        shipped = placed.is_remote and self.plan.workspace is not None
+        agent = self._agents[index] = AgentHandle(placed, self.plan.app, shipped=shipped)
+        placed.on_errors(functools.partial(self._log_slots.write_errors, index))
+        agent.listening = self._do(self._listen(index, agent))
+
+    @property
+    def _is_ending(self) -> bool:
+        """No agent is started any more."""
+        return self.decider.is_over or self._verdict.done()
+
+    def _do_recall(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._do(coroutine)
+        self._recalls.add(task)
+        task.add_done_callback(self._recalls.discard)
+
+    async def _recall(self, position: int, pause: float = _RECALLED) -> None:
+        """Try to have an agent on a host again, for as long as it is of use."""
+        while not self._is_ending:
+            await asyncio.wait([self._verdict], timeout=pause)
+            pause = min(2 * pause, _LONGEST) or _RECALLED
+            if self._is_ending:
+                return
+            try:
+                placed = await self._placement.again(position)
+            except Exception as error:  # noqa: BLE001 one host's misfortune must not end the app
+                placed = NotPlaced(position, f"{type(error).__name__}: {error}")
+            if isinstance(placed, PlacedAgent):
+                self._welcome(placed)
+                return
+            member = self.plan.members[position]
+            self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
+
+    def add(self, plan: Plan) -> None:
+        """Start the agent of a host that the plan has got in addition, the last one."""
+        if self._is_ending:
+            plan.dials.give_up()
+            return
+        self.plan = plan
+        self._placement.extend(plan)
+        self.progress.tracker.expect(plan.members)
+        self._do_recall(self._recall(len(plan.members) - 1, 0.0))
+
+    def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
+        """Ask for the end; workers are told by this signal."""
+        self._gave_up.set()
+        self._stop_with = number
+        for agent in self._agents.values():
+            agent.placed.wake()
+        if grace == 0:
+            self.fetch.give_up()
+        self._feed(p.CancelEvent(grace))
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers that catch it."""
+        for agent in self._agents.values():
+            self._do(agent.send(wire.SignalWorkers(number=number)))
+
+    def dump_stacks(
+        self, seconds: float, answer: Future[tuple[RankStacks, ...]], *, below: bool = False
+    ) -> None:
+        """Find out where every rank is, and tell; nothing when the app ends meanwhile."""
+
+        async def ask() -> None:
+            found: tuple[RankStacks, ...] = ()
+            try:
+                there = {i: agent for i, agent in self._agents.items() if not agent.gone}
+                found = await self.stacks.ask(there, seconds, below=below)
+            finally:
+                answer.set_result(found)
+
+        self._do(ask())
+
+    def _now(self) -> float:
+        """Our time, without that in which this process was stopped or the machine asleep."""
+        return time.monotonic() - self._asleep
+
+    # ── events ────────────────────────────────────────────────────────────────
+
+    def _feed(self, event: p.CoordinatorEvent) -> None:
+        self.decider.tell(event)
+        for happening in self.decider.take_happened():
+            self.progress.happen(happening, time.monotonic() - self._now())
+            if self.plan.is_elastic and (said := in_words(happening, self.plan)):
+                logger.warning("phalanx: %s", said)
+        self._on_event(self)
+
+    def _act(self, action: p.CoordinatorAction) -> None:
+        match action:
+            case p.BeginRoundAction(round_, agents):
+                for line in self.stacks.headlines():
+                    logger.warning("phalanx: %s", line)
+                self.stacks.begin(round_, agents)
+                self._log_slots.begin(round_)
+                again = [rank for a in agents or () for rank in round_.member(a).ranks]
+                self.inboxes.forget(again if agents is not None else None)
+                self.progress.begin(round_, agents)
+                self._do(self._begin(round_, agents))
+            case p.HaltRoundAction(number, grace, agents, stacks):
+                self.fetch.stop()
+                self.progress.halted(time.monotonic(), agents)
+                self._stopped_by = self._now() + grace
+                if self.decider.is_over and not self.waits:
+                    self.waits = self._describe_waits()  # it may do so when it is told to stop
+                for index, agent in self._agents.items():
+                    if agents is None or index in agents:
+                        with_ = self._stop_with
+                        stop = wire.HaltRound(
+                            round=number, grace=grace, number=with_, stacks=stacks
+                        )
+                        self._do(agent.send(stop))
+            case p.ExpelAction(index, reason) if index in self._agents:
+                self._lose(index, self._agents[index], reason)
+            case p.FinishAction(verdict) if not self._verdict.done():
+                if verdict.reason is p.Reason.START_TIMEOUT:
+                    self._gave_up.set()
+                    self.waits = self.waits or self._describe_waits()
+                self._verdict.set_result(verdict)
+                self.progress.reach("ended")
+
+    def describe(self) -> str:
+        """Where things stand, in a few words."""
+        if moving := self.fetch.describe():
+            return moving
+        ready = all(agent.ready.done() for agent in self._agents.values())
+        there = {i for i, agent in self._agents.items() if agent.hello is not None}
+        sending = self._content.describe(self.plan)
+        return self.progress.describe(self.plan, self.decider, there, sending, ready=ready)
+
+    def _describe_waits(self) -> dict[str, str]:
+        running, known = self.decider.running, self._content.has_function
+        return describe_waits(self.plan, self._agents, running, has_function=known)
+
+    async def _listen(self, index: int, agent: AgentHandle) -> None:
+        member_of = functools.partial(self._log_slots.member, agent=index)
+        try:
+            async for frame in agent.channel.frames():
+                agent.last_heard = time.monotonic()
+                if frame.app not in ("", self.plan.app):
+                    # Of an app that the agent served before, or of what phalanx.warm asked for.
+                    agent.checker.skip(frame, agent.last_heard)
+                    if isinstance(frame, wire.Ready):
+                        self._add_notes(agent, _not_preloaded(frame.failed))
+                    continue
+                checked = agent.checker.check(frame, member_of, agent.last_heard)
+                if isinstance(checked, wire.StayingWarm) and agent.dismissed:
+                    agent.rests = True
+                    return
+                self._hear(index, agent, checked)
+            reason = await agent.placed.describe_end()
+        except WireError as error:
+            self._disown(index, agent, error)
+            return
+        self._lose(index, agent, sanitize(reason, _REASON))
+
+    def _disown(self, index: int, agent: AgentHandle, lie: WireError) -> None:
+        """Do without an agent that says what cannot be true, now and later."""
+        agent.left = True
+        agent.channel.abort()
+        said = sanitize(str(lie), _REASON)
+        self._lose(index, agent, f"it sent {said}: it is not part of the app any more")
+
+    def _hear(self, index: int, agent: AgentHandle, frame: wire.Frame) -> None:
+        match frame:
+            case wire.Hello():
+                self._greet(index, agent, frame)
+            case wire.Pong():
+                agent.clock.observe(frame.sent, frame.clock, time.monotonic())
+            case wire.WantContent():
+                self._do(self._provide(index, agent, frame))
+            case wire.ProjectArrived():
+                self._content.arrived(index, frame)
+            case (
+                wire.WrittenList()
+                | wire.FileStored()
+                | wire.FetchFile()
+                | wire.FilePart()
+                | wire.FetchSmall()
+                | wire.SmallFiles()
+            ):
+                self.fetch.hear(agent, frame)
+            case wire.Reached() if agent.tried == (frame.address, frame.port):
+                if not agent.reached.done():
+                    agent.reached.set_result(frame.problem)
+            case wire.UserNote():
+                hostname = self.plan.member(index).hostname
+                self._add_notes(agent, [f"{hostname}: {frame.message}"])
+            case wire.Ready() if not agent.ready.done():
+                self._note(agent, frame)
+                agent.ready.set_result(frame)
+                self.progress.reach("packages loaded")
+            case wire.LogData():
+                self._log(index, agent, frame)
+            case wire.RoundCleared() if frame.round == self.decider.round_of(index):
+                hello = agent.hello
+                address = "" if hello is None else hello.address
+                endpoint = Endpoint(address, frame.port) if frame.port else None
+                self._feed(p.RoundClearedEvent(index, frame.round, endpoint))
+            case wire.WorkerStacks():
+                self.stacks.hear(index, agent, frame, self.plan)
+            case wire.Preempted():
+                self._feed(p.PreemptedEvent(index))
+            case wire.AgentGone():
+                agent.left = frame.left
+                self._lose(index, agent, frame.message)
+            case _ if frame.round == self.decider.round_of(index):
+                self._hear_workers(index, agent, frame)
+
+    def _hear_workers(self, index: int, agent: AgentHandle, frame: wire.Frame) -> None:
+        """What concerns the round that the agent is in."""
+        match frame:
+            case wire.WorkersStarted():
+                self.progress.forked(frame.pids)
+                self._feed(p.WorkersStartedEvent(index, frame.round))
+            case wire.WorkerEntered():
+                self.progress.entered(agent.clock.interval(frame.clock).latest)
+            case wire.Piece() if frame.rank is not None:
+                self.inboxes.collect(frame, frame.rank)
+            case wire.WorkerEnded():
+                # Whatever its clock says: not before the round began, and not after now.
+                heard = agent.clock.interval(frame.outcome.clock)
+                awake = heard.within(self._log_slots.begun_at(frame.round), time.monotonic())
+                hostname = self.plan.member(index).hostname
+                outcome = agent.translate(frame.outcome, self.plan.workspace)
+                if outcome.succeeded and not self.plan.exits:
+                    outcome = self.inboxes.complete(outcome)
+                self.progress.ended(outcome.rank, hostname, outcome, awake)
+                when = awake.shifted(self._asleep)
+                self._feed(p.WorkerEndedEvent(index, frame.round, outcome, when))
+
+    async def _provide(self, index: int, agent: AgentHandle, want: wire.WantContent) -> None:
+        try:
+            await self._content.send(index, agent, want.digests)
+        except WireError as error:
+            self._disown(index, agent, error)
+
+    def _note(self, agent: AgentHandle, ready: wire.Ready) -> None:
+        named = ready.failed if self.plan.settings.preload != "auto" else ()
+        self._add_notes(agent, [*ready.notes, *_not_preloaded(named)])
+
+    def _add_notes(self, agent: AgentHandle, notes: Sequence[str]) -> None:
+        new = [note for note in notes if note not in self.notes]
+        self.notes += agent.checker.fit_notes(new)
+
+    def _greet(self, index: int, agent: AgentHandle, hello: wire.Hello) -> None:
+        ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
+        if hello.version != __version__:
+            self._lose(index, agent, f"it runs phalanx {hello.version}, the launcher {__version__}")
+        elif ours != theirs:
+            self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
+        else:
+            agent.hello = hello
+            self.missing.pop(index, None)
+            self.progress.reach("agents up")
+            self.progress.tracker.greeted(index, hello.pid)
+            self._do(agent.send(wire.Ping(sent=time.monotonic())))
+            if hello.tree:
+                self._do(self._content.ship(agent))
+            self._do(self._join(index, agent, hello))
+
+    async def _join(self, index: int, agent: AgentHandle, hello: wire.Hello) -> None:
+        """Have it take part: at once where we decide, or when we know what it will need."""
+        torch = None
+        if self.plan.meets_others or self.decider.round is not None:
+            if (ready := await agent.wait_until_ready()) is None:
+                return
+            torch = await self._content.uses_torch(self.plan, [ready])
+        if not agent.gone:
+            host = host_of(self.plan, index)
+            self._feed(p.JoinedEvent(index, Endpoint(hello.address, hello.port), host, torch))
+
+    def _lose(self, index: int, agent: AgentHandle, reason: str) -> None:
+        agent.lost.set()
+        if agent.gone:
+            return
+        agent.gone = True
+        when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
+        if not self._verdict.done():  # otherwise it has only left
+            self.progress.lost(index, reason, time.monotonic() - agent.silent)
+        left = agent.left and not self.plan.meets_others
+        self._feed(p.AgentGoneEvent(index, reason, when, left=left))
+        if self.plan.is_elastic and not self._is_ending:
+            self._do_recall(self._replace(index, agent))
+
+    async def _replace(self, index: int, agent: AgentHandle) -> None:
+        """Leave nothing of a lost agent behind, and try to have another in its place."""
+        self._former.append(agent)
+        await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
+        position = next(i for i, m in enumerate(self.plan.members) if m.agent == index)
+        if self.plan.meets_others or not agent.left:
+            await self._recall(position)
+
+    def _log(self, index: int, agent: AgentHandle, frame: wire.LogData) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def tell() -> None:
+            if frame.rank is not None:
+                size = wire.cost_of(frame)
+                await agent.send(wire.LogsTaken(app=frame.app, round=frame.round, size=size))
+            # Not sooner: one that does not read what it is told must not be able to go on.
+            agent.checker.written(frame)
+
+        def done() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
+                loop.call_soon_threadsafe(lambda: None if self._ended else self._do(tell()))
+
+        self._log_slots.write(self.plan, index, frame, done)
+
+    # ── actions ───────────────────────────────────────────────────────────────
+
+    def _failed(self, error: BaseException) -> None:
+        """Something in the background has failed: it ends the app."""
+        if not self._verdict.done():
+            self._verdict.set_exception(error)
+
+    async def _begin(self, round_: Round, only: tuple[int, ...] | None) -> None:
+        """Send a round to its members, or to these; unless it was given up meanwhile."""
+        if not self.plan.is_elastic:
+            self.plan.tokens.remove()  # everybody has looked
+        if not await self.fetch.exchange(round_, dict(self._agents)):
+            return  # the round was halted
+        agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
+        opening = RoundSetup(self.plan, self._content, self._log_slots, agents)
+        if not self.plan.meets_others:
+            try:
+                meeting = StoreAddress(self.plan, round_, agents)
+            except StartFailed as error:
+                first = round_.members[0].agent
+                if not self.plan.is_elastic or first not in agents:
+                    raise
+                agents[first].left = True
+                self._lose(first, agents[first], str(error))
+                return
+            self._do(meeting.try_to_reach())
+            store = Endpoint(meeting.address, round_.store.port)
+            round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
+            if round_.torch and (unreached := await meeting.problems()):
+                self._part_with(meeting, unreached)
+        for index, agent in agents.items():
+            if only is None or index in only:
+                frame = await opening.frame(index, round_)
+                if self.decider.round_of(index) == round_.number:
+                    agent.has_begun = True
+                    self._do(agent.send(frame))
+
+    def _delay(self) -> None:
+        """A round waits for files: that is not a host which does not start."""
+        if self.decider.round is not None and not self.decider.is_over:
+            self._feed(p.DelayedEvent(self.decider.round.number))
+
+    def _confirmed(self, verdict: p.Verdict) -> dict[int, AgentHandle]:
+        return {
+            index: agent
+            for index, agent in self._agents.items()
+            if not agent.gone and index not in verdict.unconfirmed
+        }
+
+    def _part_with(self, meeting: StoreAddress, unreached: dict[int, str]) -> None:
+        """Do without hosts that do not reach the first; that may be the end."""
+        if not self.plan.is_elastic:
+            raise meeting.failure(unreached)
+        for index, problem in unreached.items():
+            agent = self._agents[index]
+            agent.left = True
+            self._lose(index, agent, f"it cannot reach {meeting.address}: {problem}")
+
+    async def _dismiss(self, by_force: Container[int]) -> None:
+        """Let the agents go: those that can, once their logs are here; the others by force."""
+        self._placement.abandon()
+        if self._recalls:
+            await asyncio.wait(self._recalls)  # one that is there already has to be let go as well
+        agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
+        grace = self.plan.settings.stop_grace
+        await asyncio.gather(
+            *(
+                agent.dismiss(
+                    self._gave_up,
+                    grace,
+                    orderly=not agent.gone and index not in by_force,
+                    patience=self.plan.settings.host_timeout,
+                )
+                for index, agent in agents
+            ),
+            # What was lost may be reached again by now.
+            *(agent.clear_host() for agent in former),
+        )
+        gone = [a for a in (*former, *self._agents.values()) if not a.is_cleared]
+        members = [self.plan.members[agent.placed.index] for agent in gone]
+        self.left = list(dict.fromkeys(member.hostname for member in members))
+
+    # ── time ──────────────────────────────────────────────────────────────────
+
+    async def _tick(self) -> None:
+        """Watch deadlines and silence. Time in which we ourselves were stopped does not count."""
+        limit = self.plan.settings.host_timeout
+        while True:
+            due = self.decider.deadline
+            wait = _TICK if due is None else min(_TICK, max(0.0, due - self._now()))
+            began = time.monotonic()
+            await asyncio.sleep(wait)
+            overslept = time.monotonic() - began - wait
+            if overslept > _ASLEEP:
+                self._asleep += overslept
+            self._feed(p.TickEvent())
+            self._asked_for = self._asked_for + wait if self._is_due(before=ANSWER) else 0.0
+            for index, agent in list(self._agents.items()):
+                silent = agent.pass_time(wait)
+                if silent >= limit:
+                    self._give_up(index, agent, f"no heartbeat for {limit:g} s")
+                elif min(silent, self._asked_for) >= ANSWER and self._is_due():
+                    self._give_up(index, agent, "it did not answer when it was told to stop")
+
+    def _is_due(self, before: float = 0.0) -> bool:
+        """No other round will follow, and the workers should be gone by now, or so long later."""
+        stopping = self.decider.phase is p.Phase.STOPPING
+        over = self._gave_up.is_set() or (stopping and self.decider.is_over)
+        return over and self._stopped_by is not None and self._now() > self._stopped_by - before
+
+    def _give_up(self, index: int, agent: AgentHandle, reason: str) -> None:
+        """Do without an agent that does not answer."""
+        agent.is_silent = True
+        self._lose(index, agent, reason)
+
+    async def _ping(self) -> None:
+        beat = self.plan.prepare[0].heartbeat
+        while True:
+            for agent in list(self._agents.values()):
+                if not agent.gone and not agent.channel.congested:
+                    # Not awaited: one that does not read must not keep others from being asked.
+                    self._do(agent.send(wire.Ping(sent=time.monotonic())))
+            # Who is told to stop is asked often: one that does not answer is not waited for.
+            waited, step = 0.0, min(_TICK, beat)
+            while waited < (min(beat, ANSWER / 4) if self._is_due(before=ANSWER) else beat):
+                await asyncio.sleep(step)
+                waited += step
+
+
+def _not_preloaded(failed: Sequence[str]) -> list[str]:
+    return [f"could not preload {name}" for name in failed]

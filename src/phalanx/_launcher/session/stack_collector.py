@@ -1,0 +1,113 @@
+"""The stacks of an app's workers: asked for at any time, or taken before they were stopped.
+
+On the app's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from phalanx import _wire as wire
+from phalanx._core.rounds import Round
+from phalanx._core.stacks import RankStacks, describe_stopped, parse
+
+if TYPE_CHECKING:
+    from phalanx._launcher.planning.plan import Plan
+    from phalanx._launcher.session.agent_handle import AgentHandle
+
+_ON_THE_WAY = 1.0
+"""Seconds for a host's answer to come, beyond those that its workers are given."""
+
+
+class StackCollector:
+    """What hosts have said of their workers' stacks."""
+
+    def __init__(self) -> None:
+        """No round has begun."""
+        self.stopped: dict[int, RankStacks] = {}
+        """Where the ranks were that the last round was stopped for, as far as that was asked."""
+        self._round: Round | None = None
+        self._numbers: dict[int, int] = {}
+        self._requests = 0
+        self._answers: dict[tuple[int, int, bool], asyncio.Future[tuple[RankStacks, ...]]] = {}
+        """By request, agent, and whether those of launches below the workers were asked for."""
+
+    def begin(self, round_: Round, agents: tuple[int, ...] | None) -> None:
+        """A round begins, for all of its members or for these."""
+        self._round = round_
+        members = [member.agent for member in round_.members]
+        self._numbers = {a: self._numbers.get(a, round_.number) for a in members}
+        self._numbers |= dict.fromkeys(members if agents is None else agents, round_.number)
+        self.stopped = {}
+
+    def hear(self, index: int, agent: AgentHandle, frame: wire.WorkerStacks, plan: Plan) -> None:
+        """A host has answered, or told where its workers were when they were to be stopped."""
+        if self._round is None or frame.round != self._numbers.get(index):
+            return
+        member = self._round.member(index)
+        found = tuple(
+            RankStacks(
+                rank=dump.rank,
+                hostname=member.hostname,
+                pid=dump.pid,
+                threads=parse(agent.translate_text(dump.text, plan.workspace)),
+                problem=dump.problem,
+            )
+            for dump in frame.ranks
+            if frame.below or dump.rank in member.ranks
+        )
+        if frame.request == 0 and not frame.below:
+            self.stopped |= {one.rank: one for one in found}
+            return
+        answer = self._answers.get((frame.request, index, frame.below))
+        if answer is not None and not answer.done():
+            answer.set_result(found)
+
+    async def ask(
+        self, agents: Mapping[int, AgentHandle], seconds: float, *, below: bool = False
+    ) -> tuple[RankStacks, ...]:
+        """The stacks of all ranks that run on these hosts, or why a host gave none of its own.
+
+        With `below` those of the ranks of launches that these have started.
+        """
+        if (round_ := self._round) is None:
+            return ()
+        self._requests += 1
+        asking = {
+            asyncio.create_task(
+                self._ask_one(agents[m.agent], m.agent, self._requests, seconds, below=below)
+            ): m
+            for m in round_.members
+            if m.agent in agents
+        }
+        if not asking:
+            return ()
+        limit = seconds + _ON_THE_WAY
+        done, late = await asyncio.wait(asking, timeout=limit)
+        found = [one for task in done for one in task.result()]
+        for task in late:
+            task.cancel()
+            problem = f"its host did not answer in {limit:g} s"
+            name, ranks = asking[task].hostname, asking[task].ranks
+            found += [RankStacks(rank, name, problem=problem) for rank in ranks]
+        return tuple(sorted(found, key=lambda one: one.rank))
+
+    async def _ask_one(
+        self, agent: AgentHandle, index: int, request: int, seconds: float, *, below: bool
+    ) -> tuple[RankStacks, ...]:
+        answer: asyncio.Future[tuple[RankStacks, ...]] = asyncio.get_running_loop().create_future()
+        self._answers[request, index, below] = answer
+        number = self._numbers[index]
+        try:
+            frame = wire.DumpStacks(round=number, request=request, seconds=seconds, below=below)
+            await agent.send(frame)
+            return await answer
+        finally:
+            del self._answers[request, index, below]
+
+    def headlines(self) -> list[str]:
+        """Where those were that were stopped, a line each."""
+        lines = describe_stopped(self.stopped)
+        return [line for line in lines if line and not line.startswith(" ")]

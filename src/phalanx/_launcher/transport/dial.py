@@ -1,0 +1,194 @@
+"""From a host's name to an agent that waits for its first frame, on a thread for each host.
+
+A refusal that may pass is tried again for a few seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx import _wire as wire
+from phalanx._core.sanitize import sanitize, sanitize_line
+from phalanx._launcher.transport.bundle import Bundle
+from phalanx._launcher.transport.login import Login, LoginEnded
+from phalanx._launcher.transport.processes import AgentProcess, RemoteInfo
+from phalanx._launcher.transport.targets import Target
+from phalanx._remote import bootstrap
+from phalanx.errors import StartFailed
+
+_RETRIED = 5.0
+"""Seconds for which a refusal that may pass is tried again."""
+_SWEEPING = 30.0
+_PROCESSORS, _GPUS = 1 << 16, 1 << 12
+"""More than any host has: workers are counted by them."""
+
+_PASSING = re.compile(
+    "Connection refused|Connection reset|Connection closed|kex_exchange_identification|"
+    "Connection timed out during banner|Broken pipe|Resource temporarily unavailable"
+)
+"""What an sshd says that is just starting, or has too many logins at once."""
+_FINAL = re.compile("Permission denied|Host key verification failed|Too many authentication")
+"""What is not tried again, whatever else was said."""
+
+
+@dataclass(frozen=True)
+class RemoteSetup:
+    """What an agent on another host needs before its first frame, and how long that may take."""
+
+    bundle: Bundle
+    env_file: dict[str, str] | None
+    patience: float
+
+
+class Dial:
+    """One host being dialled. The future gives the agent: `take` it, or it is ended."""
+
+    def __init__(
+        self, target: Target, remote_setup: RemoteSetup, turns: threading.Semaphore
+    ) -> None:
+        """Begin, as soon as it is its turn."""
+        self.future: Future[AgentProcess] = Future()
+        self.is_silent = False
+        """It failed because nothing was heard of the host: who knows what is there."""
+        self._target = target
+        self._remote_setup = remote_setup
+        self._turns = turns
+        self._line: Login | None = None
+        self._taken = False
+        self._given_up = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name=f"phalanx-{target.name}", daemon=True).start()
+
+    def take(self) -> AgentProcess:
+        """Have the agent, which must be there. Raises `StartFailed` if it was given up."""
+        with self._lock:
+            if self._given_up.is_set():
+                raise self._failure("it was given up")
+            self._taken = True
+        return self.future.result()
+
+    def give_up(self) -> None:
+        """End it, wherever it is, unless its agent was taken. Idempotent."""
+        with self._lock:
+            if self._taken or self._given_up.is_set():
+                return
+            self._given_up.set()
+            landed, line = self.future.done(), self._line
+        if landed and self.future.exception() is None:
+            self.future.result().end(0.0)
+        elif not landed and line is not None:
+            line.kill()  # its thread sees the end
+
+    def _run(self) -> None:
+        try:
+            with self._turns:
+                child = self._dial()
+            with self._lock:
+                if not self._given_up.is_set():
+                    self.future.set_result(child)
+                    return
+            child.end(0.0)
+            raise self._failure("it was given up")
+        except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            self.future.set_exception(error)
+
+    def _failure(self, reason: str) -> StartFailed:
+        return StartFailed(reason, hostname=self._target.name)
+
+    def _dial(self) -> AgentProcess:
+        began = time.monotonic()
+        pause = 0.2
+        while True:
+            try:
+                return self._call()
+            except LoginEnded as ended:
+                self.is_silent = ended.silent
+                passing = _PASSING.search(ended.reason) and not _FINAL.search(ended.reason)
+                over = time.monotonic() - began + pause > _RETRIED
+                if over or ended.begun or not passing:
+                    raise self._failure(ended.describe()) from None
+            self._given_up.wait(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _call(self) -> AgentProcess:
+        with self._lock:
+            if self._given_up.is_set():
+                raise self._failure("it was given up")
+            line = self._line = Login(self._target, "bootstrap", self._remote_setup.patience)
+        try:
+            line.begin(inspect.getsource(bootstrap))
+            answer = self._converse(line)
+        except BaseException:
+            line.child.end(0.0)
+            raise
+        child = line.child
+        child.early = bytes(line.early)
+        assert child.remote_info is not None
+        child.remote_info = dataclasses.replace(child.remote_info, **answer)
+        return child
+
+    def _converse(self, line: Login) -> dict[str, Any]:
+        """Have the agent's code in place there; gives what is known of the host."""
+        remote_setup = self._remote_setup
+        answer = line.ask(
+            python=list(sys.version_info[:2]),
+            code=remote_setup.bundle.digest,
+            env_file=remote_setup.env_file,
+        )
+        if answer.get("state") == "want":
+            archive = remote_setup.bundle.archive()
+            line.write(b"%d\n" % len(archive) + archive)
+            answer = line.read_message()
+        match answer:
+            case {
+                "state": "ready",
+                "changed": list(changed),
+                "processors": int(processors),
+                "gpus": int(gpus),
+                "pid": int(pid),
+                "start": int(start),
+            } if all(isinstance(name, str) for name in changed):
+                if not (0 < processors <= _PROCESSORS and 0 <= gpus <= _GPUS):
+                    raise self._failure(f"it claims {processors} processors and {gpus} GPUs")
+                known = {"processors": processors, "gpus": gpus, "pid": pid, "start": start}
+                python = sanitize_line(str(answer.get("python", "")))
+                return {"changed": frozenset(changed), "python": python, **known}
+            case {"state": "refused", "message": str(message)}:
+                raise self._failure(sanitize(message))
+        raise self._failure(f"it sent {sanitize_line(json.dumps(answer))!r}")
+
+
+def sweep(target: Target, code: str, agent: RemoteInfo, hello: wire.Hello | None) -> bool:
+    """End and remove what an agent that was lost may have left on its host; tries once.
+
+    Gives whether the host has said that nothing of it runs any more.
+    """
+    try:
+        line = Login(target, "sweep", _SWEEPING)
+    except StartFailed:
+        return False
+    spool, tree = ("", "") if hello is None else (hello.spool, hello.tree)
+    try:
+        line.begin(inspect.getsource(bootstrap))
+        answer = line.ask(code=code, pid=agent.pid, start=agent.start, spool=spool, tree=tree)
+        return answer.get("state") == "done"
+    except LoginEnded:
+        return False  # then there is nobody who could be asked
+    finally:
+        line.child.end(0.0)
+
+
+def dial_all(targets: Sequence[Target], remote_setup: RemoteSetup, parallel: int) -> list[Dial]:
+    """Dial all of them, so many at a time; does not wait."""
+    turns = threading.BoundedSemaphore(parallel)
+    return [Dial(target, remote_setup, turns) for target in targets]

@@ -1,0 +1,284 @@
+"""Agents, or the commands that lead to them, as processes here, and our ends of their streams.
+
+A stream outlives the channels that are opened over it: an agent may serve one app after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import IO, Protocol, Self
+
+from phalanx._core import environment
+from phalanx._system import machine, processes
+
+_PIPE_SIZE = 1 << 20
+_BURIED = 5.0
+"""Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
+
+
+class Process(Protocol):
+    """What is asked of an agent's process; a child's, or that of one that was found."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended; 0 where that cannot be known."""
+
+    def kill(self) -> None:
+        """End it by force."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+
+
+@dataclass(frozen=True)
+class RemoteInfo:
+    """What is known of an agent on another host; the process here is the one that leads to it."""
+
+    host: str
+    tool: str
+    """What leads there: ssh or srun."""
+    changed: frozenset[str] = frozenset()
+    """The environment variables that `env_file` has set there."""
+    processors: int = 0
+    gpus: int = 0
+    pid: int = 0
+    """The agent's process there."""
+    start: int = 0
+    """When that began, in its machine's terms."""
+    python: str = ""
+    """The interpreter there."""
+
+
+class AgentProcess:
+    """A process and our ends of the streams to it."""
+
+    def __init__(
+        self,
+        process: Process,
+        read: IO[bytes],
+        write: IO[bytes],
+        errors: IO[bytes],
+        *,
+        used: bool = False,
+    ) -> None:
+        """Use `start` or `found`. `used`: it was there already, and may have gone meanwhile."""
+        self.process = process
+        self.used = used
+        self.remote_info: RemoteInfo | None = None
+        """Where it is, if not on this machine."""
+        self.early = b""
+        """What it has said outside of its channel before anybody listened."""
+        self._read, self._write, self._errors = read, write, errors
+        self._unsaid = b""
+        os.set_blocking(write.fileno(), False)
+        for pipe in (read, write):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        _OPEN.add(self)
+
+    @classmethod
+    def start(cls, env_file: str | None, first: bytes) -> AgentProcess:
+        """Start an agent, and give it its first frame. Raises `OSError`.
+
+        The channel has descriptors of its own: anything may print to the standard streams before
+        our code is reached.
+        """
+        with _Pipes() as pipes:
+            # In a session of its own: the terminal's Ctrl-C is ours to deal with, not the agent's.
+            process = subprocess.Popen(
+                machine.agent_command(*map(str, pipes.theirs[:2]), env_file=env_file),
+                stdin=subprocess.DEVNULL,
+                stdout=pipes.theirs[2],
+                stderr=pipes.theirs[2],
+                pass_fds=pipes.theirs[:2],
+                env=environment.users(os.environ),
+                start_new_session=True,
+            )
+            child = cls(process, *pipes.take())
+        child.say(first)
+        return child
+
+    @classmethod
+    def remote(
+        cls, command: Sequence[str], host: str, *, without: Collection[str] = ()
+    ) -> AgentProcess:
+        """Run a command that leads to another host; its streams are the channel.
+
+        `without` are variables that it must not have.
+        """
+        with _Pipes() as pipes:
+            process = subprocess.Popen(
+                command,
+                stdin=pipes.theirs[0],
+                stdout=pipes.theirs[1],
+                stderr=pipes.theirs[2],
+                env={k: v for k, v in environment.users(os.environ).items() if k not in without},
+                start_new_session=True,
+            )
+            child = cls(process, *pipes.take())
+        child.remote_info = RemoteInfo(host, command[0])
+        return child
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """Our ends of the streams: to read, to write, and for errors."""
+        return self._read.fileno(), self._write.fileno(), self._errors.fileno()
+
+    @classmethod
+    def found(cls, connection: socket.socket, pid: int) -> AgentProcess:
+        """Give an agent that was there already streams to us. Raises `OSError`."""
+        with _Pipes() as pipes:
+            socket.send_fds(connection, [b"\0"], pipes.theirs)
+            return cls(_FoundProcess(pid), *pipes.take(), used=True)
+
+    def say(self, data: bytes) -> bool:
+        """Write what the stream takes at once, and keep the rest; False if nobody is there."""
+        data = self._unsaid + data
+        self._unsaid = b""
+        try:
+            self._unsaid = data[os.write(self._write.fileno(), data) :]
+        except BlockingIOError:
+            self._unsaid = data
+        except OSError:
+            return False
+        return True
+
+    def streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes], bytes]:
+        """Copies of the streams, to be closed by whoever asked, and what is still to be written."""
+        unsaid, self._unsaid = self._unsaid, b""
+        read, write, errors = self._files()
+        return _copy(read, "rb"), _copy(write, "wb"), _copy(errors, "rb"), unsaid
+
+    @property
+    def is_found(self) -> bool:
+        """It is not our child: how it ended cannot be known."""
+        return isinstance(self.process, _FoundProcess)
+
+    def close(self) -> None:
+        """Let go of the streams: an agent that was not asked to stay ends."""
+        for file in self._files():
+            file.close()
+        _OPEN.discard(self)
+
+    def end(self, patience: float) -> None:
+        """Let go of it, and wait so long for its end before it is killed."""
+        self.close()
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> bool:
+        """End it by force, even if it is stopped, and on this machine all that is below it.
+
+        Gives whether it was seen that nothing of it is left here. Blocks for a moment.
+        """
+        gone = True
+        if self.remote_info is None and self.process.poll() is None:
+            gone = processes.kill_tree(self.process.pid)
+        self.process.kill()
+        try:
+            self.process.wait(_BURIED)
+        except subprocess.TimeoutExpired:  # it hangs in the kernel
+            return False
+        return gone
+
+    def wake(self) -> None:
+        """Have a process that was stopped go on: there is something for it to do."""
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGCONT)
+
+    def _files(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        return self._read, self._write, self._errors
+
+    def _close_in_fork(self) -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for file in self._files():
+            if not file.closed:
+                os.dup2(null, file.fileno(), inheritable=False)
+        os.close(null)
+
+
+class _FoundProcess:
+    """A process that is not our child. How it ended cannot be known."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._began = processes.start_time(pid)
+
+    def poll(self) -> int | None:
+        return None if self._began and processes.start_time(self.pid) == self._began else 0
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > limit:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(0.002)
+        return 0
+
+
+class _Pipes:
+    """Pipes to and from an agent: its ends are closed here on the way out, ours unless taken."""
+
+    def __init__(self) -> None:
+        theirs_in, ours_in = _pipe()
+        ours_out, theirs_out = _pipe()
+        ours_errors, theirs_errors = _pipe()
+        self.theirs = (theirs_in, theirs_out, theirs_errors)
+        self._ours = [ours_out, ours_in, ours_errors]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (*self.theirs, *self._ours):
+            os.close(number)
+
+    def take(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        ours, self._ours = self._ours, []
+        return open(ours[0], "rb", 0), open(ours[1], "wb", 0), open(ours[2], "rb", 0)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe beside the standard streams, even where those are closed."""
+    ends = os.pipe()
+    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    return read, write
+
+
+def _copy(file: IO[bytes], mode: str) -> IO[bytes]:
+    number = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    return open(number, mode, 0)
+
+
+_OPEN: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
+
+
+def _close_all_in_fork() -> None:
+    """Let go of the streams in a process that the program forks, or it would keep agents alive."""
+    for child in list(_OPEN):
+        child._close_in_fork()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_fork)

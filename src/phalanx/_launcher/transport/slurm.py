@@ -1,0 +1,100 @@
+"""The allocation that this process is in, as Slurm's environment tells it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx._core.nesting import DEPTH
+from phalanx._launcher.transport.targets import Target
+from phalanx.errors import ConfigError
+
+_INTERACTIVE = "4294967290"
+"""The step that a shell of salloc may be in."""
+
+
+_OF_TASKS = frozenset(
+    {
+        *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE"),
+        *("SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE"),
+        *("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_GPU_BIND", "SLURM_CPU_BIND"),
+    }
+)
+"""What a job has asked for each of its tasks: the agent is one task, with all that the host has."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The hosts of a job, and how many tasks each has; none where the job did not say."""
+
+    hosts: tuple[str, ...]
+    tasks: tuple[int, ...] | None
+    gpus_per_task: str = ""
+
+    def gres(self, index: int) -> str | None:
+        """What a step on a host has to ask for, where GPUs were given to tasks; None elsewhere."""
+        kind, _, count = self.gpus_per_task.rpartition(":")
+        if self.tasks is None or not count.isdigit():
+            return None
+        return ":".join(["gpu", *([kind] if kind else []), str(int(count) * self.tasks[index])])
+
+
+def is_within(environ: Mapping[str, str]) -> bool:
+    """A launch here means all of an allocation: in salloc or sbatch, but in none of its tasks."""
+    if "SLURM_JOB_ID" not in environ or environ.get(DEPTH, "0") != "0":
+        return False
+    return environ.get("SLURM_STEP_ID", _INTERACTIVE) == _INTERACTIVE
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation:
+    """The allocation. Raises `ConfigError` where there is none."""
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not listed or "SLURM_JOB_ID" not in environ:
+        raise ConfigError(
+            'hostnames="slurm": this is not inside a Slurm allocation. Use salloc or sbatch, or '
+            "name the hosts."
+        )
+    hosts = _expand(listed)
+    given = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    tasks = counts(environ.get("SLURM_TASKS_PER_NODE", "")) if given else ()
+    per_task = environ.get("SLURM_GPUS_PER_TASK", "")
+    return Allocation(hosts, tasks if len(tasks) == len(hosts) else None, per_task)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Slurm's `2(x3),1` as (2, 2, 2, 1)."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return ()
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found)
+
+
+def _expand(listed: str) -> tuple[str, ...]:
+    """Slurm's `n[1-3,7]` as names; simple lists need nobody's help."""
+    if "[" not in listed:
+        return tuple(listed.split(","))
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"scontrol cannot tell the hosts of {listed}: {error}") from None
+    return tuple(done.stdout.split())
+
+
+def srun_target(name: str, pythons: Sequence[str], gres: str | None) -> Target:
+    """A host of the allocation, by a step of its own beside whatever runs there."""
+    transport = ["srun", "-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "-w", name]
+    transport += ["--export=ALL", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"]
+    transport += [] if gres is None else [f"--gres={gres}"]
+    return Target(name, tuple(pythons), tuple(transport), through_shell=False, without=_OF_TASKS)

@@ -1,0 +1,148 @@
+"""How a host is named, and the command that leads there. Pure.
+
+What is run there goes through the user's login shell, which may be csh or fish: single quotes alone
+mean the same to all of them, so what we have within has none, nor `!`, backslash or newline.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx._remote.bootstrap import NO_PYTHON
+from phalanx.errors import ConfigError
+
+CONNECT_TIMEOUT = 8
+"""Seconds for a host to answer."""
+
+# The channel gets descriptors of its own, 3 and 4; nothing else that runs there can touch it. Then
+# the marker, behind which our words begin. Arguments: marker, program, version, interpreters.
+_STUB = (
+    "exec 3<&0 4>&1 0</dev/null 1>&2; "
+    'echo "$1" >&4; program=$2 version=$3; shift 3; '
+    "for python; do "
+    'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
+    'if [ -d "$python" ]; then python=$python/bin/python; fi; '
+    'if command -v "$python" >/dev/null 2>&1; then '
+    # The one that is meant by a general name may be of another version than one beside it.
+    'if [ "$python" = python3 ] && command -v "python$version" >/dev/null 2>&1; then '
+    'python3 -c "import sys; sys.exit(0 if sys.version.startswith(sys.argv[1]) else 1)" '
+    '"$version." || python=python$version; fi; '
+    'exec "$python" -c "$program" 3<&3 4>&4; fi; done; '
+    f"exit {NO_PYTHON}"
+)
+
+_PROGRAM = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    'incoming = open(3, "rb", closefd=False); '
+    'exec(compile(incoming.read(int(incoming.readline())), "phalanx", "exec")); '
+    "{entry}(incoming)"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host, as the user names it, and the interpreters to try there, in order."""
+
+    name: str
+    pythons: tuple[str, ...]
+    transport: tuple[str, ...]
+    """The command that runs another one there, given behind it."""
+    through_shell: bool = True
+    """What is given is read by a shell there; otherwise it is taken as it is."""
+    without: frozenset[str] = frozenset()
+    """Environment variables that the command must not have."""
+
+    @property
+    def tool(self) -> str:
+        """What leads there."""
+        return self.transport[0] if self.transport else "sh"
+
+    @property
+    def trial(self) -> str:
+        """A command for the user to try."""
+        config = ["-F", self.transport[2]] if self.transport[1:2] == ("-F",) else []
+        return shlex.join(["ssh", *config, "-o", "BatchMode=yes", self.transport[-1], "true"])
+
+    def command(self, marker: str, entry: str) -> list[str]:
+        """The command that runs a text of ours there: the function `entry` of it is called."""
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        words = ["/bin/sh", "-c", _STUB, "phalanx", marker, _PROGRAM.format(entry=entry), version]
+        words += self.pythons
+        if self.through_shell:
+            return [*self.transport, "exec " + " ".join(map(_quoted, words))]
+        return [*self.transport, *words]
+
+
+def _quoted(word: str) -> str:
+    """In single quotes, whatever it is: some shells want it for characters that others do not."""
+    return shlex.quote(word) if "'" in word else f"'{word}'"
+
+
+def ssh_target(
+    name: str, pythons: Sequence[str], *, config_file: str | None, host_timeout: float
+) -> Target:
+    """A host that the user's ssh knows: `host`, `user@host`, `host:port`, `user@host:port`."""
+    user, host, port = parse(name)
+    alive = max(1, round(host_timeout / 3))
+    options = [
+        "BatchMode=yes",
+        f"ConnectTimeout={CONNECT_TIMEOUT}",
+        f"ServerAliveInterval={alive}",
+        "ServerAliveCountMax=3",
+        "ControlMaster=no",  # one that is there is used; ours would end with us, and with it others
+        "ForwardX11=no",
+        "ClearAllForwardings=yes",
+        "RemoteCommand=none",
+        "RequestTTY=no",
+    ]
+    transport = ["ssh"]
+    if config_file is not None:
+        # The program may change its directory before it dials again.
+        transport += ["-F", os.path.abspath(os.path.expanduser(config_file))]
+    for option in options:
+        transport += ["-o", option]
+    if user is not None:
+        transport += ["-l", user]
+    if port is not None:
+        transport += ["-p", port]
+    return Target(name, tuple(pythons), (*transport, "--", host))
+
+
+def parse(name: str) -> tuple[str | None, str, str | None]:
+    """User, host and port of a name. Raises `ConfigError` for what is none."""
+    found = re.fullmatch(
+        r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^@\[\]\s]+?))"
+        r"(?::(?P<port>\d+))?",
+        name,
+    )
+    if found is not None and found["host"] and ":" in found["host"]:
+        # More than one colon: an address of version 6, which has no port unless in brackets.
+        found = re.fullmatch(
+            r"(?:(?P<user>[^@\s]+)@)?(?P<host>[^@\[\]\s]+)(?P<six>)(?P<port>)", name
+        )
+    host = found and (found["six"] or found["host"])
+    if (
+        found is None
+        or not host
+        or name.startswith("-")
+        or host.startswith("-")
+        or {",", "\0"} & {*name}
+    ):
+        hint = "Write host, user@host or user@host:port."
+        if "," in name:
+            hint = f"Write one string for each: {name.split(',')}."
+        raise ConfigError(f"{name!r} is not a host. {hint}")
+    return found["user"], host, found["port"] or None
+
+
+def pythons(wanted: object, name: str) -> tuple[str, ...]:
+    """The interpreters to try on a host: the one named for it or for all, or one like this."""
+    chosen = wanted.get(name) if isinstance(wanted, Mapping) else wanted
+    if chosen is None:
+        return sys.executable, "python3"
+    return (str(chosen),)

@@ -1,0 +1,185 @@
+"""What was launched on this machine, so that another process can ask, and ask for its end.
+
+A directory per app, with small JSON files that are replaced by atomic rename: homes on clusters are
+network filesystems. `app.json` is what was launched, and by which process (host, boot, pid, start
+time); `status.json` how it stands, with `status.reserve` to have room on the disk for its end;
+`cancel.json`, written by whoever wants the end; `stacks/`, for those who want to know where its
+workers are, and the answers to them; `times-N` when what of rank N's log was written. An app on a
+scheduler has `definition.json`, what it was made from, as well, and what its supervisor needs.
+Nothing here knows how an app is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+from phalanx._system.identity import identity
+
+VERSION = 1
+
+LAUNCH = "launch"
+"""What stands for a scheduler in the record of a launch."""
+
+_ROOM, _ROOM_FOR_ONE = 4096, 1024
+"""Bytes that a status may have, and on top for each of its parts."""
+
+KEPT, PRUNED_TO = 1000, 800
+"""How many apps are kept, and how many are left when there are more."""
+
+
+def directory() -> Path:
+    """Where apps are recorded: $XDG_STATE_HOME/phalanx/apps, else under ~/.local/state.
+
+    Raises `RuntimeError` where nobody knows what the home directory is, or other users could put
+    something there: whoever can write a record can end the app, or have its reader wait for ever.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # as its specification has it
+        home = os.environ.get("HOME", "")
+        base = os.path.join(home if os.path.isabs(home) else _home(), ".local", "state")
+    own = Path(base) / "phalanx"
+    for place in (own, own / "apps"):
+        _check_owner(place)
+    return own / "apps"
+
+
+def _check_owner(place: Path) -> None:
+    try:
+        found = place.stat()
+    except OSError:
+        return  # it is not there, or whoever uses it is told why not
+    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
+        raise RuntimeError(f"{place} belongs to another user")
+    if found.st_mode & stat.S_IWOTH:
+        raise RuntimeError(f"{place} can be written by others. Run: chmod 700 {place}")
+
+
+def _owner_of_home() -> int | None:
+    """Another user's home is used on purpose: root's with `sudo`, a mounted one in a container."""
+    try:
+        return os.stat(os.environ.get("HOME") or _home()).st_uid
+    except OSError:
+        return None
+
+
+def _home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        raise RuntimeError("there is no home directory: set HOME, or XDG_STATE_HOME") from None
+
+
+def owner(pid: int | None = None) -> dict[str, Any]:
+    """What names the process that runs an app; by default this one."""
+    return identity(pid)
+
+
+def place_name(scheduler: str, session: str, app_id: str) -> str:
+    """The directory of an app whose id another scheduler may have given as well."""
+    from urllib.parse import quote
+
+    return "@".join(quote(part, safe="") for part in (scheduler, session, app_id))
+
+
+def replace(path: Path, value: Any, *, last: bool = False) -> None:
+    """Write a file anew; whoever reads sees the old one or the new.
+
+    Raises `OSError`, and leaves nothing half-written. The `last` word has the room that was
+    reserved for it, if the disk is full.
+    """
+    data = json.dumps(value, default=str).encode()
+    new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}-{os.urandom(3).hex()}.new")
+    try:
+        _write_new(new, data)
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        if not last or not _use_reserve(path, data):
+            raise
+    if last:
+        with contextlib.suppress(OSError):
+            _reserve_of(path).unlink(missing_ok=True)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with open(path, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+        file.write(data)
+
+
+def reserve(path: Path, parts: int) -> None:
+    """Keep room on the disk for a status that so many workers or replicas are part of.
+
+    Written, not only allocated: not all file systems can do that. Raises `OSError`: what has no
+    room for how it ends is better refused, or not recorded, than lost then.
+    """
+    place, size = _reserve_of(path), _ROOM + _ROOM_FOR_ONE * parts
+    try:
+        _write_new(place, b" " * size)
+    except OSError:
+        with contextlib.suppress(OSError):
+            place.unlink(missing_ok=True)
+        raise
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_suffix(".reserve")
+
+
+def _use_reserve(path: Path, data: bytes) -> bool:
+    """Write over what was reserved, which takes no room, and put it in place."""
+    place = _reserve_of(path)
+    try:
+        with open(place, "r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < len(data) or file.write(data) != len(data):
+                return False
+            file.truncate()
+        os.replace(place, path)
+    except OSError:
+        return False
+    return True
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What is in a file; None where there is none, or something else."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def cancel_asked(path: Path) -> dict[str, Any] | None:
+    """What someone who wants an app's end has written into its directory: at least a `grace`,
+    which may be None.
+    """
+    asked = read(path / "cancel.json")
+    if asked is None:
+        return None
+    grace = asked.get("grace")
+    if not isinstance(grace, int | float) or not 0 <= grace < math.inf:
+        grace = None
+    return {**asked, "grace": grace}
+
+
+def prune(root: Path) -> None:
+    """Forget the oldest of very many apps that have ended."""
+    names = os.listdir(root)
+    if len(names) <= KEPT:
+        return
+    from phalanx._registry.recorded_app import apps
+
+    # Of apps on schedulers that are not ours it is not known here; only the record goes.
+    ended = [app for app in apps(root) if app.facts["owner"] is None or app.state.is_final]
+    for app in ended[: max(0, len(names) - PRUNED_TO)]:
+        with contextlib.suppress(OSError):
+            app.remove()

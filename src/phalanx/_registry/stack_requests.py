@@ -1,0 +1,79 @@
+"""Asking an app where its workers are, from another process: a file, and the answer in another.
+
+As for the end of an app: it works for a notebook, and from another host with the same home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx._registry import read, replace
+from phalanx._registry.recorded_app import RecordedApp
+
+_PLACE = "stacks"
+_POLL = 0.05
+_PATIENCE = 5.0
+"""Seconds for the app to look, beyond those that its workers are given."""
+_LONGEST = 60.0
+
+
+class StacksUnanswered(Exception):
+    """An app did not say where its workers are."""
+
+
+def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
+    """Where its workers are, by rank. Blocks until it answers; workers get so many seconds.
+
+    Raises `StacksUnanswered` if it has ended or does not, and `OSError` if it cannot be asked.
+    """
+    place = app.path / _PLACE
+    place.mkdir(mode=0o700, exist_ok=True)
+    name = f"{os.getpid()}-{os.urandom(4).hex()}"
+    question, answer = place / f"{name}.ask", place / f"{name}.json"
+    limit = time.monotonic() + seconds + _PATIENCE
+    try:
+        replace(question, {"seconds": seconds})
+        while (found := read(answer)) is None:
+            if (state := app.state).is_final:
+                raise StacksUnanswered(f"{app.id} has ended: {state.value}")
+            if time.monotonic() > limit:
+                owner = app.facts["owner"]
+                raise StacksUnanswered(
+                    f"{app.id} did not answer: its launcher (pid {owner['pid']} on "
+                    f"{owner['host']}) was asked {seconds + _PATIENCE:g} s ago. Is it stopped?"
+                )
+            time.sleep(_POLL)
+        return found
+    finally:
+        for path in (question, answer):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+def questions(path: Path) -> list[tuple[str, float]]:
+    """The app's side: who asks, and how many seconds workers are given. Each is given once."""
+    found = []
+    try:
+        names = os.listdir(path / _PLACE)
+    except OSError:
+        return []
+    for name in names:
+        if name.endswith(".ask"):
+            asked = read(path / _PLACE / name) or {}
+            seconds = asked.get("seconds")
+            if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST:
+                seconds = 1.0
+            found.append((name.removesuffix(".ask"), float(seconds)))
+            (path / _PLACE / name).unlink(missing_ok=True)
+    return found
+
+
+def reply(path: Path, name: str, answer: Mapping[str, Any]) -> None:
+    """Answer one; if who asked has gone, there is nobody to read it. Raises `OSError`."""
+    replace(path / _PLACE / f"{name}.json", answer)

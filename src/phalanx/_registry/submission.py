@@ -1,0 +1,81 @@
+"""The record of an app on a scheduler: what was submitted, and where it is."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx._logs import logger
+from phalanx._registry import VERSION, directory, place_name, prune, replace
+from phalanx._registry.recorded_app import by_handle
+
+
+def facts_of(
+    app_id: str, name: str, scheduler: str, session: str, roles: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What is recorded of any app: who submitted it, when, from where."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    try:
+        cwd: str | None = os.getcwd()
+    except OSError:
+        cwd = None
+    return {
+        "version": VERSION,
+        "id": app_id,
+        "name": name,
+        "scheduler": scheduler,
+        "session": session,
+        "created": time.time(),
+        "command": [str(part) for part in (sys.orig_argv or sys.argv)],
+        "cwd": cwd,
+        "user": user,
+        "owner": None,
+        "stop_grace": 0.0,
+        "roles": list(roles),
+    }
+
+
+def make_place(name: str) -> Path:
+    """The directory of a new app. Raises `OSError`."""
+    root = directory()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / name
+    path.mkdir(mode=0o700)
+    with contextlib.suppress(OSError):
+        prune(root)
+    return path
+
+
+def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, Any]) -> None:
+    """Note what an app was made from. One that its scheduler has not recorded is recorded here.
+
+    Where that cannot be, the app runs all the same, and that is said.
+    """
+    app = definition["app"]
+    try:
+        known = by_handle(scheduler, session, app_id)
+        path = None if known is None else known.path
+        if path is None:
+            roles = [
+                {"name": role["name"], "replicas": _replicas(role["num_replicas"])}
+                for role in app["roles"]
+            ]
+            path = make_place(place_name(scheduler, session, app_id))
+            replace(path / "app.json", facts_of(app_id, app["name"], scheduler, session, roles))
+        replace(path / "definition.json", definition)
+    except (OSError, RuntimeError) as error:
+        logger.warning("phalanx: %s is not recorded: %s", app_id, error)
+
+
+def _replicas(count: int) -> list[dict[str, Any]]:
+    nothing: dict[str, Any] = {"hostname": "", "ranks": [], "logs": {}, "log": None, "streams": {}}
+    return [{"id": i, **nothing} for i in range(count)]

@@ -1,0 +1,1 @@
+"""Who takes part in a round, and when it ends. `coordinator` decides; others host it."""

@@ -1,0 +1,100 @@
+"""Which of several failures came first. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx._core.clock import Interval
+from phalanx._core.rounds import Ended, Outcome
+
+ECHO_DELAY = 1.0
+"""A communication error is taken for an echo of another failure that is seen up to this much later.
+
+A worker's death closes its connections before the kernel tells its parent, so the peers' errors can
+carry an earlier time than the death that caused them.
+"""
+
+_TIMED_OUT = re.compile(r"timed?[ -]?out|failed to pass monitoredBarrier", re.IGNORECASE)
+_TIMEOUTS = ("TimeoutError", "TimeoutExpired", "Timeout")
+_WATCHDOG = re.compile(r"collective operation timeout|watchdog", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker that ended badly, on a host, at a time by the launcher's clock."""
+
+    agent: int
+    hostname: str
+    outcome: Outcome
+    when: Interval
+    consequence: bool = False
+    """It happened after everybody was told to stop."""
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        return f"rank {self.outcome.rank} on {self.hostname} {self.outcome.describe()}"
+
+
+def gave_up_waiting(outcome: Outcome) -> bool:
+    """A worker ended because another did not come: a collective, a store or its like timed out.
+
+    NCCL's watchdog aborts the process, and says why on its stderr.
+    """
+    fault = outcome.fault
+    if fault is None:
+        return outcome.signal == signal.SIGABRT and bool(_WATCHDOG.search(outcome.stderr))
+    if fault.communication or fault.type_name.rpartition(".")[2] in _TIMEOUTS:
+        return bool(_TIMED_OUT.search(f"{fault.type_name} {fault.message}"))
+    return False
+
+
+def misses_others(outcome: Outcome) -> bool:
+    """A worker ended because of what another did, or did not do."""
+    fault = outcome.fault
+    return gave_up_waiting(outcome) or (fault is not None and fault.communication)
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """The failure that the others follow from.
+
+    What is certainly earlier wins. Where that cannot be said, the kind decides: killed or lost,
+    then exits and the user's exceptions, then communication errors: of those the one that gave up
+    waiting, which closes connections before it says so.
+    """
+    known = list(failures)
+    candidates = [f for f in known if not f.consequence] or known
+    sources = [f for f in candidates if not _is_echo(f)]
+    if sources:
+        earliest_echo = min(
+            (f.when.latest for f in candidates if _is_echo(f)), default=float("inf")
+        )
+        if min(f.when.earliest for f in sources) <= earliest_echo + ECHO_DELAY:
+            candidates = sources
+    else:
+        since = min(f.when.latest for f in candidates) + ECHO_DELAY
+        waited = [f for f in known if gave_up_waiting(f.outcome) and f.when.earliest <= since]
+        candidates = waited or candidates
+    earliest = [f for f in candidates if not any(_is_before(other, f) for other in candidates)]
+    # Clocks that contradict each other may have everything before something else.
+    return min(earliest or candidates, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+
+
+def _is_before(one: Failure, other: Failure) -> bool:
+    """Certainly earlier: by its own clock on one host, by intervals that do not overlap on two."""
+    if one.agent == other.agent and Ended.LOST not in (one.outcome.kind, other.outcome.kind):
+        return one.outcome.clock < other.outcome.clock
+    return one.when.latest < other.when.earliest
+
+
+def _is_echo(failure: Failure) -> bool:
+    fault = failure.outcome.fault
+    return fault is not None and fault.communication
+
+
+def _order(failure: Failure) -> int:
+    if failure.outcome.kind in (Ended.KILLED, Ended.LOST):
+        return 0
+    return 2 if _is_echo(failure) else 1

@@ -1,0 +1,414 @@
+"""The one that decides: members, rounds, restarts, first cause, when to stop and when to give up.
+
+`Coordinator.handle(event, now) -> [action]` is pure: no clock, socket or process inside. Whoever
+hosts it turns frames into events, carries the actions out, and calls again with `Tick` no later
+than `deadline`. Events of another round are dropped. After `Finish` every event yields nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from phalanx._core.clock import Interval
+from phalanx._core.rounds import Ended, Endpoint, Outcome, Round
+from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.causes import Failure
+from phalanx._rendezvous.membership import lay_out
+from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.roster import Roster
+from phalanx._rendezvous.round_state import RoundState
+
+CONFIRM_TIMEOUT = 10.0
+"""How long past the grace an agent may take to confirm that nothing of its round is left."""
+
+
+class Coordinator:
+    """Decides for one app."""
+
+    def __init__(self, policy: p.Policy, now: float, past: p.Inheritance | None = None) -> None:
+        """Begin to wait for agents; or, with a `past`, for those of its round to be clear of it."""
+        self.policy = policy
+        self.phase = p.Phase.GATHERING
+        self.round: Round | None = None
+        self.happened: list[p.Happening] = []
+        """What has come to pass; whoever hosts this takes them away."""
+        self._roster = Roster(policy)
+        self._round_state = RoundState(lay_out(policy.hosts), now)
+        self._budget = Budget(policy.max_restarts, policy.backoff, policy.same_failures)
+        self._attempts: list[Failure] = []
+        self._number = self._floor = 0
+        self._growing = False
+        self._round_of: dict[int, int] = {}
+        self._give_up_at = now + policy.start_timeout
+        self.deadline: float | None = self._give_up_at
+        self._last_call_at: float | None = None
+        self._not_before = now
+        self._over: p.Reason | None = None
+        """Set once no other round may follow."""
+        self._missing: tuple[str, ...] = ()
+        self._note = ""
+        if past is not None:
+            self._resume(past, now)
+
+    def _resume(self, past: p.Inheritance, now: float) -> None:
+        """Take over: the last round is to be stopped by all that are left of it."""
+        self.round = past.round
+        self._number = past.round.number
+        self._floor = past.round.number + 1  # the one that is lost may have begun another
+        self._budget.count = past.round.restarts
+        self._roster.expect(past.round.members)
+        self._round_state = RoundState(past.round.members, now)
+        self._round_of = dict.fromkeys(self._round_state.members, self._number)
+        for agent in (past.closed | past.silent) & self._round_state.members.keys():
+            certain = agent in past.closed
+            reason = "it has ended" if certain else "nothing is heard of it"
+            self._roster.lose(agent, certain=certain)
+            self._round_state.lost.add(agent)
+            self._round_state.lose(agent, reason, Interval(now, now))
+        self.phase = p.Phase.STOPPING
+        self._round_state.halted_at = now
+        self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT
+
+    # ── what is known ─────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The agents whose workers have been started."""
+        return frozenset(self._round_state.running)
+
+    @property
+    def outcomes(self) -> Mapping[int, Outcome]:
+        """How the round's workers that have ended did, by global rank."""
+        return self._round_state.outcomes
+
+    @property
+    def is_over(self) -> bool:
+        """No other round will follow."""
+        return self.phase is p.Phase.DONE or self._over is not None
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The hosts that another round waits for, where too few are left."""
+        if self.phase is not p.Phase.GATHERING or self._roster.is_enough:
+            return ()
+        return self._roster.names(self._roster.gone)
+
+    @property
+    def gathered(self) -> str:
+        """Who has come, where too few have; empty where they are enough."""
+        few = self.phase is p.Phase.GATHERING and not self._roster.is_enough
+        return self._roster.describe() if few else ""
+
+    def round_of(self, agent: int) -> int | None:
+        """The number of the round that an agent is in."""
+        return self._round_of.get(agent)
+
+    def awaits(self, agent: int) -> bool:
+        """That an agent is clear of the round is waited for."""
+        return self.phase is p.Phase.STOPPING and agent in self._round_state.unconfirmed
+
+    def catch_up(self, number: int, restarts: int) -> None:
+        """A host that comes was in a round before: what follows is a later one."""
+        self._floor = max(self._floor, number)
+        if self.round is None:
+            self._budget.count = max(self._budget.count, restarts)
+
+    def handle(self, event: p.CoordinatorEvent, now: float) -> list[p.CoordinatorAction]:
+        """Take one event; give what is to be done now, in order."""
+        if self.phase is p.Phase.DONE or self._is_stale(event):
+            return []
+        match event:
+            case p.JoinedEvent():
+                return self._join(event, now)
+            case p.WorkersStartedEvent(agent):
+                return self._run(agent, now)
+            case p.PreemptedEvent(agent):
+                self._roster.leaving.add(agent)
+                return []
+            case p.WorkerEndedEvent(agent, _, outcome, when):
+                if agent in self._roster.leaving and self._roster.can_spare_leavers:
+                    return self._lose(p.AgentGoneEvent(agent, "its host was taken away", when), now)
+                if not self._round_state.end(agent, outcome, when):
+                    return []
+                if outcome.succeeded:
+                    return self._conclude(now)
+                return self._fail(agent, now) + self._conclude(now)
+            case p.RoundClearedEvent(agent, _, endpoint):
+                return self._clear(agent, endpoint, now)
+            case p.AgentGoneEvent():
+                return self._lose(event, now)
+            case p.DelayedEvent(number):
+                if number == self._number and self.phase is p.Phase.RUNNING and self.deadline:
+                    self._give_up_at = self.deadline = now + self.policy.start_timeout
+                return []
+            case p.CancelEvent(grace):
+                return self._cancel(self.policy.stop_grace if grace is None else grace, now)
+            case p.TickEvent():
+                return [] if self.deadline is None or now < self.deadline else self._due(now)
+
+    def _is_stale(self, event: p.CoordinatorEvent) -> bool:
+        if isinstance(event, p.WorkersStartedEvent | p.WorkerEndedEvent | p.RoundClearedEvent):
+            return self._round_of.get(event.agent) != event.round
+        return False
+
+    def _happen(self, name: str, now: float, **facts: object) -> None:
+        self.happened.append(p.Happening(name, now, facts))
+
+    # ── gathering ─────────────────────────────────────────────────────────────
+
+    def _join(self, event: p.JoinedEvent, now: float) -> list[p.CoordinatorAction]:
+        if not self._roster.join(event):
+            return []
+        self._happen("join", now, hostname=self._roster.hosts[event.agent].hostname)
+        if self.phase is p.Phase.GATHERING:
+            return self._gather(now)
+        return self._grow(now) if self._round_state.all_run else []
+
+    def _grow(self, now: float) -> list[p.CoordinatorAction]:
+        """Those that wait take part from a new round on, if there is room: that is no failure."""
+        members = self._round_state.members
+        waiting = [agent for agent in self._roster.joined if agent not in members]
+        room = len(members) < self.policy.most
+        undisturbed = self.phase is p.Phase.RUNNING and not self._round_state.outcomes
+        if undisturbed and waiting and room and self.policy.restart == "all":
+            self._growing = True
+            return self._halt(self.policy.stop_grace, now)
+        return []
+
+    def _gather(self, now: float) -> list[p.CoordinatorAction]:
+        """Begin the round if those that are there are enough, and nobody else is worth a wait."""
+        first = self._number == 0
+        if first and not self._roster.may_suffice:
+            if self._roster.all_heard_of:
+                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+            assert self.deadline is not None
+            self.deadline = min(self.deadline, now + self.policy.start_window)
+            return []
+        if not self._roster.is_enough:
+            self.deadline = self._give_up_at
+            return []
+        wait_until = self._not_before
+        if first and not self._roster.is_complete:
+            if self._last_call_at is None:
+                self._last_call_at = now + self.policy.last_call
+            wait_until = max(wait_until, self._last_call_at)
+        if now < wait_until:
+            self.deadline = wait_until
+            return []
+        return self._begin(now)
+
+    def _begin(self, now: float) -> list[p.CoordinatorAction]:
+        members = lay_out(self._roster.choose(self._round_state.members if self._number else ()))
+        self._number = max(self._number, self._floor) + 1
+        store = self._roster.joined[members[0].agent]
+        torch = self._roster.wants_store(member.agent for member in members)
+        self.round = Round(self._number, members, store, self._budget.count, torch)
+        waited = now - self._round_state.began
+        self._round_state = RoundState(members, now)
+        self._round_of = dict.fromkeys(self._round_state.members, self._number)
+        self._growing = False
+        self.phase = p.Phase.RUNNING
+        if self._number > 1:  # the first round's start is part of the app's
+            self._give_up_at = now + self.policy.start_timeout
+        self.deadline = self._give_up_at
+        self._happen(
+            "round",
+            now,
+            round=self._number,
+            hosts=[member.hostname for member in members],
+            world_size=self.round.world_size,
+            restarts=self._budget.count,
+            rendezvous_seconds=waited,
+        )
+        return [p.BeginRoundAction(self.round)]
+
+    # ── a round ───────────────────────────────────────────────────────────────
+
+    def _run(self, agent: int, now: float) -> list[p.CoordinatorAction]:
+        self._round_state.running.add(agent)
+        if not self._round_state.all_run or self.phase is not p.Phase.RUNNING:
+            return []
+        self.deadline = None
+        self._round_state.began = now
+        return self._grow(now)
+
+    def _clear(
+        self, agent: int, endpoint: Endpoint | None, now: float
+    ) -> list[p.CoordinatorAction]:
+        self._round_state.cleared.add(agent)
+        if endpoint is not None and agent in self._roster.joined:
+            self._roster.joined[agent] = endpoint
+        if self.phase is p.Phase.STOPPING:
+            return self._conclude(now)
+        # Nothing of it runs any more: what it has not told us by now will never come.
+        reason = "its host has nothing left of it, and did not say how it ended"
+        lost = self._round_state.lose(agent, reason, Interval(now, now))
+        return (self._fail(agent, now) if lost else []) + self._conclude(now)
+
+    def _lose(self, event: p.AgentGoneEvent, now: float) -> list[p.CoordinatorAction]:
+        agent = event.agent
+        if agent in self._roster.gone or agent not in self._roster.hosts:
+            return []
+        self._roster.lose(agent, certain=event.closed)
+        if event.left:
+            self._roster.left.add(agent)
+        name = self._roster.hosts[agent].hostname
+        self._happen("loss", now, hostname=name, reason=event.reason, certain=event.closed)
+        if self._number and self.phase is p.Phase.GATHERING:
+            return self._gather(now)
+        if self._number and agent not in self._round_state.members:
+            return []  # it was waiting
+        self._round_state.lost.add(agent)
+        lost = self._round_state.lose(agent, event.reason, event.when)
+        if self.phase is p.Phase.GATHERING:
+            return self._gather(now)
+        return (self._fail(agent, now) if lost else []) + self._conclude(now)
+
+    def _fail(self, agent: int, now: float) -> list[p.CoordinatorAction]:
+        """The round has failed, on this host."""
+        if self.phase is not p.Phase.RUNNING:
+            return []
+        if self.policy.failure_window > 0:
+            self.phase = p.Phase.SETTLING
+            self.deadline = now + self.policy.failure_window
+            return []
+        return self._halt_failed(now)
+
+    def _halt_failed(self, now: float) -> list[p.CoordinatorAction]:
+        """Stop a round in which a worker has failed."""
+        stacks = self._round_state.is_stuck
+        return [
+            dataclasses.replace(action, stacks=stacks)
+            if isinstance(action, p.HaltRoundAction)
+            else action
+            for action in self._halt(self.policy.stop_grace, now)
+        ]
+
+    def _cancel(self, grace: float, now: float) -> list[p.CoordinatorAction]:
+        if self._over is None:
+            failed = bool(self._round_state.failures) and self.phase is not p.Phase.GATHERING
+            self._over = p.Reason.FAILED if failed else p.Reason.CANCELLED
+        if self.phase is p.Phase.GATHERING and self._number:
+            return self._finish(now)
+        if self.phase is p.Phase.STOPPING:
+            # Asked again: the one who asks may shorten the grace.
+            self.deadline = min(self.deadline or now, now + grace + CONFIRM_TIMEOUT)
+            return self._halts(grace)
+        return self._halt(grace, now) + self._conclude(now)
+
+    def _due(self, now: float) -> list[p.CoordinatorAction]:
+        match self.phase:
+            case p.Phase.GATHERING if self._number == 0 and not self._roster.may_suffice:
+                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+            case p.Phase.GATHERING if self._roster.is_enough or now < self._give_up_at:
+                return self._gather(now)
+            case p.Phase.GATHERING:
+                return self._time_out(self._roster.hosts, self._roster.joined, now)
+            case p.Phase.RUNNING:
+                return self._time_out(self._round_state.members, self._round_state.running, now)
+            case p.Phase.SETTLING:
+                return self._halt_failed(now) + self._conclude(now)
+            case _:
+                return self._conclude(now, late=True)
+
+    def _time_out(
+        self, awaited: Collection[int], there: Collection[int], now: float
+    ) -> list[p.CoordinatorAction]:
+        self._over = p.Reason.START_TIMEOUT
+        self._missing = self._roster.names(agent for agent in awaited if agent not in there)
+        if self.phase is p.Phase.GATHERING:
+            self._note = self._roster.describe(f" within {self.policy.start_timeout:g} s")
+        if self.phase is p.Phase.GATHERING and self._number:
+            return self._finish(now)
+        return self._halt(0.0, now) + self._conclude(now)
+
+    def _halt(self, grace: float, now: float) -> list[p.CoordinatorAction]:
+        self.phase = p.Phase.STOPPING
+        self._round_state.halted_at = now
+        self.deadline = now + grace + CONFIRM_TIMEOUT
+        return self._halts(grace)
+
+    def _halts(self, grace: float) -> list[p.CoordinatorAction]:
+        return [p.HaltRoundAction(self._number, grace)]
+
+    # ── the end of a round ────────────────────────────────────────────────────
+
+    def _conclude(self, now: float, *, late: bool = False) -> list[p.CoordinatorAction]:
+        """If nothing is left of the round (or what is left is `late`): what comes after it."""
+        if self._number == 0:
+            return self._finish(now) if self.phase is p.Phase.STOPPING else []
+        # What returns when it is stopped for others to come in has not ended.
+        returned = self._round_state.all_returned and not self._growing
+        if self.phase is not p.Phase.STOPPING and not returned:
+            return []
+        unconfirmed = self._round_state.unconfirmed
+        if unconfirmed and not late:
+            return []
+        if returned or self._over is not None:
+            return self._finish(now)
+        for agent in unconfirmed:
+            reason = "it did not confirm that its workers have ended"
+            self._round_state.lose(agent, reason, Interval(now, now))
+        return self._go_on(unconfirmed, now)
+
+    def _go_on(self, unconfirmed: tuple[int, ...], now: float) -> list[p.CoordinatorAction]:
+        """After a failure or a loss: another round if that is allowed, else the end."""
+        alive = [agent for agent in self._roster.joined if agent not in unconfirmed]
+        if not self._roster.may_decide(self._round_state.members, alive):
+            self._over = p.Reason.NO_QUORUM
+            missing = [agent for agent in self._round_state.members if agent not in alive]
+            self._missing = self._roster.names(missing)
+            return self._finish(now)
+        if not self._is_change(alive):
+            if not self._roster.may_recover:
+                return self._finish(now)
+            wait = self._budget.spend(self._round_state.cause, now - self._round_state.began)
+            if wait is None:
+                return self._finish(now)
+            self._attempts.append(self._round_state.cause)
+            self._not_before = now + wait
+            cause = self._round_state.cause.describe()
+            self._happen("restart", now, restarts=self._budget.count, wait=wait, cause=cause)
+        for agent in unconfirmed:
+            self._roster.lose(agent, certain=False)
+        expelled = [
+            p.ExpelAction(agent, "it did not stop its workers in time") for agent in unconfirmed
+        ]
+        return [*expelled, *self._regroup(now)]
+
+    def _is_change(self, alive: Collection[int]) -> bool:
+        """It is only that hosts have come, or that some are lost and the rest is enough.
+
+        That costs no restart. Having to wait for a host to come back does.
+        """
+        if len(alive) < self.policy.least:
+            return False
+        if self._growing or not self._round_state.failures:
+            return True  # what ended then was stopped for it
+        cause = self._round_state.cause
+        lost = cause.agent in self._round_state.lost or cause.agent not in alive
+        return lost and cause.outcome.kind is Ended.LOST
+
+    def _regroup(self, now: float) -> list[p.CoordinatorAction]:
+        self.phase = p.Phase.GATHERING
+        self._round_state.began = now
+        self._give_up_at = max(now, self._not_before) + self.policy.start_timeout
+        self._roster.let_go()
+        return self._gather(now)
+
+    def _finish(self, now: float) -> list[p.CoordinatorAction]:
+        self.phase = p.Phase.DONE
+        self.deadline = None
+        reason = self._over or p.Reason.FAILED
+        if self._round_state.all_returned and self._number and not self._growing:
+            reason = p.Reason.SUCCEEDED
+        verdict = dataclasses.replace(
+            self._round_state.verdict(reason),
+            missing=self._missing,
+            unconfirmed=self._round_state.unconfirmed if self._number else (),
+            attempts=tuple(self._attempts),
+            note=self._note or self._budget.note,
+        )
+        self._happen("end", now, state=reason.value, restarts=self._budget.count)
+        return [p.FinishAction(verdict)]

@@ -1,0 +1,121 @@
+"""The hosts that there are: expected, there, or gone; and whether they are enough. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from phalanx._core.rounds import Endpoint, Member
+from phalanx._rendezvous.membership import Host, choose, may_decide
+from phalanx._rendezvous.protocol import JoinedEvent, Policy
+
+
+class Roster:
+    """Who could be in a round."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Nobody has come yet."""
+        self._policy = policy
+        self.hosts = {host.agent: host for host in policy.hosts}
+        self.joined: dict[int, Endpoint] = {}
+        self.torch: dict[int, bool | None] = {}
+        self.gone: dict[int, bool] = {}
+        """Those that are not there any more, or never came; whether that is certain."""
+        self.left: set[int] = set()
+        """Those that will not come back by themselves."""
+        self.leaving: set[int] = set()
+        """Those whose hosts will be taken away."""
+
+    def join(self, event: JoinedEvent) -> bool:
+        """One has come; False if nobody knows what it is."""
+        agent = event.agent
+        if event.host is not None:
+            self.hosts[agent] = event.host
+        if agent not in self.hosts:
+            return False
+        self.joined[agent] = event.endpoint
+        self.torch[agent] = event.torch
+        self.gone.pop(agent, None)
+        self.leaving.discard(agent)
+        self.left.discard(agent)
+        return True
+
+    def wants_store(self, agents: Iterable[int]) -> bool | None:
+        """Whether one of them wants a store; None where nobody knows."""
+        known = [wants for agent in agents if (wants := self.torch.get(agent)) is not None]
+        return any(known) if known else None
+
+    def expect(self, members: Iterable[Member]) -> None:
+        """Know of those that were in a round."""
+        for member in members:
+            self.hosts.setdefault(member.agent, Host(member.agent, member.hostname, member.workers))
+
+    def lose(self, agent: int, *, certain: bool) -> None:
+        """One has gone."""
+        self.joined.pop(agent, None)
+        self.gone[agent] = certain
+
+    @property
+    def can_spare_leavers(self) -> bool:
+        """Those that stay are enough."""
+        return len(self.joined.keys() - self.leaving) >= self._policy.least
+
+    def let_go(self) -> None:
+        """Do without those that leave, if the others are enough."""
+        if self.can_spare_leavers:
+            for agent in self.leaving & self.joined.keys():
+                self.lose(agent, certain=True)
+
+    @property
+    def is_enough(self) -> bool:
+        """Those that are there can form a round."""
+        return len(self.joined) >= self._policy.least
+
+    @property
+    def is_complete(self) -> bool:
+        """All that could be wanted for a first round are there, or will not come."""
+        if self._policy.open:
+            return len(self.joined) >= self._policy.most
+        first = [host.agent for host in self._policy.hosts[: self._policy.most]]
+        return all(agent in self.joined for agent in first) or self.all_heard_of
+
+    @property
+    def all_heard_of(self) -> bool:
+        """Everybody who is expected has come, or will not."""
+        known = self.joined.keys() | self.gone.keys()
+        return not self._policy.open and all(h.agent in known for h in self._policy.hosts)
+
+    @property
+    def may_suffice(self) -> bool:
+        """There can still be enough."""
+        coming = {host.agent for host in self._policy.hosts if host.agent not in self.gone}
+        return self._policy.open or len(self.joined.keys() | coming) >= self._policy.least
+
+    @property
+    def may_recover(self) -> bool:
+        """Enough are there, or may come back."""
+        back = self.hosts.keys() - self.left
+        return self._policy.open or len(self.joined.keys() | back) >= self._policy.least
+
+    def choose(self, stay: Collection[int]) -> list[Host]:
+        """Those for the next round, in rank order."""
+        return choose((self.hosts[a] for a in self.joined), self._policy.most, stay)
+
+    def spare(self, members: Collection[int], workers: int) -> Host | None:
+        """One that waits, and has so many workers."""
+        waiting = [self.hosts[a] for a in self.joined if a not in members]
+        fitting = [host for host in waiting if host.workers == workers]
+        return min(fitting, key=lambda host: (host.order, host.agent), default=None)
+
+    def may_decide(self, last: Collection[int], alive: Collection[int]) -> bool:
+        """Nobody else can form a round for the app meanwhile."""
+        closed = [agent for agent, certain in self.gone.items() if certain]
+        return not self._policy.quorum or may_decide(last, alive, closed)
+
+    def describe(self, since: str = "") -> str:
+        """Who has come, of how many; `since` says within which time, for an error."""
+        came = ", ".join(self.names(self.joined)) or "nobody"
+        return f"{len(self.joined)} of at least {self._policy.least} hosts came{since}: {came}"
+
+    def names(self, agents: Iterable[int]) -> tuple[str, ...]:
+        """The hosts' names."""
+        return tuple(self.hosts[agent].hostname for agent in agents if agent in self.hosts)

@@ -1,0 +1,281 @@
+"""The rendezvous over TCP as a handler: what an agent of ours takes its seat from.
+
+Its blocking methods are for agents of others: each host that calls `next_rendezvous` takes part
+with one worker's worth of a round, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from phalanx._channel import trust
+from phalanx._core.clock import Interval
+from phalanx._core.rounds import Endpoint, Round
+from phalanx._logs import logger
+from phalanx._rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from phalanx._rendezvous.handlers import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from phalanx._rendezvous.protocol import (
+    AgentGoneEvent,
+    BeginRoundAction,
+    CancelEvent,
+    CoordinatorAction,
+    FinishAction,
+    HaltRoundAction,
+    JoinedEvent,
+    Policy,
+    Reason,
+    RoundClearedEvent,
+    TickEvent,
+    WorkersStartedEvent,
+)
+from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.tcp import tokens
+from phalanx._rendezvous.tcp.decider import TcpDecider
+from phalanx._rendezvous.tcp.host import TcpHost, is_local
+from phalanx._system import network
+
+_TICK = 0.05
+_STOPPED = 30.0
+"""Seconds for agents of others to stop their workers before they ask for another round."""
+
+
+class TcpHandler(RendezvousHandler):
+    """Hosts meet at an endpoint; one of them decides."""
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: Endpoint,
+        run_id: str,
+        min_hosts: int,
+        max_hosts: int,
+        settings: Settings,
+    ) -> None:
+        """Nothing is opened yet."""
+        self._backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_hosts = min_hosts
+        self.max_hosts = max_hosts
+        self.settings = settings
+        self._closed = False
+        self._visit: _Visit | None = None
+
+    def decider(
+        self,
+        agent: int,
+        hostname: str,
+        workers: int,
+        policy: Policy,
+        now: Callable[[], float] = time.monotonic,
+    ) -> TcpDecider:
+        """Take a seat, for an agent that carries out what is decided there."""
+        static = self._backend == "static"
+        if static and self.settings.node_rank is not None and self.settings.is_host is None:
+            # The first host decides, whatever its names are.
+            is_host = self.settings.node_rank == 0
+            self.settings = dataclasses.replace(self.settings, is_host=is_host)
+        part = TcpHost(
+            *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
+            shares_port=static and self.endpoint.port != 0,
+        )
+        if not part.is_alone:
+            part = dataclasses.replace(part, key=self._key())
+        return TcpDecider(part, now)
+
+    def _key(self) -> bytes:
+        """What hosts of this run prove to each other that they have. Raises `ConfigError`."""
+        local = is_local(self.endpoint, self.settings, self.max_hosts)
+        token = tokens.find_token(os.environ, self.settings.token_file, local=local)
+        if token is None:
+            logger.warning(
+                "phalanx: no %s and no token_file: whoever reaches %s:%d can join this rendezvous",
+                *(tokens.VARIABLE, self.endpoint.address, self.endpoint.port),
+            )
+        return trust.key_of(token or "", "rendezvous")
+
+    def get_backend(self) -> str:
+        """`tcp`, `c10d` or `static`."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """What names the app."""
+        return self.run_id
+
+    def is_closed(self) -> bool:
+        """Nobody meets there any more, as far as this host knows."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Leave for good."""
+        self._closed = True
+        self.shutdown()
+
+    def num_nodes_waiting(self) -> int:
+        """How many hosts wait for the next rendezvous."""
+        return 0 if self._visit is None else self._visit.waiting
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until enough hosts are there. Raises `RendezvousError`."""
+        if self._closed:
+            raise RendezvousClosedError(f"the rendezvous {self.run_id!r} is closed.")
+        if self._visit is None:
+            self._visit = _Visit(self)
+        return self._visit.next()
+
+    def shutdown(self) -> bool:
+        """Leave; idempotent."""
+        visit, self._visit = self._visit, None
+        if visit is not None:
+            visit.end()
+        return True
+
+
+class _Visit:
+    """A host that takes part without an agent of ours: its rounds, on a thread of their own."""
+
+    def __init__(self, handler: TcpHandler) -> None:
+        self._handler = handler
+        self._agent = secrets.randbits(48)
+        self._rounds: list[Future[Round]] = [Future()]
+        self._halted: int | None = None
+        self._number = 0
+        self._bound = network.bind(anywhere=handler.max_hosts > 1)
+        self._loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._decider: TcpDecider | None = None
+        self._thread = threading.Thread(target=self._run, name="phalanx-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        if self._halted is not None:
+            return 1
+        return 0 if self._decider is None else self._decider.waiting
+
+    def next(self) -> RendezvousInfo:
+        future = self._rounds[-1]
+        if future.done() and future.exception() is None:
+            future = Future()
+            self._rounds.append(future)
+            if self._failure is not None:
+                raise self._failure
+            self._call(functools.partial(self._leave_round, self._number))
+        patience = self._handler.settings.join_timeout + 30.0
+        try:
+            round_ = future.result(patience)
+        except TimeoutError:
+            raise RendezvousTimeoutError(
+                f"too few hosts came within {patience:g} s (join_timeout)."
+            ) from None
+        rank = round_.members.index(round_.member(self._agent))
+        place = RendezvousStoreInfo(round_.store.address, round_.store.port)
+        return RendezvousInfo(None, rank, len(round_.members), place)
+
+    def end(self) -> None:
+        self._call(self._cancel)
+        self._ended.wait(5.0)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(call)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            self._fail(error)
+        finally:
+            self._bound.close()
+            self._loop.close()
+            self._ended.set()
+
+    async def _serve(self) -> None:
+        handler = self._handler
+        policy = Policy(
+            hosts=(),
+            start_timeout=handler.settings.join_timeout,
+            stop_grace=_STOPPED,
+            min_hosts=handler.min_hosts,
+            max_hosts=handler.max_hosts,
+            open=True,
+            last_call=handler.settings.last_call_timeout,
+            max_restarts=sys.maxsize,  # whoever asks for another round counts them
+            backoff=0.0,
+            quorum=True,
+        )
+        self._decider = handler.decider(self._agent, socket.gethostname(), 1, policy)
+        self._over = asyncio.Event()
+        await self._decider.start(self._act, self._fail)
+        self._decider.tell(JoinedEvent(self._agent, Endpoint("", self._bound.getsockname()[1])))
+        while not self._over.is_set():
+            self._decider.tell(TickEvent())
+            await asyncio.sleep(_TICK)
+        await self._decider.close()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        future = self._rounds[-1]
+        if not future.done():
+            future.set_exception(error)
+        if self._decider is not None:
+            self._over.set()
+
+    def _act(self, action: CoordinatorAction) -> None:
+        assert self._decider is not None
+        match action:
+            case BeginRoundAction(round_):
+                self._halted = None
+                self._number = round_.number
+                if self._rounds[-1].done():
+                    self._rounds.append(Future())
+                self._decider.tell(WorkersStartedEvent(self._agent, round_.number))
+                self._rounds[-1].set_result(round_)
+            case HaltRoundAction(number, _):
+                self._halted = number
+                if not self._rounds[-1].done():
+                    self._leave_round(number)
+            case FinishAction(verdict):
+                reason = verdict.reason
+                if reason is Reason.START_TIMEOUT:
+                    self._fail(RendezvousTimeoutError(f"{verdict.note} (join_timeout)."))
+                else:
+                    self._fail(RendezvousError(f"the rendezvous ended: {reason.value}."))
+                self._over.set()
+
+    def _leave_round(self, number: int) -> None:
+        """The caller wants the next round: we are clear of the last, or leave it."""
+        decider = self._decider
+        if decider is None or decider.round is None or decider.round.number != number:
+            return
+        place = Endpoint("", self._bound.getsockname()[1])
+        if self._halted is not None:
+            self._halted = None
+            decider.tell(RoundClearedEvent(self._agent, number, place))
+        else:
+            now = time.monotonic()
+            decider.tell(
+                AgentGoneEvent(self._agent, "it wants another rendezvous", Interval(now, now))
+            )
+            decider.tell(JoinedEvent(self._agent, place))
+
+    def _cancel(self) -> None:
+        if self._decider is not None:
+            self._decider.tell(CancelEvent(0.0))
+            self._over.set()

@@ -1,0 +1,164 @@
+"""A connection between two hosts that meet: frames, signs of life, the other's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from phalanx import _wire as wire
+from phalanx._channel import trust
+from phalanx._channel.channel import SocketChannel
+from phalanx._core.clock import ClockOffset
+from phalanx._core.rounds import Endpoint
+from phalanx.errors import WireError
+
+CONNECTING = 2.0
+"""Seconds for a connection to another host to come about."""
+_LONGEST = 8 << 20
+"""Bytes of a record of one that takes part: a round of ten thousand hosts has one."""
+
+
+class PeerUnreachable(Exception):
+    """A host could not be reached; `closed`: nobody listens there, for certain.
+
+    `stranger`: somebody does who is not of this run.
+    """
+
+    def __init__(self, reason: str, *, closed: bool, stranger: bool = False) -> None:
+        super().__init__(reason)
+        self.closed = closed
+        self.stranger = stranger
+
+
+class Link:
+    """What one host has of another."""
+
+    def __init__(self, channel: SocketChannel, agent: int = 0) -> None:
+        """`agent` is who is at the other end, once that is known."""
+        self.agent = agent
+        self.last_round = 0
+        """The round that it was in when it came, under another that decided."""
+        self.clock = ClockOffset()
+        self.last_heard = time.monotonic()
+        self.silent = 0.0
+        self.is_over = False
+        """Nothing that is said here counts any more."""
+        self._channel = channel
+        self._heard = 0
+
+    @classmethod
+    async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
+        """Connect, with a proof of the key both ways. Raises `PeerUnreachable`."""
+        connection: socket.socket | None = None
+        found: list[_Address] = []
+        try:
+            async with asyncio.timeout(patience):
+                found = await _resolve(place)
+                connection = await _connect(found)
+                session = await trust.prove(connection, key)
+                link = cls(await SocketChannel.over(connection, session))
+                link.trust()
+                return link
+        except TimeoutError:
+            # One that takes connections and does not greet is as much a stranger as any.
+            what = "no answer" if found else f"no answer from the resolver for {place.address}"
+            problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
+        except trust.NotTrusted as error:
+            problem = PeerUnreachable(
+                f"whoever listens there is not of this run: {error}", closed=False
+            )
+            problem.stranger = True
+        except OSError as error:
+            gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)
+            closed = gone and connection is None
+            problem = PeerUnreachable(error.strerror or str(error), closed=closed)
+        if connection is not None:
+            connection.close()
+        raise problem from None
+
+    def trust(self) -> None:
+        """The other takes part: it may say as much as those do."""
+        self._channel.session.limit = _LONGEST
+
+    async def send(self, frame: wire.Frame) -> None:
+        """Say something; that the other is gone is heard where it is listened to."""
+        with contextlib.suppress(ConnectionError):
+            await self._channel.send(frame)
+
+    async def send_encoded(self, data: bytes) -> None:
+        """Say something that is said to many."""
+        with contextlib.suppress(ConnectionError):
+            await self._channel.send_encoded(data)
+
+    async def frames(self) -> AsyncIterator[wire.Frame]:
+        """What the other says, until it closes; pings are answered here."""
+        try:
+            async for frame in self._channel.frames():
+                self.last_heard = time.monotonic()
+                match frame:
+                    case wire.Ping(sent=sent):
+                        await self.send(wire.Pong(sent=sent, clock=time.monotonic()))
+                    case wire.Pong(sent=sent, clock=clock):
+                        self.clock.observe(sent, clock, time.monotonic())
+                    case _:
+                        yield frame
+        except WireError:
+            self._channel.abort()
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time was waited for: silence is counted in it."""
+        heard = self._channel.heard
+        self.silent = self.silent + seconds if heard == self._heard else 0.0
+        self._heard = heard
+
+    async def ping(self) -> None:
+        """A sign of life, which is answered."""
+        if not self._channel.congested:
+            await self.send(wire.Ping(sent=time.monotonic()))
+
+    async def flush(self, patience: float) -> None:
+        """Wait so long until everything is sent."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.flush(), patience)
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        self.is_over = True
+        self._channel.close()
+
+    def abort(self) -> None:
+        """End it without waiting for what was sent."""
+        self.is_over = True
+        self._channel.abort()
+
+
+_Address = tuple[int, int, int, str, Any]
+
+
+async def _resolve(place: Endpoint) -> list[_Address]:
+    """An endpoint's addresses. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    return list(await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM))
+
+
+async def _connect(found: list[_Address]) -> socket.socket:
+    """A connection to the first of the addresses that takes one. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    problem: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            problem = error
+        except BaseException:
+            connection.close()
+            raise
+    raise problem or OSError("no address")

@@ -1,0 +1,39 @@
+"""Where the secret of a run comes from, for hosts that meet by themselves.
+
+| asked in this order                                   | who made it                            |
+|-------------------------------------------------------|----------------------------------------|
+| $PHALANX_RDZV_TOKEN                                   | the scheduler, or the user             |
+| the setting token_file                                | the user                               |
+| rendezvous.token in $XDG_CONFIG_HOME/phalanx          | the user, in a home that hosts share   |
+| loopback.token in $XDG_STATE_HOME/phalanx             | we, where hosts meet at loopback alone |
+
+Without any, whoever reaches the port and knows the run id can take part, as with torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from phalanx._channel import trust
+
+VARIABLE = "PHALANX_RDZV_TOKEN"
+
+
+def find_token(environ: Mapping[str, str], token_file: str | None, *, local: bool) -> str | None:
+    """The token of a run; `local`: all its hosts are this machine. Raises `ConfigError`."""
+    if VARIABLE in environ:
+        return trust.check_token(environ[VARIABLE], VARIABLE)
+    if token_file is not None:
+        return trust.read_token(os.path.expanduser(token_file))
+    shared = _file(environ, "XDG_CONFIG_HOME", "~/.config", "rendezvous.token")
+    if os.path.exists(shared):
+        return trust.read_token(shared)
+    if local:
+        return trust.own_token(_file(environ, "XDG_STATE_HOME", "~/.local/state", "loopback.token"))
+    return None
+
+
+def _file(environ: Mapping[str, str], variable: str, default: str, name: str) -> str:
+    base = environ.get(variable) or os.path.expanduser(default)
+    return os.path.join(base, "phalanx", name)

@@ -1,0 +1,61 @@
+"""A verdict on its way from the host that decides to the others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx import _wire as wire
+from phalanx._core.clock import Interval
+from phalanx._rendezvous.causes import Failure
+from phalanx._rendezvous.protocol import Reason, Verdict
+from phalanx._wire import rendezvous_frames
+
+
+def frames_of(verdict: Verdict) -> list[wire.Frame]:
+    """A verdict, to be told to another host."""
+    told = [("cause", f) for f in (verdict.cause,) if f is not None]
+    told += [("other", f) for f in verdict.others]
+    told += [("attempt", f) for f in verdict.attempts]
+    frames: list[wire.Frame] = [
+        rendezvous_frames.FailureTold(
+            agent=f.agent,
+            hostname=f.hostname,
+            outcome=f.outcome,
+            consequence=f.consequence,
+            role=role,
+        )
+        for role, f in told
+    ]
+    over = rendezvous_frames.AppEnded(
+        reason=verdict.reason.value,
+        missing=verdict.missing,
+        note=verdict.note,
+        members=verdict.members,
+    )
+    return [*frames, over]
+
+
+def verdict_of(
+    over: rendezvous_frames.AppEnded, blamed: Sequence[rendezvous_frames.FailureTold]
+) -> Verdict:
+    """The verdict that another host has told."""
+
+    def failures(role: str) -> tuple[Failure, ...]:
+        return tuple(
+            Failure(
+                *(b.agent, b.hostname, b.outcome, Interval(b.outcome.clock, b.outcome.clock)),
+                consequence=b.consequence,
+            )
+            for b in blamed
+            if b.role == role
+        )
+
+    return Verdict(
+        reason=Reason(over.reason),
+        cause=next(iter(failures("cause")), None),
+        others=failures("other"),
+        missing=over.missing,
+        members=over.members,
+        attempts=failures("attempt"),
+        note=over.note,
+    )

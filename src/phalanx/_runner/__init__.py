@@ -1,0 +1,1 @@
+"""Apps onto schedulers: `runner` is the front."""

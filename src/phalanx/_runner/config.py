@@ -1,0 +1,159 @@
+"""Configuration: `.phalanxconfig`, in TOML, of the project and of the user; and the environment.
+
+A value is looked for in the environment, then in the project's file (the nearest one upward from
+the current directory, or the one that $PHALANXCONFIG names), then in the one in the home directory.
+Sections are `[scheduler.NAME]`, `[component."NAME"]` and `[command.NAME]`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx._schedulers.options import Option
+from phalanx.errors import ConfigError
+
+FILE = ".phalanxconfig"
+SECTIONS = ("scheduler", "component", "command")
+DEFAULT, COMMAND_LINE = "default", "command line"
+
+
+@dataclass(frozen=True)
+class ConfigValue:
+    """A value, and where it came from."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """What files and the environment say."""
+
+    files: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """What is in them, by their paths; the last one counts most."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def section(
+        self, kind: str, name: str, keys: Mapping[str, Any] | None = None
+    ) -> dict[str, ConfigValue]:
+        """What is set for a scheduler, component or command. `keys` are those that there can be:
+        the environment is asked for them.
+        """
+        found: dict[str, ConfigValue] = {}
+        for path, data in self.files:
+            for key, value in _table(data, kind, name).items():
+                found[key.replace("-", "_")] = ConfigValue(value, path)
+        for key in keys or ():
+            variable = variable_name(name, key)
+            if variable in self.environ:
+                found[key] = ConfigValue(self.environ[variable], f"${variable}")
+        return found
+
+    def names(self, kind: str) -> list[str]:
+        """The names that have a section of this kind."""
+        tables = [data.get(kind, {}) for _, data in self.files]
+        return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def option_problems(
+    scheduler: str, options: Sequence[Option], effective: Mapping[str, ConfigValue]
+) -> Iterator[str]:
+    """What is wrong with configured options of a scheduler, and where it stands."""
+    known = {option.name: option for option in options}
+    for key, value in effective.items():
+        if value.origin in (DEFAULT, COMMAND_LINE):
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            yield f"{value.origin}: {scheduler} has no option {key!r}.{hint}"
+            continue
+        try:
+            known[key].decode(value.value)
+        except (ValueError, TypeError) as error:
+            yield f"{value.origin}: {scheduler}'s option {key!r}: {error}."
+
+
+def variable_name(name: str, key: str) -> str:
+    """The environment variable for a key of a section: `PHALANX_LOCAL_CWD_LOG_DIR`."""
+    return "PHALANX_" + re.sub(r"[^A-Z0-9]+", "_", f"{name}_{key}".upper())
+
+
+def load(directory: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """What applies in a directory. Raises `ConfigError` for a file that cannot be read."""
+    home, project = home_file(environ), project_file(directory, environ)
+    files = [path for path in (home, project) if path is not None and _is_file(path)]
+    return Config(tuple((str(path), _read(path)) for path in dict.fromkeys(files)), environ)
+
+
+def home_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's own file, whether it is there or not."""
+    home = environ.get("HOME")
+    return Path(home) / FILE if home else None
+
+
+def project_file(
+    directory: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The project's file, if there is one."""
+    if named := environ.get("PHALANXCONFIG"):
+        path = Path(named).expanduser()
+        if not _is_file(path):
+            raise ConfigError(f"$PHALANXCONFIG names {named}, which is no file.")
+        return path.absolute()
+    try:
+        start = Path(directory or os.getcwd()).absolute()
+    except OSError:
+        return None
+    for place in (start, *start.parents):
+        if _is_file(place / FILE):
+            return place / FILE
+    return None
+
+
+def _is_file(path: Path) -> bool:
+    """There is such a file, as far as one may look. Raises `ConfigError` for what is none."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a file"
+        raise ConfigError(f"{path} is {kind}. It should be a TOML file; move it away.")
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    for kind, tables in data.items():
+        if kind not in SECTIONS:
+            shown = ", ".join(f"[{section}.{kind}]" for section in SECTIONS)
+            raise ConfigError(f"{path} has a section [{kind}]. Did you mean one of {shown}?")
+        if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+            raise ConfigError(f"{path}: write [{kind}.NAME], and keys below it.")
+    return data
+
+
+def _table(data: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
+    tables = data.get(kind, {})
+    if name in tables:
+        return dict(tables[name])
+    # [component.dist.ddp], without quotes, is a table within a table.
+    found: Any = tables
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,58 @@
+"""Handles: `{scheduler}://{session}/{app_id}`. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from phalanx._core import values
+from phalanx.errors import ConfigError
+
+_HANDLE = re.compile(r"(?P<scheduler>[^:/]+)://(?P<session>[^/]*)/(?P<rest>.+)")
+SESSION = "phalanx"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What names an app to everybody."""
+
+    scheduler: str
+    session: str
+    app_id: str
+
+    def __str__(self) -> str:
+        return f"{self.scheduler}://{self.session}/{self.app_id}"
+
+
+def parse(text: str) -> Handle:
+    """The parts of a handle. Raises `ConfigError`."""
+    found = _HANDLE.fullmatch(text)
+    if found is None or "/" in found["rest"]:
+        raise ConfigError(f"{text!r} is not a handle such as local_cwd://{SESSION}/echo-1a2b3c4d.")
+    return Handle(found["scheduler"], found["session"] or SESSION, found["rest"])
+
+
+@dataclass(frozen=True)
+class LogSelector:
+    """What `APP[/ROLE[/REPLICAS]]` means."""
+
+    app: str
+    """A handle, an id, or the beginning of one."""
+    role: str | None = None
+    replicas: tuple[int, ...] | None = None
+
+
+def parse_log_selector(text: str) -> LogSelector:
+    """The app, role and replicas of a text such as `echo-1a2b/echo/0,2`. Raises `ConfigError`."""
+    found = _HANDLE.fullmatch(text)
+    head, rest = (text[: found.start("rest")], found["rest"]) if found else ("", text)
+    parts = rest.rstrip("/").split("/")
+    if len(parts) > 3 or not all(parts):
+        raise ConfigError(f"{text!r} is not APP[/ROLE[/REPLICAS]]. Example: echo-1a2b/echo/0,1")
+    replicas = None
+    if len(parts) == 3:
+        try:
+            replicas = tuple(dict.fromkeys(values.numbers(parts[2])))
+        except ValueError as error:
+            raise ConfigError(f"{text!r}: {error}.") from None
+    return LogSelector(head + parts[0], parts[1] if len(parts) > 1 else None, replicas)

@@ -1,0 +1,40 @@
+"""How many apps stand at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx._logs import logger
+from phalanx._registry.recorded_app import RecordedApp
+from phalanx._runner.runner import Runner
+from phalanx._specs import AppState
+from phalanx.errors import PhalanxError
+
+
+def overview(
+    runner: Runner, apps: Sequence[RecordedApp]
+) -> list[tuple[RecordedApp, dict[str, Any]]]:
+    """Recorded apps with how they stand. What has an owner says so itself; of the rest each
+    scheduler is asked once, and one that cannot be asked is named.
+    """
+    asked: dict[tuple[str, str], dict[str, AppState]] = {}
+    found = []
+    for app in apps:
+        status = app.status()
+        if app.facts["owner"] is None:
+            key = app.scheduler, str(app.facts["session"])
+            if key not in asked:
+                asked[key] = _ask(runner, *key)
+            state = asked[key].get(app.id, AppState.UNKNOWN)
+            status |= {"state": state.value, "seconds": None}
+        found.append((app, status))
+    return found
+
+
+def _ask(runner: Runner, scheduler: str, session: str) -> dict[str, AppState]:
+    try:
+        return {app.app_id: AppState(app.state) for app in runner.known_by(scheduler, session)}
+    except PhalanxError as error:
+        logger.warning("phalanx: %s", error)
+        return {}

@@ -1,0 +1,633 @@
+"""Apps onto schedulers: submit, follow, end; from any process.
+
+with get_runner() as runner:
+    handle = runner.run_component("utils.echo", ["--msg", "hi"], scheduler="local_cwd")
+    status = runner.wait(handle)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Self
+
+from phalanx._logs import logger
+from phalanx._registry import recorded_app, submission
+from phalanx._registry.recorded_app import RecordedApp
+from phalanx._runner import catalog, config, handles
+from phalanx._runner.config import Config, ConfigValue, option_problems
+from phalanx._runner.dryrun import AppDryRunInfo, check_capabilities, plain, with_workspace
+from phalanx._runner.scheduler_calls import asking, expect, guarded
+from phalanx._schedulers.options import Option, make, options, parse
+from phalanx._schedulers.scheduler import (
+    LogLine,
+    Scheduler,
+    Stream,
+    create_scheduler,
+    default_scheduler,
+)
+from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
+from phalanx.errors import ConfigError, SchedulerError, UnknownScheduler
+
+__all__ = ["AppDryRunInfo", "Runner", "get_runner"]
+
+
+def get_runner(name: str | None = None, **kwargs: Any) -> Runner:
+    """A runner; a context manager.
+
+    Args:
+        name: The session, the middle part of handles; by default `phalanx`.
+        **kwargs: As for `Runner`.
+
+    Raises:
+        ConfigError: The name cannot be a session's.
+    """
+    return Runner(name or handles.SESSION, **kwargs)
+
+
+class Runner:
+    """Submits apps, and knows those that were submitted, by whichever process."""
+
+    def __init__(self, name: str = handles.SESSION, *, settings: Config | None = None) -> None:
+        """A runner of a session. Nothing is started or read yet.
+
+        Args:
+            name: The session, the middle part of handles.
+            settings: By default what applies in the current directory.
+
+        Raises:
+            ConfigError: The name cannot be a session's.
+        """
+        if not name or "/" in name:
+            raise ConfigError(f"{name!r} cannot be a session's name.")
+        self._name = name
+        self._config = settings
+        self._schedulers: dict[tuple[str, str], Scheduler[Any, Any]] = {}
+
+    def __enter__(self) -> Self:
+        """Nothing is started."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of schedulers' connections. Apps go on."""
+        while self._schedulers:
+            (name, _), scheduler = self._schedulers.popitem()
+            try:
+                with asking(name):
+                    scheduler.close()
+            except SchedulerError as error:
+                logger.warning("phalanx: %s", error)
+
+    # ── submitting ────────────────────────────────────────────────────────────
+
+    def run_component(
+        self,
+        component: str,
+        component_args: Sequence[str] | Mapping[str, Any] = (),
+        scheduler: str | None = None,
+        cfg: Mapping[str, Any] | str | None = None,
+        workspace: str | None = None,
+        parent_run_id: str | None = None,
+    ) -> str:
+        """Submit the app that a component makes of its arguments.
+
+        Args:
+            component: `dist.ddp`, `FILE.py:FUNCTION`, or the name that a package has registered.
+            component_args: As on a command line, or by name.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            ComponentError: There is no such component, or it is broken.
+            UsageError: It does not take these arguments.
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+            SchedulerError: The scheduler could not submit it.
+        """
+        return self.schedule(
+            self.dryrun_component(
+                component, component_args, scheduler, cfg, workspace, parent_run_id
+            )
+        )
+
+    def dryrun_component(
+        self,
+        component: str,
+        component_args: Sequence[str] | Mapping[str, Any] = (),
+        scheduler: str | None = None,
+        cfg: Mapping[str, Any] | str | None = None,
+        workspace: str | None = None,
+        parent_run_id: str | None = None,
+    ) -> AppDryRunInfo:
+        """Show what `run_component` would submit. Nothing is submitted or changed.
+
+        Args:
+            component: As for `run_component`.
+            component_args: As on a command line, or by name.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app, and the scheduler's own request; `str()` of it can be read.
+
+        Raises:
+            ConfigError: As `run_component`.
+        """
+        found = catalog.find(component)
+        defaults = self.config.section("component", found.name, found.parameters)
+        app = found.build(component_args, defaults)
+        return self.dryrun(app, scheduler, cfg, workspace, parent_run_id)
+
+    def run(
+        self,
+        app: AppDef,
+        scheduler: str | None = None,
+        cfg: Mapping[str, Any] | str | None = None,
+        workspace: str | None = None,
+        parent_run_id: str | None = None,
+    ) -> str:
+        """Submit an app.
+
+        Args:
+            app: What to run.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+            SchedulerError: The scheduler could not submit it.
+        """
+        return self.schedule(self.dryrun(app, scheduler, cfg, workspace, parent_run_id))
+
+    def dryrun(
+        self,
+        app: AppDef,
+        scheduler: str | None = None,
+        cfg: Mapping[str, Any] | str | None = None,
+        workspace: str | None = None,
+        parent_run_id: str | None = None,
+    ) -> AppDryRunInfo:
+        """Show what `run` would submit. Nothing is submitted or changed.
+
+        Args:
+            app: What to run.
+            scheduler: By default the configured one, or `local_cwd`.
+            cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
+            workspace: The directory whose files the app runs with; by default that of each role, or
+                the current one.
+            parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
+
+        Returns:
+            The app, and the scheduler's own request; `schedule` submits it.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            ConfigError: The scheduler does not take such an app, or such options.
+        """
+        name = self.default_scheduler if scheduler is None else scheduler
+        found = self._scheduler(name)
+        given = parse(cfg) if isinstance(cfg, str) else dict(cfg or {})
+        chosen = self._options(name, found, given)
+        check_capabilities(name, found, app, workspace)
+        env = {"PHALANX_JOB_ID": str(handles.Handle(name, self._name, macros.app_id))}
+        if parent_run_id is not None:
+            env["PHALANX_PARENT_RUN_ID"] = parent_run_id
+        roles = [dataclasses.replace(role, env={**env, **role.env}) for role in app.roles]
+        if found.capabilities.workspace:
+            roles = [with_workspace(role, workspace) for role in roles]
+        prepared = dataclasses.replace(app, roles=roles)
+        with asking(name):
+            return AppDryRunInfo(prepared, name, chosen, found.dryrun(prepared, chosen))
+
+    def schedule(self, info: AppDryRunInfo) -> str:
+        """Submit what a dry run has given.
+
+        Args:
+            info: What `dryrun` or `dryrun_component` gave.
+
+        Returns:
+            The app's handle.
+
+        Raises:
+            SchedulerError: The scheduler could not submit it.
+        """
+        found = self._scheduler(info.scheduler)
+        with asking(info.scheduler):
+            app_id = found.submit(info.request)
+        if not isinstance(app_id, str) or not re.fullmatch(r"[^/\s]+", app_id):
+            raise SchedulerError(
+                f"{info.scheduler} has submitted an app, and gave {app_id!r}, which is no id: it "
+                "cannot be followed."
+            )
+        handle = handles.Handle(info.scheduler, self._name, app_id)
+        definition = {"app": serialization.to_dict(info.app), "options": plain(info.cfg)}
+        submission.define(info.scheduler, self._name, app_id, definition)
+        return str(handle)
+
+    # ── what was submitted ────────────────────────────────────────────────────
+
+    def status(self, app_handle: str) -> AppStatus | None:
+        """The status of an app.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Returns:
+            The status; None if there is no such app.
+
+        Raises:
+            ConfigError: It is not a handle, or there is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
+        handle = handles.parse(app_handle)
+        found = self._scheduler(handle.scheduler, handle.session)
+        with asking(handle.scheduler):
+            status = found.describe(handle.app_id)
+            return None if status is None else expect(status, AppStatus)
+
+    def wait(
+        self, app_handle: str, wait_interval: float | None = None, timeout: float | None = None
+    ) -> AppStatus | None:
+        """Wait for an app's end.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            wait_interval: Seconds between two questions to the scheduler; by default its own.
+            timeout: Seconds to wait at most; by default until the end.
+
+        Returns:
+            The status then; None if there is no such app.
+
+        Raises:
+            ConfigError: As `status`.
+            SchedulerError: As `status`.
+        """
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        status = None
+        for status in self.watch(app_handle, wait_interval):  # noqa: B007 the last one counts
+            if time.monotonic() >= limit:
+                break
+        return status
+
+    def watch(self, app_handle: str, interval: float | None = None) -> Iterator[AppStatus | None]:
+        """The status of an app, again and again until it has ended.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            interval: Seconds between two questions to the scheduler; by default its own, growing.
+
+        Yields:
+            The status; None, as the last, if there is no such app.
+
+        Raises:
+            ConfigError: As `status`.
+            SchedulerError: As `status`.
+        """
+        handle = handles.parse(app_handle)
+        pause = self._scheduler(handle.scheduler, handle.session).poll_interval
+        longest = pause * 10
+        if interval is not None:
+            pause = longest = interval
+        while True:
+            status = self.status(app_handle)
+            yield status
+            if status is None or status.state.is_final:
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.1, longest)
+
+    def cancel(self, app_handle: str, grace: float | None = None) -> None:
+        """Cancel an app. One that has ended, or is not there, is left as it is.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            grace: Seconds between asking its replicas to end and killing them, for schedulers that
+                take one.
+
+        Raises:
+            ConfigError: It is not a handle, or the scheduler takes no `grace`.
+            SchedulerError: The scheduler could not cancel it.
+        """
+        handle = handles.parse(app_handle)
+        found = self._scheduler(handle.scheduler, handle.session)
+        if grace is not None and not found.capabilities.grace:
+            raise ConfigError(f"{handle.scheduler} has a grace of its own, and takes no other.")
+        more = {} if grace is None else {"grace": grace}
+        with asking(handle.scheduler):
+            found.cancel(handle.app_id, **more)
+
+    def delete(self, app_handle: str) -> None:
+        """Delete an app with its logs; one that runs is cancelled first. Idempotent.
+
+        Of one whose scheduler is not installed any more, the record is deleted.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler, and no record of the app.
+            SchedulerError: The scheduler could not delete it.
+        """
+        handle = handles.parse(app_handle)
+        app = _recorded(handle)
+        try:
+            found = self._scheduler(handle.scheduler, handle.session)
+        except UnknownScheduler:
+            if app is None:
+                raise
+        else:
+            with asking(handle.scheduler):
+                found.delete(handle.app_id)
+        if app is not None:
+            app.remove(logs=True)
+
+    def list(self, scheduler: str | None = None) -> list[AppSummary]:
+        """List apps.
+
+        Args:
+            scheduler: Those that this one knows; by default those that were submitted from here.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
+        if scheduler is not None:
+            return list(self.known_by(scheduler, self._name))
+        from phalanx._runner.overview import overview
+
+        return [
+            AppSummary(app.id, AppState(status["state"]), str(app.facts["name"]), app.handle)
+            for app, status in overview(self, recorded_app.apps())
+            if not app.is_launch
+        ]
+
+    def describe(self, app_handle: str) -> AppDef | None:
+        """What an app was made from, if it was submitted from here.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Returns:
+            The definition; None if it is not known.
+
+        Raises:
+            ConfigError: It is not a handle.
+        """
+        app = _recorded(handles.parse(app_handle))
+        definition = {} if app is None else app.definition()
+        return serialization.from_dict(definition["app"]) if "app" in definition else None
+
+    def log_lines(
+        self,
+        app_handle: str,
+        role: str | None = None,
+        replica: int = 0,
+        regex: str | re.Pattern[str] | None = None,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        follow: bool = False,  # noqa: FBT001, FBT002 the name and place that users know
+        streams: Stream | str | None = None,
+    ) -> Iterator[str]:
+        """The lines that a replica has printed.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name; by default the first.
+            replica: The replica's number in its role.
+            regex: Only lines in which this is found.
+            since: Only lines since then: seconds since 1970, or a datetime.
+            until: Only lines until then.
+            follow: Also yield new lines, until the replica has ended.
+            streams: `"stdout"`, `"stderr"`, or by default both.
+
+        Yields:
+            Lines without their ends.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+            ConfigError: The scheduler cannot tell streams or times apart.
+        """
+        if role is None:
+            role = self._first_role(app_handle)
+        stream = streams if isinstance(streams, Stream) else _stream(streams)
+        lines = self.lines(
+            app_handle, role, replica, stream=stream, since=since, until=until, follow=follow
+        )
+        wanted = re.compile(regex) if regex is not None else None
+        return (line.text for line in lines if wanted is None or wanted.search(line.text))
+
+    def unfinished_line(
+        self,
+        app_handle: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+    ) -> str:
+        """What a replica has printed of a line that has not ended, such as a progress bar.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+
+        Returns:
+            The text so far; empty where it is not known.
+        """
+        handle = handles.parse(app_handle)
+        with asking(handle.scheduler):
+            found = self._scheduler(handle.scheduler, handle.session)
+            return expect(found.unfinished_line(handle.app_id, role, replica, stream=stream), str)
+
+    def lines(
+        self,
+        app_handle: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLine]:
+        """As `log_lines`, each line with its replica, stream and time.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+            since: Only lines since then: seconds since 1970, or a datetime.
+            until: Only lines until then.
+            follow: Also yield new lines, until the replica has ended.
+
+        Yields:
+            Lines.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+            ConfigError: The scheduler cannot tell streams or times apart.
+        """
+        handle = handles.parse(app_handle)
+        found = self._scheduler(handle.scheduler, handle.session)
+        if stream is not Stream.COMBINED and not found.capabilities.streams:
+            raise ConfigError(f"{handle.scheduler} keeps stdout and stderr together.")
+        if (since, until) != (None, None) and not found.capabilities.times:
+            raise ConfigError(f"{handle.scheduler} does not keep the times of lines.")
+        with asking(handle.scheduler):
+            lines = found.logs(
+                handle.app_id,
+                role,
+                replica,
+                stream=stream,
+                since=_seconds(since),
+                until=_seconds(until),
+                follow=follow,
+            )
+            return guarded(handle.scheduler, iter(lines))
+
+    def replicas(self, app_handle: str) -> dict[str, int]:
+        """How many replicas each role of an app has.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+
+        Raises:
+            LookupError: There is no such app.
+        """
+        app = _recorded(handles.parse(app_handle))
+        if app is not None:
+            return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
+        status = self.status(app_handle)
+        if status is None:
+            raise LookupError(f"there is no app {app_handle}")
+        return {role.role: len(role.replicas) for role in status.roles}
+
+    def _first_role(self, app_handle: str) -> str:
+        roles = self.replicas(app_handle)
+        if not roles:
+            raise LookupError(f"say which role of {app_handle}: its scheduler does not tell")
+        return next(iter(roles))
+
+    # ── schedulers and their options ──────────────────────────────────────────
+
+    @property
+    def config(self) -> Config:
+        """What files and the environment say."""
+        if self._config is None:
+            self._config = config.load()
+        return self._config
+
+    @property
+    def default_scheduler(self) -> str:
+        """The one that is used when none is named."""
+        configured = self.config.section("command", "run", {"scheduler": None}).get("scheduler")
+        return default_scheduler() if configured is None else str(configured.value)
+
+    def scheduler_run_opts(self, scheduler: str) -> Sequence[Option]:
+        """The options of a scheduler.
+
+        Args:
+            scheduler: Its name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
+        return options(self._scheduler(scheduler).options)
+
+    def effective_options(
+        self, scheduler: str, given: Mapping[str, Any] | None = None
+    ) -> dict[str, ConfigValue]:
+        """Every option of a scheduler with its value, and where that came from.
+
+        Args:
+            scheduler: Its name.
+            given: Options as on the command line, which win over the configuration.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
+        known = self.scheduler_run_opts(scheduler)
+        found = {o.name: ConfigValue(o.default, config.DEFAULT) for o in known if not o.required}
+        found |= self.config.section("scheduler", scheduler, {o.name: None for o in known})
+        cli = {key.replace("-", "_"): value for key, value in (given or {}).items()}
+        return found | {key: ConfigValue(value, config.COMMAND_LINE) for key, value in cli.items()}
+
+    def _options(self, name: str, scheduler: Scheduler[Any, Any], given: Mapping[str, Any]) -> Any:
+        effective = self.effective_options(name, given)
+        for problem in option_problems(name, options(scheduler.options), effective):
+            raise ConfigError(problem)
+        chosen = {k: v.value for k, v in effective.items() if v.origin != config.DEFAULT}
+        return make(name, scheduler.options, chosen)
+
+    def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:
+        """The apps that a scheduler knows in a session.
+
+        Args:
+            scheduler: Its name.
+            session: The session's name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+            SchedulerError: The scheduler could not be asked.
+        """
+        found = self._scheduler(scheduler, session)
+        with asking(scheduler):
+            apps = [expect(app, AppSummary) for app in found.list()]
+        return [_completed(app, scheduler, session) for app in apps]
+
+    def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
+        key = name, session or self._name
+        if key not in self._schedulers:
+            self._schedulers[key] = create_scheduler(*key)
+        return self._schedulers[key]
+
+
+def _recorded(handle: handles.Handle) -> RecordedApp | None:
+    return recorded_app.by_handle(handle.scheduler, handle.session, handle.app_id)
+
+
+def _completed(app: AppSummary, scheduler: str, session: str) -> AppSummary:
+    """With the handle, and with the name that was recorded, where the scheduler has none."""
+    handle = handles.Handle(scheduler, session, app.app_id)
+    name = app.name
+    if not name and (known := _recorded(handle)) is not None:
+        name = str(known.facts["name"])
+    return dataclasses.replace(app, name=name, app_handle=app.app_handle or str(handle))
+
+
+def _stream(text: str | None) -> Stream:
+    try:
+        return Stream.COMBINED if text is None else Stream(text)
+    except ValueError:
+        known = ", ".join(stream.value for stream in Stream)
+        raise ConfigError(f"there is no stream {text!r}; there are: {known}.") from None
+
+
+def _seconds(moment: float | datetime | None) -> float | None:
+    return moment.timestamp() if isinstance(moment, datetime) else moment

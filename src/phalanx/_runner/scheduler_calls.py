@@ -1,0 +1,43 @@
+"""How schedulers are asked: what one raises names it, what it gives is held against its type."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from phalanx._schedulers.scheduler import LogLine
+from phalanx.errors import PhalanxError, SchedulerError
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def asking(scheduler: str) -> Iterator[None]:
+    """Ask a scheduler something: what its own code raises names it."""
+    try:
+        yield
+    except PhalanxError:
+        raise
+    except (Exception, SystemExit) as error:
+        if type(error) is LookupError:  # what is not there, as the interface has it
+            raise
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise SchedulerError(f"the scheduler {scheduler} failed: {text}") from error
+
+
+def expect(value: Any, kind: type[T]) -> T:
+    """What a scheduler gave, if it is that. Raises `TypeError`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"it gave {value!r}, not a {kind.__name__}")
+    return value
+
+
+def guarded(scheduler: str, lines: Iterator[LogLine]) -> Iterator[LogLine]:
+    """Lines as a scheduler gives them."""
+    while True:
+        with asking(scheduler):
+            line = next(lines, None)
+        if line is None:
+            return
+        yield line

@@ -1,0 +1,105 @@
+"""What most schedulers need, ours among them."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from types import ModuleType
+
+from phalanx._specs import AppDef, Role
+from phalanx._specs.substitution import Values
+from phalanx.errors import ConfigError
+
+
+def make_app_id(name: str) -> str:
+    """A new id for an app, made of letters, digits, `_` and `-`.
+
+    Args:
+        name: The app's name, with which the id begins.
+    """
+    word = re.sub(r"[^a-zA-Z0-9_]+", "-", name).strip("-_").lower()[:40].rstrip("-_") or "app"
+    return f"{word}-{secrets.token_hex(4)}"
+
+
+def replicas(
+    app: AppDef, app_id: str, *, rank0_env: str, root: str | None = None
+) -> Iterator[tuple[Role, int]]:
+    """Every replica of an app: its role, with the macros replaced, and its number in it.
+
+    Args:
+        app: The app.
+        app_id: Its id, for `${app_id}`.
+        rank0_env: The scheduler's `rank0_env`, for `${rank0_env}`.
+        root: The directory that replicas start in, for `${img_root}`; by default the role's
+            workspace.
+
+    Yields:
+        Pairs of role and number.
+
+    Raises:
+        ConfigError: There is nothing to run.
+    """
+    if not app.roles:
+        raise ConfigError(f"the app {app.name!r} has no roles: there is nothing to run.")
+    for role in app.roles:
+        if not role.entrypoint:
+            raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
+        for number in range(role.num_replicas):
+            place = workspace_of(role) if root is None else root
+            yield Values(app_id, str(number), place, rank0_env).apply(role), number
+
+
+def workspace_of(role: Role) -> str:
+    """The directory whose files a role runs with: its own, or the current one."""
+    try:
+        place = (role.workspace or os.getcwd()).removeprefix("file://")
+        return os.path.abspath(os.path.expanduser(place))
+    except FileNotFoundError:
+        raise ConfigError("the current directory is gone: go to another one.") from None
+
+
+def near_file(path: str) -> str:
+    """A hint at a Python file beside one that is not there; empty where none is like it."""
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(os.path.dirname(path)) if name.endswith(".py")]
+        if near := difflib.get_close_matches(os.path.basename(path), names, n=1):
+            return f" Did you mean {near[0]}?"
+    return ""
+
+
+def workspace_files(directory: str) -> Iterator[str]:
+    """The files of a workspace that are sent to hosts.
+
+    Args:
+        directory: The workspace.
+
+    Yields:
+        Paths within it: what git tracks or does not ignore, less what `.phalanxignore` takes out.
+    """
+    from phalanx._launcher.project.workspace import WorkspaceRoot
+
+    for path, _ in WorkspaceRoot(os.path.abspath(directory)).files():
+        yield path
+
+
+def need(package: str, extra: str) -> ModuleType:
+    """Import a client library.
+
+    Args:
+        package: What to import.
+        extra: What to install for it, such as `mypackage[docker]`.
+
+    Raises:
+        ConfigError: It is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"this needs a package that is not installed ({error}): pip install '{extra}'"
+        ) from None

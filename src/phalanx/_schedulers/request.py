@@ -1,0 +1,121 @@
+"""What is submitted to the schedulers that run processes themselves: every replica, spelt out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx._schedulers.lifecycle import RoleLifecycle
+from phalanx._specs import AppDef, RetryPolicy
+
+STREAMS = ("stdout", "stderr")
+ROLE = "PHALANX_ROLE"
+"""The variable in which a replica finds its role."""
+RANK0_PORT = "PHALANX_RANK0_PORT"
+"""The variable in which replicas find a port of the first one's host that is free to meet at."""
+
+
+@dataclass(frozen=True)
+class ReplicaRequest:
+    """One process to start."""
+
+    role: str
+    id: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is set on top of the environment that it finds."""
+    cwd: str
+    hostname: str
+    gpus: int
+    logs: Mapping[str, str]
+    """The file of each stream."""
+    script: str | None = None
+    """The Python file that it runs, relative to `cwd`, where it must be there."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its role, and its number in it."""
+        return self.role, self.id
+
+    @property
+    def error_file(self) -> str:
+        """Where what it has reported as its error is, in torch's format."""
+        return os.path.join(os.path.dirname(self.logs["stdout"]), "error.json")
+
+
+@dataclass(frozen=True)
+class RoleRequest:
+    """The replicas of one role, and what happens when one fails."""
+
+    name: str
+    max_retries: int
+    retry_policy: str
+    replicas: tuple[ReplicaRequest, ...]
+
+    @property
+    def part(self) -> RoleLifecycle:
+        """The role, as far as its course is concerned."""
+        policy = RetryPolicy(self.retry_policy)
+        return RoleLifecycle(self.name, len(self.replicas), self.max_retries, policy)
+
+
+@dataclass(frozen=True)
+class AppRequest:
+    """An app, ready to be started."""
+
+    app_id: str
+    name: str
+    scheduler: str
+    session: str
+    starter: str
+    """`module:class` of who starts the replicas."""
+    stop_grace: float
+    roles: tuple[RoleRequest, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the scheduler needs besides."""
+
+    @property
+    def replicas(self) -> list[ReplicaRequest]:
+        """All of them."""
+        return [replica for role in self.roles for replica in role.replicas]
+
+    @classmethod
+    def roles_of(cls, app: AppDef, replicas: Iterable[ReplicaRequest]) -> tuple[RoleRequest, ...]:
+        """An app's replicas by role, with what its roles say of failures."""
+        found: dict[str, list[ReplicaRequest]] = {}
+        for replica in replicas:
+            found.setdefault(replica.role, []).append(replica)
+        return tuple(
+            RoleRequest(
+                role.name, role.max_retries, role.retry_policy.value, tuple(found[role.name])
+            )
+            for role in app.roles
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> AppRequest:
+        """From what `to_dict` gave."""
+        roles = tuple(
+            RoleRequest(
+                **{
+                    **role,
+                    "replicas": tuple(
+                        ReplicaRequest(**{**r, "argv": tuple(r["argv"])}) for r in role["replicas"]
+                    ),
+                }
+            )
+            for role in value["roles"]
+        )
+        return cls(**{**value, "roles": roles})
+
+
+def with_python(argv: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """A command in which `python` is the interpreter that is meant."""
+    return (python, *argv[1:]) if argv[0] in ("python", "python3") else argv

@@ -1,0 +1,102 @@
+"""`ssh`: replicas on a list of hosts that the user's ssh knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx._launcher.planning.validation import check_fetch
+from phalanx._schedulers.gpus import distribute
+from phalanx._schedulers.request import ReplicaRequest
+from phalanx._schedulers.scheduler import option
+from phalanx._schedulers.supervised import SupervisedScheduler, check_grace
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Options of `ssh`."""
+
+    hosts: list[str] = option(
+        help="names that your ssh knows, user@host or user@host:port; replicas go round them"
+    )
+    log_dir: str | None = option(
+        None, help="where the replicas' output goes, here; by default beside the app's record"
+    )
+    python: str | None = option(
+        None, help="the interpreter on other hosts, or a virtual environment there"
+    )
+    env_file: str | None = option(None, help="a bash file that is sourced on each host first")
+    fetch: list[str] | None = option(
+        None,
+        help="files that replicas write to bring here from hosts that do not share the directory "
+        "(patterns such as ckpt/*), when a replica has ended",
+    )
+    ssh_config_file: str | None = option(None, help="the ssh configuration, if not your own")
+    address: str | None = option(
+        None, help="the address of the first host for the others; by default the one ssh came to"
+    )
+    host_timeout: float = option(
+        30.0, help="seconds without a word from a host after which it is given up"
+    )
+    stop_grace: float = option(
+        5.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        check_grace(self.stop_grace)
+        check_fetch(self.fetch or [])
+        if not 0 < self.host_timeout < math.inf:
+            raise ConfigError(f"host_timeout={self.host_timeout}: more than 0 seconds are wanted.")
+        for name in ("env_file", "ssh_config_file"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(os.path.expanduser(path)):
+                raise ConfigError(f"{name}={path}: there is no such file.")
+        if not self.hosts:
+            raise ConfigError("ssh needs at least one host: -cfg hosts=a,b")
+
+
+class SshScheduler(SupervisedScheduler):
+    """Runs replicas on hosts; a supervisor here holds the connections."""
+
+    name = "ssh"
+    options = SshOptions
+    starter = "phalanx._schedulers.ssh_replicas:SshCrew"
+    root = "."  # the directory on the host is known only there; a replica starts in it
+
+    def fill_in(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:
+        """On its host: they are gone round in their order."""
+        from phalanx._launcher.transport.targets import parse
+
+        host = options.hosts[replica.id % len(options.hosts)]
+        parse(host)
+        return dataclasses.replace(replica, hostname=host)
+
+    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+        """Those on one host that want GPUs have ones of their own."""
+        devices = [str(i) for i in range(sum(replica.gpus for replica in spelt))]
+        by_host: dict[str, list[ReplicaRequest]] = {}
+        for replica in spelt:
+            by_host.setdefault(replica.hostname, []).append(replica)
+        arranged = [r for some in by_host.values() for r in distribute(some, devices)]
+        order = {replica.key: i for i, replica in enumerate(spelt)}
+        return sorted(arranged, key=lambda replica: order[replica.key])
+
+    def settings(self, options: SshOptions) -> dict[str, Any]:
+        """How the launcher reaches the hosts."""
+        names = ("python", "env_file", "ssh_config_file", "address", "host_timeout")
+        launcher = {name: getattr(options, name) for name in names}
+        for name in ("env_file", "ssh_config_file"):
+            if launcher[name] is not None:
+                launcher[name] = os.path.abspath(os.path.expanduser(launcher[name]))
+        return {"launcher": launcher, "fetch": options.fetch or [], "rank0_env": self.rank0_env}
+
+
+def create_scheduler(session_name: str, **kwargs: object) -> SshScheduler:
+    """As the entry points of plugins have it."""
+    return SshScheduler(session_name, **kwargs)

@@ -1,0 +1,405 @@
+"""Schedulers whose apps are run by a supervisor of ours, and found in the registry."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from phalanx._core.environment import users
+from phalanx._core.ranks import RANK_VARIABLES, REPLICA
+from phalanx._logs.lines import read_unfinished
+from phalanx._registry import directory, owner, replace, reserve
+from phalanx._registry.log_reader import LogReader, by_time
+from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
+from phalanx._registry.submission import facts_of, make_place
+from phalanx._schedulers.authoring import near_file, workspace_of
+from phalanx._schedulers.host_paths import at_home
+from phalanx._schedulers.request import ROLE, STREAMS, AppRequest, ReplicaRequest
+from phalanx._schedulers.scheduler import (
+    Capabilities,
+    LogLine,
+    Scheduler,
+    Stream,
+    make_app_id,
+    replicas,
+)
+from phalanx._schedulers.supervisor import LOG, supervisor_of, times_file
+from phalanx._specs import (
+    AppDef,
+    AppState,
+    AppStatus,
+    AppSummary,
+    ReplicaStatus,
+    RetryPolicy,
+    Role,
+    RoleStatus,
+)
+from phalanx._specs.app import SCRIPT
+from phalanx.errors import ConfigError, SchedulerError
+
+_POLL = 0.05
+
+
+def check_grace(seconds: float) -> None:
+    """Refuse what is not a span of time."""
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"stop_grace={seconds}: a number of seconds is wanted, 0 or more.")
+
+
+class SupervisedScheduler(Scheduler[Any, AppRequest]):
+    """Apps under a detached supervisor on this machine, which outlives the command."""
+
+    name: ClassVar[str]
+    starter: ClassVar[str]
+    """`module:class` of who starts the replicas."""
+    root: ClassVar[str | None] = None
+    """What `${img_root}` stands for; by default the workspace."""
+    capabilities = Capabilities(
+        streams=True,
+        times=True,
+        grace=True,
+        several_roles=True,
+        retry_policies=frozenset(RetryPolicy),
+    )
+    poll_interval = 0.02
+
+    def dryrun(self, app: AppDef, options: Any) -> AppRequest:
+        """The programs that would be started, and where."""
+        app_id = make_app_id(app.name)
+        logs = _log_root(options.log_dir, self.session_name, app_id)
+        meant = replicas(app, app_id, rank0_env=self.rank0_env, root=self.root)
+        spelt = [self._spell(role, number, logs, options) for role, number in meant]
+        return AppRequest(
+            app_id=app_id,
+            name=app.name,
+            scheduler=self.name,
+            session=self.session_name,
+            starter=self.starter,
+            stop_grace=options.stop_grace,
+            roles=AppRequest.roles_of(app, self.arrange(spelt)),
+            settings=self.settings(options),
+        )
+
+    def _spell(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
+        own = logs / role.name / str(number)
+        replica = ReplicaRequest(
+            role=role.name,
+            id=number,
+            argv=(role.entrypoint, *role.args),
+            env={ROLE: role.name, REPLICA: str(number), **role.env},
+            cwd=workspace_of(role),
+            hostname="localhost",
+            gpus=role.resource.gpu,
+            logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
+            script=self._script(role),
+        )
+        return self.fill_in(replica, options)
+
+    def _script(self, role: Role) -> str | None:
+        """The file that must be here. One named by its full path may be on a host alone."""
+        script = role.metadata.get(SCRIPT)
+        if not isinstance(script, str) or (os.path.isabs(script) and self.root is not None):
+            return None
+        return script
+
+    @abstractmethod
+    def fill_in(self, replica: ReplicaRequest, options: Any) -> ReplicaRequest:
+        """A replica with what depends on where it runs: interpreter, environment, host."""
+
+    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+        """All replicas, with what depends on the others."""
+        return spelt
+
+    def settings(self, options: Any) -> dict[str, Any]:
+        """What the crew needs besides."""
+        return {}
+
+    def submit(self, request: AppRequest) -> str:
+        """Record the app and start its supervisor. Raises `SchedulerError`, `ConfigError`."""
+        _check_scripts(request)
+        try:
+            path = make_place(request.app_id)
+        except FileExistsError:
+            raise SchedulerError(f"{request.app_id} was submitted already.") from None
+        except (OSError, RuntimeError) as error:
+            raise SchedulerError(f"apps cannot be recorded: {error}") from error
+        supervisor = None
+        try:
+            _make_log_directories(request)
+            replace(path / "request.json", request.to_dict())
+            replace(path / "status.json", _pending(request))
+            reserve(path / "status.json", len(request.replicas))
+            facts = facts_of(
+                request.app_id, request.name, request.scheduler, request.session, _roles(request)
+            )
+            # It is ours until the supervisor has it: if we are killed before, it has failed.
+            facts |= {"owner": owner(), "stop_grace": request.stop_grace}
+            replace(path / "app.json", facts)
+            supervisor = _start(path)
+            replace(path / "app.json", {**facts, "owner": supervisor_of(supervisor)})
+        except BaseException as error:
+            if supervisor is not None:
+                os.kill(supervisor, signal.SIGKILL)
+            shutil.rmtree(path, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            raise SchedulerError(f"{request.app_id} could not be started: {error}") from error
+        return request.app_id
+
+    def describe(self, app_id: str) -> AppStatus | None:
+        """How an app stands."""
+        app = self._find(app_id)
+        return None if app is None else _status(app)
+
+    def list(self) -> list[AppSummary]:
+        """All apps of this scheduler and session that are recorded."""
+        mine = [app for app in apps() if self._is_ours(app)]
+        return [AppSummary(a.id, a.state, str(a.facts["name"]), a.handle) for a in mine]
+
+    def logs(
+        self,
+        app_id: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+        since: float | None = None,
+        until: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLine]:
+        """What a replica has printed, in the order of time as far as it is known."""
+        app = self._find(app_id)
+        if app is None:
+            raise LookupError(f"there is no app {app_id!r}")
+        wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
+        known = _find_replica(app, role, replica)
+        cwd = known.get("cwd", os.sep)
+        sources = [
+            _Source(app, role, replica, name, Path(known["streams"][name]), cwd) for name in wanted
+        ]
+        return _read(app, sources, since, until, follow=follow)
+
+    def unfinished_line(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> str:
+        """From the end of its files, while it runs: what has ended is among the lines."""
+        app = self._find(app_id)
+        if app is None or app.state.is_final:
+            return ""
+        wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
+        files = _find_replica(app, role, replica)["streams"]
+        return next(filter(None, (read_unfinished(Path(files[name])) for name in wanted)), "")
+
+    def cancel(self, app_id: str, grace: float | None = None) -> None:
+        """Ask the supervisor for the end, and wait for it, at most the grace and a little more."""
+        app = self._find(app_id)
+        if app is not None and not app.state.is_final:
+            try:
+                app.cancel(grace)
+            except OSError as error:
+                raise SchedulerError(f"{app_id} cannot be asked to end: {error}") from error
+
+    def delete(self, app_id: str) -> None:
+        """Forget an app, with its logs. Raises `SchedulerError` for one that does not end."""
+        self.cancel(app_id)
+        app = self._find(app_id)
+        if app is None:
+            return
+        if not app.state.is_final:
+            raise SchedulerError(f"{app_id} was asked to end, and has not yet: it is not deleted.")
+        app.remove(logs=True)
+
+    def _find(self, app_id: str) -> RecordedApp | None:
+        return by_handle(self.name, self.session_name, app_id)
+
+    def _is_ours(self, app: RecordedApp) -> bool:
+        session = app.facts.get("session")
+        return app.scheduler == self.name and session == self.session_name
+
+
+def _check_scripts(request: AppRequest) -> None:
+    """Refuse a script that is not there."""
+    for script, cwd in {(r.script, r.cwd) for r in request.replicas if r.script is not None}:
+        path = os.path.join(cwd, script)
+        if not os.path.exists(path):
+            raise ConfigError(f"there is no file {script}.{near_file(path)}")
+        if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ConfigError(f"{script} is a directory, without a __main__.py to run.")
+
+
+def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
+    """Where the logs of an app are. Raises `SchedulerError` where there is no place for them."""
+    if log_dir is None:
+        try:
+            return directory() / app_id / "logs"
+        except RuntimeError as error:
+            raise SchedulerError(f"apps cannot be recorded: {error}") from error
+    return Path(log_dir).expanduser().absolute() / session / app_id
+
+
+def _make_log_directories(request: AppRequest) -> None:
+    """Raises `SchedulerError` where the output could not go."""
+    for replica in request.replicas:
+        place = os.path.dirname(replica.logs["stdout"])
+        try:
+            os.makedirs(place, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SchedulerError(f"{place} cannot be made for the logs: {error}") from error
+
+
+def _pending(request: AppRequest) -> dict[str, Any]:
+    replicas = [
+        {"role": r.role, "id": r.id, "state": "PENDING", "hostname": r.hostname}
+        for r in request.replicas
+    ]
+    return {"state": AppState.PENDING.value, "replicas": replicas}
+
+
+def _roles(request: AppRequest) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": role.name,
+            "replicas": [
+                {
+                    "id": replica.id,
+                    "hostname": replica.hostname,
+                    "ranks": [],
+                    "logs": {},
+                    "log": None,
+                    "streams": dict(replica.logs),
+                    "cwd": replica.cwd,
+                }
+                for replica in role.replicas
+            ],
+        }
+        for role in request.roles
+    ]
+
+
+_supervisors: set[int] = set()
+"""Children of this process that may have ended; they are buried when the next is started."""
+_BURYING = threading.Lock()
+
+
+def _start(path: Path) -> int:
+    """Start the supervisor, in a session of its own, with nothing of ours but the environment; a
+    worker's own variables are not the app's that it submits.
+    """
+    from phalanx._system.machine import python_command
+
+    with _BURYING:
+        for pid in list(_supervisors):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            _supervisors.discard(pid)
+    command = python_command("phalanx._schedulers.supervisor", str(path))
+    log = str(path / LOG)
+    null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        command[0],
+        command,
+        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+    )
+    _supervisors.add(pid)
+    return pid
+
+
+def _status(app: RecordedApp) -> AppStatus:
+    status = app.status()
+    state = AppState(status["state"])
+    return AppStatus(
+        app=app.id,
+        state=state,
+        message=status.get("message", ""),
+        seconds=status.get("seconds"),
+        roles=tuple(
+            RoleStatus(role["role"], tuple(map(_replica_status, role["replicas"])))
+            for role in status["roles"]
+        ),
+        num_restarts=status.get("num_restarts", 0),
+        exit_code=status.get("exit_code", 1 if state is AppState.FAILED else None),
+    )
+
+
+def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
+    known = {field.name for field in dataclasses.fields(ReplicaStatus)}
+    facts = {key: value for key, value in replica.items() if key in known}
+    return ReplicaStatus(**{**facts, "state": AppState(replica["state"])})
+
+
+# ── logs ──────────────────────────────────────────────────────────────────────
+
+
+def _find_replica(app: RecordedApp, role: str, replica: int) -> dict[str, Any]:
+    roles = {r["name"]: r["replicas"] for r in app.facts["roles"]}
+    if role not in roles:
+        raise LookupError(f"{app.id} has no role {role!r}; it has: {', '.join(roles)}")
+    found = next((r for r in roles[role] if r["id"] == replica), None)
+    if found is None:
+        last = len(roles[role]) - 1
+        raise LookupError(f"{role} of {app.id} has replicas 0 to {last}, not {replica}")
+    return dict(found)
+
+
+@dataclass
+class _Source:
+    """One stream of one replica."""
+
+    app: RecordedApp
+    role: str
+    replica: int
+    stream: str
+    path: Path
+    cwd: str
+
+    def __post_init__(self) -> None:
+        marks = times_file(self.app.path, self.role, self.replica, self.stream)
+        self._reader = LogReader(self.path, marks)
+
+    def read(self, *, final: bool) -> Iterator[LogLine]:
+        stream = Stream(self.stream)
+        for moment, text in self._reader.read(final=final):
+            yield LogLine(self.role, self.replica, at_home(text, self.cwd), moment, stream)
+
+
+def _read(
+    app: RecordedApp,
+    sources: list[_Source],
+    since: float | None,
+    until: float | None,
+    *,
+    follow: bool,
+) -> Iterator[LogLine]:
+    while True:
+        final = not follow or app.state.is_final or not app.path.is_dir()
+        lines = heapq.merge(*(source.read(final=final) for source in sources), key=by_time)
+        for line in lines:
+            if line.time is None and not final:
+                line = dataclasses.replace(line, time=time.time())  # noqa: PLW2901 it has just come
+            moment = line.time or time.time()
+            if (since is None or moment >= since) and (until is None or moment < until):
+                yield line
+        if final or (until is not None and time.time() > until):
+            return
+        time.sleep(_POLL)

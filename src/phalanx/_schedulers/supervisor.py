@@ -1,0 +1,424 @@
+"""The process that an app on a scheduler of ours outlives its command with.
+
+Two processes, each of which notices the other's death: the keeper, a subreaper, and below it the
+supervisor, which has the replicas started. Whichever of the two is killed, nothing is left running.
+What they know is in the app's directory: `request.json` is read, `status.json` and the times of
+lines are written; that they cannot be at times does not end the app.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from phalanx._channel import trust
+from phalanx._core.stacks import RankStacks, to_dict
+from phalanx._logs.lines import Times
+from phalanx._registry import cancel_asked, owner, read, replace, stack_requests
+from phalanx._registry.recorded_app import see
+from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
+from phalanx._schedulers.error_text import first_error, with_interpreter
+from phalanx._schedulers.host_paths import at_home
+from phalanx._schedulers.lifecycle import (
+    AppLifecycle,
+    FinishApp,
+    LifecycleAction,
+    ReplicaKey,
+    StartReplica,
+    StopReplica,
+)
+from phalanx._schedulers.replicas import ReplicaEnd, ReplicaStarter
+from phalanx._schedulers.request import STREAMS, AppRequest, ReplicaRequest
+from phalanx._specs import AppState, ReplicaStatus
+from phalanx._system import processes
+
+LOG = "supervisor.log"
+_MODULE = __name__.encode()
+_SHORTEST, _LONGEST = 0.02, 0.5
+"""Seconds between two looks at what replicas have printed: short while they print."""
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that would end us, and mean nothing to us."""
+_NO_WORKERS = "no worker of 'phalanx torchrun' or of a launch runs there"
+_AGAIN = 1.0
+"""Seconds until the last status is tried to be written again, on a disk that is full."""
+
+
+def main() -> None:
+    """Run the app whose directory is the first argument."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until there is somebody to hear them
+    path = Path(sys.argv[1])
+    os.closerange(3, 1 << 16)
+    request = AppRequest.from_dict(read(path / "request.json") or {})
+    processes.set_title(f"phalanx: {request.app_id} supervisor")
+    processes.become_subreaper()
+    for number in _NOTHING:
+        signal.signal(number, lambda *_: None)
+    _write(path / "app.json", {**(read(path / "app.json") or {}), "owner": supervisor_of()})
+    ours, theirs = os.pipe()  # the supervisor reads; its end says that the keeper has
+    began = time.monotonic()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(theirs)
+        _supervise(path, request, ours)
+    os.close(ours)
+    _keep(path, supervisor, began)
+
+
+def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
+    """Wait for the supervisor's end; see to it that nothing outlives it."""
+    for number in _ENDS:
+        signal.signal(number, lambda *_: processes.send(supervisor, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    while True:
+        pid, status = os.wait()  # also those whose parents have gone
+        if pid == supervisor:
+            break
+    processes.kill_descendants(processes.reap, sparing=is_supervisor)
+    known = read(path / "status.json") or {}
+    if not AppState(known.get("state", "PENDING")).is_final:
+        how = processes.describe_status(status)
+        _say(f"the supervisor (pid {supervisor}) ended: {how}")
+        known["message"] = f"its supervisor ended: {how}{see(path / LOG)}"
+        known |= {"state": "FAILED", "exit_code": 1, "updated": time.time()}
+        known["seconds"] = time.monotonic() - began
+        for replica in known.get("replicas", ()):
+            if not AppState(replica["state"]).is_final:
+                replica["state"] = "FAILED"
+        _write_last(path / "status.json", known)
+    os._exit(0)
+
+
+def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
+    code = 1
+    try:
+        processes.become_subreaper()
+        # Replicas that meet prove it to each other. It is in no file, and in no argument.
+        os.environ[RENDEZVOUS_TOKEN] = trust.make_token()
+        Supervisor(path, request, lifeline).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 the keeper reports the end, the log says why
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def supervisor_of(pid: int | None = None) -> dict[str, Any]:
+    """What names the process that runs an app; by default this one."""
+    return {**owner(pid), "supervises": True}
+
+
+def is_supervisor(pid: int) -> bool:
+    """The process runs an app of its own, which a replica has submitted and which outlives it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            line = file.read()
+    except OSError:
+        return False
+    return (line.startswith(b"phalanx: ") and b" supervisor" in line) or _MODULE in line
+
+
+def _write(path: Path, value: Any, *, last: bool = False) -> bool:
+    """Replace a file, if that can be done."""
+    try:
+        replace(path, value, last=last)
+    except OSError as error:
+        _say(f"cannot write {path}: {error.strerror}")
+        return False
+    return True
+
+
+def _write_last(path: Path, value: Any) -> None:
+    """Write how the app ended, as soon as that can be done: nobody else knows it.
+
+    Blocks until then, or until the app's directory is gone.
+    """
+    while not _write(path, value, last=True) and path.parent.is_dir():
+        time.sleep(_AGAIN)
+
+
+_said: set[str] = set()
+
+
+def _say(text: str) -> None:
+    """Write a line to our log, once. It may be on the very disk that is full."""
+    if text not in _said:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+            _said.add(text)
+
+
+class Supervisor:
+    """Runs one app to its end."""
+
+    def __init__(self, path: Path, request: AppRequest, lifeline: int) -> None:
+        """Nothing is started."""
+        self._path = path
+        self._request = request
+        self._lifeline: int | None = lifeline
+        self._began = time.monotonic()
+        self._replicas = {replica.key: replica for replica in request.replicas}
+        self._lifecycle = AppLifecycle([role.part for role in request.roles])
+        self._endings: dict[ReplicaKey, ReplicaEnd] = {}
+        self._errors: dict[ReplicaKey, str] = {}
+        self._pids: dict[ReplicaKey, int | None] = {}
+        self._told: dict[ReplicaKey, int] = {}
+        """How much of a replica's stderr is of earlier tries."""
+        self._message = ""
+        self._code: int | None = None
+        self._state = AppState.PENDING
+        self._written = True
+        self._watches = [_Watch(path, r, stream) for r in request.replicas for stream in STREAMS]
+        self._pause = _SHORTEST
+        self._signalled = False
+        self._asked: Any = None
+        self._grace = request.stop_grace
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        module, _, name = request.starter.partition(":")
+        self._starter: ReplicaStarter = getattr(importlib.import_module(module), name)(
+            request, path
+        )
+
+    def run(self) -> None:
+        """From the first replica's start to the last one's end."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in _ENDS:
+            signal.signal(number, self._take_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        self._prepare()
+        while not self._state.is_final:
+            self._rest()
+            grew = [watch.look() for watch in self._watches]
+            self._pause = _SHORTEST if any(grew) else min(self._pause * 1.5, _LONGEST)
+            ended = self._starter.ended()
+            self._written = self._written and not ended
+            self._do([action for key, ending in ended for action in self._end(key, ending)])
+            self._look_for_an_end()
+            self._answer_for_stacks()
+            if not self._written and not self._state.is_final:
+                self._tell()
+
+    def _take_signal(self, *_: object) -> None:
+        self._signalled = True
+
+    def _prepare(self) -> None:
+        """Have what the replicas need, and start them; or end without."""
+        self._tell()
+        failure = self._starter.prepare(self._wait_for_crew, self._wake_up)
+        if self._is_to_end():
+            self._look_for_an_end()
+        elif failure is not None:
+            self._message, self._code = failure, 1
+            self._do(self._lifecycle.fail())
+        else:
+            self._message = ""
+            prepared = self._starter.replicas()
+            self._replicas |= {replica.key: replica for replica in prepared}
+            self._do(self._lifecycle.begin())
+
+    def _wait_for_crew(self, message: str) -> bool:
+        """What the crew waits for is said; a moment passes. False when the app is to end."""
+        if message != self._message:
+            self._message = message
+            self._tell()
+        self._pause = _LONGEST / 2
+        self._rest()
+        return not self._is_to_end()
+
+    def _wake_up(self) -> None:
+        """From any thread: something has happened."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _rest(self) -> None:
+        """Wait until something happens, or a moment has passed."""
+        wake = self._wake.fileno()
+        watched = [wake] if self._lifeline is None else [wake, self._lifeline]
+        ready, _, _ = select.select(watched, [], [], self._pause)
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._wake.recv(4096)
+        if self._lifeline in ready:
+            self._lifeline = None
+
+    def _is_to_end(self) -> bool:
+        asked = cancel_asked(self._path)
+        return asked is not None or self._signalled or self._lifeline is None
+
+    def _look_for_an_end(self) -> None:
+        """Someone asks for it, or the keeper is gone."""
+        asked = cancel_asked(self._path)
+        if asked is not None and asked != self._asked:
+            self._asked = asked
+            self._grace = self._grace if asked["grace"] is None else asked["grace"]
+            self._stop_running()
+        if asked is not None or self._signalled:
+            self._message = self._message if self._code is not None else ""
+            self._do(self._lifecycle.cancel())
+        if self._lifeline is None:
+            self._grace = 0.0
+            self._message = self._message or "its keeper was killed"
+            self._stop_running()
+            self._do(self._lifecycle.fail())
+
+    def _answer_for_stacks(self) -> None:
+        for name, seconds in stack_requests.questions(self._path):
+            self._starter.ask_stacks(seconds, functools.partial(self._tell_stacks, name))
+
+    def _tell_stacks(self, name: str, found: Mapping[ReplicaKey, Sequence[RankStacks]]) -> None:
+        """From any thread. A replica without workers has one without a process, that says why."""
+        ranks = []
+        for (role, number), known in found.items():
+            hostname = self._replicas[role, number].hostname
+            none = RankStacks(0, hostname, problem=_NO_WORKERS)
+            ranks += [{**to_dict(r), "replica": f"{role}/{number}"} for r in known or [none]]
+        with contextlib.suppress(OSError):
+            stack_requests.reply(
+                self._path, name, {"round": 0, "taken": time.time(), "ranks": ranks}
+            )
+
+    def _stop_running(self) -> None:
+        """Perhaps with less grace than before."""
+        self._pause = _SHORTEST
+        for key, state in self._lifecycle.states.items():
+            if state is AppState.RUNNING:
+                self._starter.stop(key, self._grace)
+
+    def _do(self, actions: list[LifecycleAction]) -> None:
+        """Take all actions; what could not be started has ended, and has consequences as such."""
+        queue, failed = deque(actions), deque[tuple[ReplicaKey, ReplicaEnd]]()
+        while queue or failed:
+            if not queue:
+                queue.extend(self._end(*failed.popleft()))
+                continue
+            match queue.popleft():
+                case StartReplica(key):
+                    if (ending := self._start(key)) is not None:
+                        failed.append((key, ending))
+                case StopReplica(key):
+                    self._starter.stop(key, self._grace)
+                    self._pause = _SHORTEST
+                case FinishApp(state):
+                    self._finish(state)
+        if actions and not self._state.is_final:
+            self._tell()
+
+    def _start(self, key: ReplicaKey) -> ReplicaEnd | None:
+        self._state = AppState.RUNNING
+        replica = self._replicas[key]
+        with contextlib.suppress(OSError):
+            os.unlink(replica.error_file)
+        with contextlib.suppress(OSError):
+            self._told[key] = os.path.getsize(replica.logs["stderr"])
+        ending = self._starter.start(replica)
+        self._pids[key] = self._starter.pid(key)
+        self._pause = _SHORTEST
+        return ending
+
+    def _end(self, key: ReplicaKey, ending: ReplicaEnd) -> list[LifecycleAction]:
+        self._endings[key] = ending
+        if not ending.succeeded:
+            told = self._told.get(key, 0)
+            replica = self._replicas[key]
+            error = ending.error or first_error(replica, told)
+            if ending.python:
+                error = with_interpreter(error, replica.hostname, ending.python)
+            self._errors[key] = at_home(error, replica.cwd)
+        actions = self._lifecycle.ended(key, succeeded=ending.succeeded, asked=ending.asked)
+        if self._lifecycle.first_failure == key and self._code is None:
+            self._code = ending.code or 1
+            how = ReplicaStatus(
+                key[1],
+                key[0],
+                AppState.FAILED,
+                exit_code=ending.exit_code,
+                signal=ending.signal,
+                error=self._errors[key],
+            )
+            self._message = f"{key[0]}/{key[1]} {how.describe()}"
+        return actions
+
+    def _finish(self, state: AppState) -> None:
+        self._starter.close()
+        for watch in self._watches:
+            watch.look()
+        self._state = state
+        if state is AppState.SUCCEEDED:
+            self._code = 0
+        _write_last(self._path / "status.json", self._describe())
+
+    def _tell(self) -> None:
+        self._written = _write(self._path / "status.json", self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "state": self._state.value,
+            "message": self._message,
+            "updated": time.time(),
+            "seconds": time.monotonic() - self._began,
+            "num_restarts": self._lifecycle.restarts,
+            "exit_code": self._code if self._state.is_final else None,
+            "replicas": [self._status(replica) for replica in self._replicas.values()],
+        }
+
+    def _status(self, replica: ReplicaRequest) -> dict[str, Any]:
+        key, state = replica.key, self._lifecycle.states[replica.key]
+        ending = self._endings.get(key) if state.is_final else None
+        return {
+            "role": replica.role,
+            "id": replica.id,
+            "state": state.value,
+            "hostname": replica.hostname,
+            "pid": self._pids.get(key),
+            "exit_code": None if ending is None else ending.exit_code,
+            "signal": None if ending is None else ending.signal,
+            "error": self._errors.get(key, "") if state is AppState.FAILED else "",
+            "retries": self._lifecycle.retries[key],
+        }
+
+
+class _Watch:
+    """Notes when what of a replica's stream was written."""
+
+    def __init__(self, path: Path, replica: ReplicaRequest, stream: str) -> None:
+        self._log = replica.logs[stream]
+        self._marks = times_file(path, replica.role, replica.id, stream)
+        self._size = 0
+
+    def look(self) -> bool:
+        """It has grown."""
+        try:
+            status = os.stat(self._log)
+        except OSError:
+            return False
+        if status.st_size <= self._size:
+            return False
+        try:
+            self._marks.parent.mkdir(exist_ok=True)
+            with open(self._marks, "a") as file:
+                file.write(Times.mark(self._size, status.st_mtime, status.st_size))
+        except OSError:
+            return False  # it is noted the next time
+        self._size = status.st_size
+        return True
+
+
+def times_file(path: Path, role: str, replica: int, stream: str) -> Path:
+    """Where the times of a replica's lines are."""
+    return path / "times" / f"{role}-{replica}-{stream}"

@@ -1,0 +1,58 @@
+"""What an app is and how it stands, as data. Pure, but for named resources, which plugins add to.
+
+An `AppDef` is made of roles, a `Role` of replicas that run the same thing. All of it is frozen, is
+checked when it is made, with errors that name the field, and goes through JSON unchanged.
+"""
+
+from __future__ import annotations
+
+from phalanx._specs.app import AppDef, Resource, RetryPolicy, Role
+from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount, parse_mounts
+from phalanx._specs.resources import get_named_resources, named_resources, resource
+from phalanx._specs.serialization import from_dict, from_json, from_yaml, to_dict, to_json, to_yaml
+from phalanx._specs.status import (
+    AppState,
+    AppStatus,
+    AppSummary,
+    HostState,
+    HostStatus,
+    ReplicaStatus,
+    RoleStatus,
+    RoundStatus,
+    WorkerState,
+    WorkerStatus,
+    is_terminal,
+)
+from phalanx._specs.substitution import macros
+
+__all__ = [
+    "AppDef",
+    "AppState",
+    "AppStatus",
+    "AppSummary",
+    "BindMount",
+    "DeviceMount",
+    "HostState",
+    "HostStatus",
+    "ReplicaStatus",
+    "Resource",
+    "RetryPolicy",
+    "Role",
+    "RoleStatus",
+    "RoundStatus",
+    "VolumeMount",
+    "WorkerState",
+    "WorkerStatus",
+    "from_dict",
+    "from_json",
+    "from_yaml",
+    "get_named_resources",
+    "is_terminal",
+    "macros",
+    "named_resources",
+    "parse_mounts",
+    "resource",
+    "to_dict",
+    "to_json",
+    "to_yaml",
+]

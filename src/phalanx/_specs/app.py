@@ -1,0 +1,251 @@
+"""Apps and roles: what is to run, how often, on what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from phalanx._specs.frozen import freeze
+from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
+from phalanx.errors import ConfigError
+
+SCRIPT = "script"
+"""The key of a role's metadata that names the Python file it runs, relative to its workspace."""
+_LONGEST = 200
+"""Bytes of a role's name, which becomes a file's."""
+
+
+class RetryPolicy(Enum):
+    """What is started again when a replica fails."""
+
+    REPLICA = "REPLICA"
+    """That replica."""
+    ROLE = "ROLE"
+    """All replicas of its role."""
+    APPLICATION = "APPLICATION"
+    """All replicas of all roles."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """What a replica needs: processors, GPUs, megabytes of memory."""
+
+    cpu: int | float
+    """Processors."""
+    gpu: int
+    """GPUs."""
+    memMB: int  # noqa: N815 the name that users know
+    """Megabytes of memory."""
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand, such as an instance type."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Other devices, by name."""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be said of it, for schedulers and plugins."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        for name in ("capabilities", "devices", "tags"):
+            _check(self, name, Mapping, "a dict")
+            _check_plain(getattr(self, name), f"Resource.{name}")
+        _freeze(self, "capabilities", "devices", "tags")
+        _check(self, "cpu", int | float, "a number, 0 or more", least=0)
+        _check(self, "gpu", int, "a whole number, 0 or more", least=0)
+        _check(self, "memMB", int, "a whole number, 0 or more", least=0)
+
+    @staticmethod
+    def copy(original: Resource, **capabilities: Any) -> Resource:
+        """The same resource with more capabilities.
+
+        Args:
+            original: The resource.
+            **capabilities: What to add, or to replace.
+        """
+        merged = {**original.capabilities, **capabilities}
+        return dataclasses.replace(original, capabilities=merged)
+
+
+@dataclass(frozen=True)
+class Role:
+    """Replicas that run the same thing."""
+
+    name: str
+    """Its name, different from that of the app's other roles."""
+    image: str = ""
+    """The container's image, or whatever else a scheduler takes for one; local ones need none."""
+    min_replicas: int | None = None
+    """The least that the role can do with, if that is fewer than all; for schedulers that start
+    as many as they can."""
+    entrypoint: str = ""
+    """The program; `python` is the interpreter that is meant where it runs."""
+    args: Sequence[str] = ()
+    """The program's arguments; macros such as `${replica_id}` are replaced."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables; macros are replaced in their values."""
+    num_replicas: int = 1
+    """How many run."""
+    max_retries: int = 0
+    """How often it is started again when a replica fails."""
+    retry_policy: RetryPolicy = RetryPolicy.APPLICATION
+    """What is started again then."""
+    resource: Resource = field(default_factory=lambda: Resource(cpu=2, gpu=0, memMB=1024))
+    """What each replica needs."""
+    port_map: Mapping[str, int] = field(default_factory=dict)
+    """Ports by name, for schedulers that map them."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand."""
+    mounts: Sequence[BindMount | VolumeMount | DeviceMount] = ()
+    """What replicas find in their filesystem."""
+    workspace: str | None = None
+    """The directory whose files it runs with; by default the one that it is submitted from."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        _check_name(self)
+        where = f"role {self.name!r}: "
+        for name in ("image", "entrypoint"):
+            if not _is_text(getattr(self, name)):
+                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not text.")
+        _check(self, "num_replicas", int, "a whole number, 1 or more", where, least=1)
+        _check(self, "max_retries", int, "a whole number, 0 or more", where, least=0)
+        _check(self, "retry_policy", RetryPolicy, "a RetryPolicy", where)
+        _check(self, "resource", Resource, "a Resource", where)
+        if self.min_replicas is not None:
+            _check(self, "min_replicas", int, "a whole number, 1 or more", where, least=1)
+            if self.min_replicas > self.num_replicas:
+                raise ConfigError(
+                    f"{where}min_replicas: {self.min_replicas} is more than num_replicas, "
+                    f"{self.num_replicas}."
+                )
+        if self.workspace is not None:
+            _check(self, "workspace", str, "a directory", where)
+        for name in ("args", "mounts"):
+            if isinstance(getattr(self, name), str) or not isinstance(
+                getattr(self, name), Sequence
+            ):
+                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not a list.")
+        for name in ("env", "port_map", "metadata"):
+            _check(self, name, Mapping, "a dict", where)
+        _check_plain(self.metadata, f"{where}metadata")
+        _freeze(self, "args", "mounts", "env", "port_map", "metadata")
+        self._check_items(where)
+
+    def _check_items(self, where: str) -> None:
+        for i, arg in enumerate(self.args):
+            if not _is_text(arg):
+                raise ConfigError(f"{where}args[{i}]: {arg!r} is not text.")
+        for key, value in self.env.items():
+            if not _is_text(key) or not key or "=" in key:
+                raise ConfigError(f"{where}env: {key!r} cannot be the name of a variable.")
+            if not _is_text(value):
+                raise ConfigError(f"{where}env[{key!r}]: {value!r} is not text.")
+        for i, mount in enumerate(self.mounts):
+            if not isinstance(mount, BindMount | VolumeMount | DeviceMount):
+                raise ConfigError(f"{where}mounts[{i}]: {mount!r} is not a mount.")
+        for key, port in self.port_map.items():
+            if not isinstance(key, str) or isinstance(port, bool) or port not in range(1, 65536):
+                raise ConfigError(f"{where}port_map[{key!r}]: {port!r} is not a port.")
+
+
+@dataclass(frozen=True)
+class AppDef:
+    """An app: one or more roles."""
+
+    name: str
+    """Its name, with which its id begins."""
+    roles: Sequence[Role] = ()
+    """What it is made of."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What only some schedulers understand."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"AppDef.name: {self.name!r} is not a name.")
+        where = f"app {self.name!r}: "
+        if isinstance(self.roles, str) or not isinstance(self.roles, Sequence):
+            raise ConfigError(f"{where}roles: {self.roles!r} is not a list of roles.")
+        _check(self, "metadata", Mapping, "a dict", where)
+        _check_plain(self.metadata, f"{where}metadata")
+        _freeze(self, "roles", "metadata")
+        names: set[str] = set()
+        for i, role in enumerate(self.roles):
+            if not isinstance(role, Role):
+                raise ConfigError(f"{where}roles[{i}]: {role!r} is not a Role.")
+            if role.name in names:
+                raise ConfigError(f"{where}roles[{i}].name: there is another role {role.name!r}.")
+            names.add(role.name)
+
+    def role(self, name: str) -> Role:
+        """A role by its name.
+
+        Args:
+            name: The role's name.
+
+        Raises:
+            LookupError: There is no such role.
+        """
+        found = next((role for role in self.roles if role.name == name), None)
+        if found is None:
+            names = ", ".join(role.name for role in self.roles) or "none"
+            raise LookupError(f"{self.name} has no role {name!r}; it has: {names}")
+        return found
+
+
+def _check_name(role: Role) -> None:
+    name = role.name
+    if not isinstance(name, str) or not name.strip() or name in (".", ".."):
+        raise ConfigError(f"Role.name: {name!r} is not a name.")
+    if "/" in name or not name.isprintable() or len(name.encode()) > _LONGEST:
+        raise ConfigError(
+            f"Role.name: {name!r} is not fit for a file's name: it is too long, or has a slash or "
+            "what cannot be printed."
+        )
+
+
+def _is_text(value: object) -> bool:
+    """It can be given to a process."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check(
+    spec: Any, name: str, kind: Any, what: str, where: str = "", *, least: float | None = None
+) -> None:
+    value = getattr(spec, name)
+    where = where or f"{type(spec).__name__}."
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
+    if least is not None and not least <= value < math.inf:
+        raise ConfigError(f"{where}{name}: {value!r} is not {what}.")
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Refuse what JSON does not have."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{where}: the key {key!r} is not text.")
+            _check_plain(inner, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _check_plain(inner, f"{where}[{i}]")
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"{where}: {value!r} is not text, a number, yes or no, a list or a dict.")
+
+
+def _freeze(spec: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        plain = dict(value) if isinstance(value, Mapping) else list(value)
+        object.__setattr__(spec, name, freeze(plain))

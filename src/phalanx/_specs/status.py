@@ -1,0 +1,230 @@
+"""How an app stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from phalanx._core.rounds import Outcome
+
+
+class AppState(Enum):
+    """Where an app, or one of its replicas, stands."""
+
+    UNSUBMITTED = "UNSUBMITTED"
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        """It will not change any more."""
+        return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
+
+
+def is_terminal(state: AppState) -> bool:
+    """Whether a state will not change any more.
+
+    Args:
+        state: An app's or a replica's.
+    """
+    return state.is_final
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica of a role at one moment."""
+
+    id: int
+    """Its number in the role, from 0."""
+    role: str
+    """The role's name."""
+    state: AppState
+    """Where it stands."""
+    hostname: str = ""
+    """Where it runs, if that is known."""
+    exit_code: int | None = None
+    """What it exited with, if it did."""
+    signal: str | None = None
+    """What killed it, such as `SIGKILL`, if something did."""
+    error: str = ""
+    """What went wrong, in one line: the first error it has reported or printed."""
+    pid: int | None = None
+    """Its process, if that is known."""
+    retries: int = 0
+    """How often it was started again."""
+
+    @property
+    def structured_error_msg(self) -> str:
+        """The error, by the name that TorchX has for it."""
+        return self.error
+
+    def describe(self) -> str:
+        """How it ended, in a few words."""
+        if self.signal is not None:
+            how = f"was killed by {self.signal}"
+        elif self.exit_code is not None:
+            how = f"exited with code {self.exit_code}"
+        else:
+            return f"failed: {self.error}" if self.error else "failed"
+        return f"{how}: {self.error}" if self.error else how
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """The replicas of one role."""
+
+    role: str
+    """The role's name."""
+    replicas: tuple[ReplicaStatus, ...]
+    """Its replicas, in the order of their numbers."""
+
+
+class HostState(StrEnum):
+    """Where a host of a launch stands."""
+
+    STARTING = "starting"
+    """Its agent is being started, or the first round has not begun."""
+    ACTIVE = "active"
+    """It is in the round."""
+    SPARE = "spare"
+    """It is there, and waits for a round with room for it."""
+    LOST = "lost"
+    """It is not there; `reason` says why, where that is known."""
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host of a launch at one moment."""
+
+    hostname: str
+    """The host's name, as the launcher knows it."""
+    state: HostState
+    """Where it stands."""
+    ranks: tuple[int, ...] = ()
+    """Its ranks in the round; none unless it is active."""
+    reason: str = ""
+    """Why it is lost."""
+    pid: int | None = None
+    """Its agent's."""
+
+
+class WorkerState(StrEnum):
+    """Where a worker of a launch stands; how it ended, once it has."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was told to end."""
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "exited"
+    KILLED = "killed"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+    """The app has ended, and how this worker did is not known."""
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One worker of a launch's last round at one moment."""
+
+    rank: int
+    """The global rank."""
+    hostname: str
+    """The host's name, as the launcher knows it."""
+    local_rank: int
+    """Its number among the workers of its host, from 0."""
+    state: WorkerState
+    """Where it stands."""
+    pid: int | None = None
+    """Its process, once it has one."""
+    log: str | None = None
+    """The file of its output, where it has one of its own."""
+    outcome: Outcome | None = field(default=None, repr=False)
+    """How it ended, once it has."""
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """A round of a launch that has begun, and why it did."""
+
+    number: int
+    """Its number, from 1."""
+    began: float
+    """Seconds since 1970."""
+    hosts: tuple[str, ...]
+    """The hosts in it, in rank order."""
+    world_size: int
+    """How many workers it has."""
+    restarts: int
+    """How many restarts it had taken by then."""
+    cause: str = ""
+    """What ended the round before, in one line; empty for the first."""
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """An app at one moment."""
+
+    app: str
+    """Its id."""
+    state: AppState
+    """Where it stands."""
+    message: str = ""
+    """What went wrong, or is waited for, in one line; empty while there is nothing to say."""
+    ended: tuple[Outcome, ...] = ()
+    """How the workers of a launch that have ended did, in rank order."""
+    seconds: float | None = None
+    """How long it has been going, or went, where that is known."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """When a launch reached what, in seconds since its start: see `docs/performance.md`."""
+    roles: tuple[RoleStatus, ...] = ()
+    """The replicas of an app on a scheduler, as far as it tells of them."""
+    num_restarts: int = 0
+    """How often it was started anew."""
+    exit_code: int | None = None
+    """What `phalanx run --wait` exits with: that of the replica that failed first."""
+    ui_url: str | None = None
+    """Where a browser shows it."""
+    round: int = 0
+    """The number of a launch's last round; 0 before the first."""
+    hosts: tuple[HostStatus, ...] = ()
+    """The hosts of a launch: those in the round in rank order, then spares, then lost ones."""
+    workers: tuple[WorkerStatus, ...] = ()
+    """The workers of a launch's last round, in rank order."""
+    rounds: tuple[RoundStatus, ...] = ()
+    """A launch's last rounds, the latest last."""
+
+    @property
+    def msg(self) -> str:
+        """The message, by the name that TorchX has for it."""
+        return self.message
+
+    @property
+    def structured_error_msg(self) -> str:
+        """The first error of a replica, by the name that TorchX has for it."""
+        return next((r.error for role in self.roles for r in role.replicas if r.error), "")
+
+    def is_terminal(self) -> bool:
+        """It will not change any more."""
+        return self.state.is_final
+
+
+@dataclass(frozen=True)
+class AppSummary:
+    """An app in a listing."""
+
+    app_id: str
+    """Its id."""
+    state: AppState
+    """Where it stands."""
+    name: str = ""
+    """Its name, where it is known."""
+    app_handle: str = ""
+    """Its handle, `SCHEDULER://SESSION/APP`."""

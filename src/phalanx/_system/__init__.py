@@ -1,0 +1,1 @@
+"""Processes, addresses, devices and directories of the machine it runs on."""

@@ -1,0 +1,234 @@
+"""What is below this process, and how to end all of it. Linux only, no threads, no state."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from phalanx._core.rounds import signal_name
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_BURIED = 5.0
+"""Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """Have orphans below this process become its children instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent's thread that started us ends; at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reset_signals() -> None:
+    """Give every signal its default action and unblock it, whatever was inherited.
+
+    What Python itself sets up (SIGPIPE ignored, SIGINT raising, the fault handler's signals) is as
+    in a fresh interpreter.
+    """
+    faults = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+    for number in signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def descendants(pid: int, sparing: Callable[[int], bool] | None = None) -> list[int]:
+    """All processes below `pid`, parents before children; zombies included.
+
+    But for those that `leaving` says so of, and what is below them.
+    """
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = children(queue.pop())
+        if sparing is not None:
+            below = [child for child in below if not sparing(child)]
+        found += below
+        queue += below
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started or adopted; zombies included."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return []
+    return found
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None when it is gone or a zombie.
+
+    With the pid, and the boot, it names a process for good.
+    """
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """A signal or a debugger has stopped the process: it does nothing until it is continued."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
+def process_space() -> str:
+    """What names the table that our pids are in: this start of the machine, and our namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def session_of(pid: int) -> int | None:
+    """The session id of a process, or None when it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def catches(pid: int, number: int) -> bool:
+    """The process has a handler for this signal; to one that has none it could be death."""
+    return in_mask(f"/proc/{pid}/status", "SigCgt", number)
+
+
+def in_mask(path: str, mask: str, number: int) -> bool:
+    """A signal is in one of the masks that the kernel shows of a process or a thread."""
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.startswith(f"{mask}:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except OSError:
+        pass
+    return False
+
+
+def state_of(pid: int) -> str | None:
+    """What a process does, as the kernel has it (`S (sleeping)`); None if it is gone, or dead."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            state = next(line for line in file if line.startswith("State:")).split(None, 1)[1]
+    except (OSError, StopIteration, IndexError):
+        return None
+    return None if state[0] in "ZX" else state.strip()
+
+
+def send(pid: int, number: int) -> None:
+    """Signal one process; that it is already gone is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def reap() -> None:
+    """Bury all children that have died; how they did is of no interest."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, by its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def kill_descendants(
+    reap: Callable[[], object], sparing: Callable[[int], bool] | None = None
+) -> None:
+    """Kill everything below this process until nothing is left, but for what `leaving` exempts.
+
+    Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
+    subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.
+    """
+    pause = 0.001
+    while True:
+        reap()
+        left = descendants(os.getpid(), sparing)
+        if not left:
+            return
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def kill_tree(pid: int, patience: float = _BURIED) -> bool:
+    """Kill a subreaper and all that is below it; whether it was seen that nothing is left.
+
+    A process that is stopped dies as well. Blocks for as long as that takes, or the patience: what
+    hangs in the kernel cannot be killed. The caller makes sure that it is the process it means.
+    """
+    limit = time.monotonic() + patience
+    send(pid, signal.SIGSTOP)  # or it might start something while what it has started is killed
+    pause, empty = 0.001, 0
+    while empty < 2:  # the kernel's list may be incomplete while it changes
+        left = [below for below in descendants(pid) if start_time(below) is not None]
+        empty = 0 if left else empty + 1
+        for below in left:
+            send(below, signal.SIGKILL)
+        if left and time.monotonic() > limit:
+            break
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+    send(pid, signal.SIGKILL)
+    while start_time(pid) is not None and time.monotonic() < limit:
+        time.sleep(0.002)
+    return not left and start_time(pid) is None
+
+
+def set_title(title: str) -> None:
+    """Show `title` in `ps` and `nvidia-smi`, cut to the length of our command line."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    length = end - start
+    if length < 2:
+        return
+    text = title.encode("utf-8", "replace")[: length - 1]
+    ctypes.memmove(start, text.ljust(length, b"\0"), length)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
+        comm.write(_short(title).encode("utf-8", "replace"))
+
+
+def _short(title: str) -> str:
+    """Fifteen characters of it, with the end. No spaces: Slurm, for one, loses count of them."""
+    first, *rest = title.removeprefix("phalanx: ").split() or [""]
+    end = "".join(f"-{word}" for word in rest)[-14:]
+    return re.sub(r"[^\w.-]", "_", first[: 15 - len(end)], flags=re.ASCII) + end

@@ -1,0 +1,79 @@
+"""Error files: how a program tells whoever started it what went wrong, in torch's own format.
+
+`{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}}`, at the path that
+`TORCHELASTIC_ERROR_FILE` names.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from phalanx._core.rounds import Fault
+from phalanx._worker.outcome import format_traceback, open_regular, type_name
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_LIMIT = 1 << 20
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def record(function: Callable[P, R]) -> Callable[P, R]:
+    """Write what the function raises into the error file; it is raised all the same.
+
+    Workers of Phalanx need no such decorator for their traceback to arrive. It is for programs
+    that others start, and for scripts that were written for torchrun.
+
+    Args:
+        function: The function to decorate, such as a script's `main`.
+
+    Returns:
+        A function that is called in the same way.
+    """
+
+    @functools.wraps(function)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            write(f"{type_name(error)}: {error}", format_traceback(error))
+            raise
+
+    return recorded
+
+
+def write(message: str, callstack: str, *, again: bool = True) -> None:
+    """Write the error file, if one is named. What cannot be written is left unsaid."""
+    path = os.environ.get(VARIABLE)
+    if not path or (not again and os.path.exists(path)):
+        return
+    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "w") as file:
+            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+    except (OSError, ValueError):
+        return
+
+
+def read(path: str) -> Fault | None:
+    """What an error file says; None where there is none, or it is none."""
+    try:
+        with open_regular(path) as file:
+            said = json.loads(file.read(_LIMIT)).get("message", "")
+        extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
+        text = str(said.get("message", "")) if isinstance(said, dict) else str(said)
+        callstack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    kind, _, message = text.partition(": ")
+    if not kind.replace(".", "").isidentifier():
+        kind, message = "an error", text
+    return Fault(kind, message, callstack, reraise=False) if text else None

@@ -1,0 +1,117 @@
+"""A worker whose work is another program: what a replica on another host is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+
+from phalanx._core.environment import users
+from phalanx._core.nesting import DEPTH
+from phalanx._core.ranks import HOST, RANK_VARIABLES
+from phalanx._system.machine import is_installed, program_path
+from phalanx._system.network import address_towards, free_port
+
+ADDRESS = "PHALANX_ADDRESS"
+"""The variable in which a replica finds the address that others reach it at."""
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""The variable that names the file in which a program reports its error, as for torchrun."""
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, str, bytes, str]:
+    """Run a program to its end: its exit code (minus a signal's number), what is wrong with it if
+    it could not be started, its error file, and the interpreter that is `python` to it.
+
+    SIGTERM is passed on. `python` is the interpreter that this worker has. `first` is where the
+    role's first replica is; the program learns under which address it is seen from there.
+    """
+    environ = _outside(os.environ)
+    if (own := address_towards(first)) is not None:
+        environ[ADDRESS] = own
+    with tempfile.TemporaryDirectory() as place:
+        environ |= {ERROR_FILE: os.path.join(place, "error.json"), **env}
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+        environ["PATH"] = program_path(environ.get("PATH", os.defpath))
+        # What has come to this host with us, for programs that use it; the user's own comes first.
+        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        if not is_installed(os.path.join(ours, "")):
+            places = (environ.get("PYTHONPATH"), ours)
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        try:
+            code = _run(_resolve(argv, environ), environ)
+        except OSError as error:
+            text = f"cannot start {error.filename or argv[0]!r}: {error.strerror}"
+            print(f"phalanx: {text}", file=sys.stderr)
+            return 127, text, b"", sys.executable
+        try:
+            with open(environ[ERROR_FILE], "rb") as file:
+                return code, "", file.read(1 << 20), sys.executable
+        except OSError:
+            return code, "", b"", sys.executable
+
+
+def _outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment as if there were no worker around the program: it is nobody's rank, and what
+    we have set for the worker is not what the user wants.
+    """
+    left_out = RANK_VARIABLES - {HOST}  # hosts keep the names that the user has for them
+    environ = {k: v for k, v in users(environ).items() if k not in left_out}
+    depth = environ.pop(DEPTH, "0")
+    if depth.isdigit() and int(depth) > 1:
+        environ[DEPTH] = str(int(depth) - 1)
+    return environ
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program in a group of its own. What it has started gets SIGTERM with it, and is waited
+    for then; after the grace it is killed with us.
+    """
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        _signal_group(process.pid, number)
+        _signal_group(process.pid, signal.SIGCONT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    process = subprocess.Popen(
+        argv,
+        env=environ,
+        process_group=0,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]),  # noqa: PLW1509
+    )
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    code = process.wait()
+    while asked and _signal_group(process.pid, 0):
+        time.sleep(0.05)
+    return code
+
+
+def _signal_group(leader: int, number: int) -> bool:
+    """Signal a group of processes; False when there is none any more."""
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    program = argv[0]
+    if program in ("python", "python3"):
+        program = sys.executable
+    elif os.sep not in program:
+        places = os.pathsep.join((environ["PATH"], os.getcwd()))
+        program = shutil.which(program, path=places) or program
+    return [program, *argv[1:]]
+
+
+def first_place() -> tuple[str, int]:
+    """Where the first of the hosts is found by the others; on that one, with a port to meet at."""
+    return os.environ["MASTER_ADDR"], free_port()
