@@ -263,8 +263,8 @@ async def _meet(count: int) -> float:
     from phalanx._core.rounds import Endpoint
     from phalanx._rendezvous import protocol as p
     from phalanx._rendezvous.settings import Settings
-    from phalanx._rendezvous.tcp.decider import TcpDecider
     from phalanx._rendezvous.tcp.host import TcpHost
+    from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 
     port = free_port()
     began = asyncio.Event()

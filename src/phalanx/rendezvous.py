@@ -14,13 +14,13 @@ if TYPE_CHECKING:
         RendezvousStateError,
         RendezvousTimeoutError,
     )
-    from phalanx._rendezvous.handlers import (
+    from phalanx._rendezvous.handler_api import (
         RendezvousHandler,
         RendezvousInfo,
         RendezvousParameters,
         RendezvousStoreInfo,
-        get_handler,
     )
+    from phalanx._rendezvous.handlers import get_handler
     from phalanx._rendezvous.settings import Settings
 
 _PUBLIC = {
@@ -28,11 +28,11 @@ _PUBLIC = {
     "RendezvousConnectionError": "phalanx._rendezvous.errors",
     "RendezvousError": "phalanx._rendezvous.errors",
     "RendezvousGracefulExitError": "phalanx._rendezvous.errors",
-    "RendezvousHandler": "phalanx._rendezvous.handlers",
-    "RendezvousInfo": "phalanx._rendezvous.handlers",
-    "RendezvousParameters": "phalanx._rendezvous.handlers",
+    "RendezvousHandler": "phalanx._rendezvous.handler_api",
+    "RendezvousInfo": "phalanx._rendezvous.handler_api",
+    "RendezvousParameters": "phalanx._rendezvous.handler_api",
     "RendezvousStateError": "phalanx._rendezvous.errors",
-    "RendezvousStoreInfo": "phalanx._rendezvous.handlers",
+    "RendezvousStoreInfo": "phalanx._rendezvous.handler_api",
     "RendezvousTimeoutError": "phalanx._rendezvous.errors",
     "Settings": "phalanx._rendezvous.settings",
     "get_handler": "phalanx._rendezvous.handlers",

@@ -25,7 +25,7 @@ def meet(**fields):
         "hostname": "stranger",
         "workers": 5,
         "node_rank": None,
-        "door": Endpoint("127.0.0.1", 1),
+        "contact": Endpoint("127.0.0.1", 1),
         "port": 1,
         "torch": False,
         "bounds": (2, 2),

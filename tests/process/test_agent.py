@@ -15,7 +15,7 @@ from phalanx._launcher.planning.plan import make_plan
 
 
 def first_frame():
-    return make_plan(Launcher(workers_per_host=1), Needs((), torch=False), "f").prepare[0]
+    return make_plan(Launcher(workers_per_host=1), Needs((), torch=False), "f").hosts[0].prepare
 
 
 def talk(*parts, timeout=30):
@@ -50,7 +50,7 @@ def test_another_version_is_refused_by_name():
 def test_a_first_frame_of_the_wrong_kind_is_refused():
     """Prepare comes first."""
     frames, _, _ = talk(wire.encode(wire.ShutDown()))
-    assert "the first frame was Leave" in frames[0].message
+    assert "the first frame was ShutDown" in frames[0].message
 
 
 def test_garbage_in_the_middle_ends_the_agent_in_order():

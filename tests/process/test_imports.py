@@ -17,7 +17,7 @@ def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
 def test_reading_the_command_line_does_not_import_torch():
     """A launcher that starts at once."""
     code = (
-        "import sys; from phalanx._elastic.command.options import parse; "
+        "import sys; from phalanx._elastic.command.torchrun_options import parse; "
         "parse(['--nproc-per-node', '2', 'x'], {}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

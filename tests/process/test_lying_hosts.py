@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import phalanx
 from phalanx._system import machine
 from phalanx.errors import LaunchError, ResultError, WorkerFailed
-from phalanx._launcher.transport import processes
+from phalanx._launcher.transport import agent_process
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous import coordinator
 from tests.process import two_hosts
@@ -39,7 +39,7 @@ def second(monkeypatch):
                 return honest(*arguments, env_file=env_file)
             return [sys.executable, "-m", "tests.process.liar", lie, *arguments]
 
-        monkeypatch.setattr(processes.hosts, "agent_command", command)
+        monkeypatch.setattr(agent_process.machine, "agent_command", command)
         root = str(machine.__file__).rpartition("/src/")[0]
         monkeypatch.setenv("PYTHONPATH", root)
 
@@ -57,23 +57,23 @@ def elastic(**options):
 
 
 LIES = {
-    "report_of_another_rank": "a Report of rank 0, which is not one of its own",
-    "report_on_another_rank": "a Report of rank 1 on rank 0",
-    "report_of_no_rank": "a Report without a rank",
-    "report_of_a_rank_there_is_not": "a Report of rank 99, which is not one of its own",
+    "report_of_another_rank": "a WorkerEnded of rank 0, which is not one of its own",
+    "report_on_another_rank": "a WorkerEnded of rank 1 on rank 0",
+    "report_of_no_rank": "a WorkerEnded without a rank",
+    "report_of_a_rank_there_is_not": "a WorkerEnded of rank 99, which is not one of its own",
     "report_of_a_loss": "that rank 1 is lost",
-    "report_at_no_moment": "Report",
+    "report_at_no_moment": "WorkerEnded",
     "value_of_another_rank": "a Piece of rank 0, which is not one of its own",
-    "output_of_another_rank": "a Log of rank 0, which is not one of its own",
+    "output_of_another_rank": "a LogData of rank 0, which is not one of its own",
     "output_of_another_round": "output of round 7, in which it is not",
     "stacks_of_another_rank": "the stacks of rank 0, which is not one of its own",
     "start_of_another_rank": "a second time that round 1 has started",
     "first_start_of_another_rank": "that it has started rank 0",
     "hello_again": "a second hello",
     "first_ready_without_hello": "a Ready before it said hello",
-    "a_frame_of_the_launchers": "a Leave, which agents do not send",
-    "a_frame_of_the_zygotes": "an? Exit, which agents do not send",
-    "rest_too_early": "Rested|a Report of rank 0",
+    "a_frame_of_the_launchers": "a ShutDown, which agents do not send",
+    "a_frame_of_the_zygotes": "a WorkerExited, which agents do not send",
+    "rest_too_early": "StayingWarm|a WorkerEnded of rank 0",
     "stopped_without_end": r"\d+ frames",
     "pong_without_end": r"\d+ frames",
     "frames_of_another_app_without_end": r"\d+ frames",

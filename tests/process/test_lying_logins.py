@@ -10,7 +10,7 @@ from phalanx.errors import StartFailed
 from phalanx._launcher.transport.bundle import make_bundle
 from phalanx._launcher.host_check import Visit
 from phalanx._launcher.transport.dial import Dial, RemoteSetup
-from phalanx._launcher.planning.hosts import ListedHost
+from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.transport.targets import Target
 
 # What it is given last: /bin/sh -c STUB phalanx MARKER PROGRAM VERSION PYTHON.
@@ -96,9 +96,9 @@ VISITS = {
     "deep": "begin(); say('[' * 100000 + '\\n'); time.sleep(60)",
     "other fields": "begin(); say(json.dumps(dict(hostname='box1', problem=None)) + '\\n')",
     "a clock that is none": """
-from phalanx import examination
+from phalanx._remote import probe
 begin()
-say(json.dumps({**examination.facts(), "port": 5}) + "\\n" + '{"clock": [1]}\\n' * 9)
+say(json.dumps({**probe.facts(), "port": 5}) + "\\n" + '{"clock": [1]}\\n' * 9)
 time.sleep(60)
 """,
 }
@@ -119,9 +119,9 @@ def test_a_host_that_lies_when_it_is_checked_is_not_usable(tmp_path, said):
 def test_what_it_reaches_is_said_of_its_peers_alone(tmp_path):
     """Names that nobody has asked for are left out; one that is not mentioned was not reached."""
     code = """
-from phalanx import examination
+from phalanx._remote import probe
 begin()
-say(json.dumps({**examination.facts(), "port": 5}) + "\\n" + '{"clock": 1.5}\\n' * 5)
+say(json.dumps({**probe.facts(), "port": 5}) + "\\n" + '{"clock": 1.5}\\n' * 5)
 say('{"reached": {"nobody": "x", "box3": "", "box4": "no \\\\u001b[2J"}}\\n')
 time.sleep(60)
 """

@@ -253,8 +253,8 @@ def test_many_apps_are_pruned(own_registry, monkeypatch):
     """The oldest that have ended go first."""
     from phalanx import _registry as registry
 
-    monkeypatch.setattr(registry, "KEPT", 6)
-    monkeypatch.setattr(registry, "PRUNED_TO", 4)
+    monkeypatch.setattr(submission, "_KEPT", 6)
+    monkeypatch.setattr(submission, "_PRUNED_TO", 4)
     with phalanx.Launcher(workers_per_host=1) as launcher:
         for _ in range(12):
             launcher.run(int)

@@ -13,7 +13,7 @@ from phalanx._channel.channel import SocketChannel
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.decider import TcpDecider
+from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome
 from phalanx._wire import rendezvous_frames
 from tests.process.strangers import meet

@@ -209,8 +209,8 @@ def test_one_that_does_not_begin_with_who_it_is_is_refused(pair, first):
     two = pair()
     (answer,) = prove_and_say(two.port, TOKEN, first)
     kind = type(first).__name__
-    assert answer == rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of Meet")
-    assert f"a host was refused: it began with {kind} instead of Meet" in said_by(two.leader)
+    assert answer == rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of asking to join")
+    assert f"a host was refused: it began with {kind} instead of asking to join" in said_by(two.leader)
     two.join()
     two.end()
 
@@ -247,7 +247,7 @@ def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noq
 
     done = asyncio.run(run())
     assert (done.returncode, done.stdout) == (1, "")
-    assert "up to 1 s (join_timeout): it answered a Meet with Over" in done.stderr
+    assert "up to 1 s (join_timeout): it answered the request to join with AppEnded" in done.stderr
 
 
 def test_hosts_of_one_user_on_one_machine_need_no_token(pair):

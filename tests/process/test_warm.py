@@ -211,7 +211,7 @@ def test_a_launcher_pickles_while_it_is_warm_and_nests():
         assert launcher.run(parents).rank(0)[0] == zygote
         copy = pickle.loads(pickle.dumps(launcher))
         assert copy == launcher
-        assert copy._pool is None
+        assert vars(copy) == vars(launcher)  # nothing else is in it
     assert not phalanx_processes()
     assert launcher.run(parents).rank(0)[0] != zygote
 

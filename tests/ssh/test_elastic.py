@@ -287,7 +287,7 @@ def test_a_host_that_comes_back_with_another_python_is_not_taken(cluster, launch
     cluster.shown = []
     try:
         other.reboot()
-        reasons = lambda: list(app._drive.away.values())
+        reasons = lambda: list(app._run._session.missing.values())
         wait_until(lambda: any("its Python is" in reason for reason in reasons()), timeout=60)
     finally:
         cluster.shown = shown

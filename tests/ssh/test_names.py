@@ -32,8 +32,8 @@ def test_a_host_that_has_come_back_is_not_said_to_be_away(launcher, cluster, chr
     for host in cluster.hosts[1:3]:
         host.kill()
     wait_until(lambda: chronicle.rounds()[-1] == ["box1"], timeout=40)
-    drive = app._drive
-    wait_until(lambda: set(drive.away) == {1, 2}, timeout=60)
+    session = app._run._session
+    wait_until(lambda: set(session.missing) == {1, 2}, timeout=60)
     cluster.hosts[1].boot()
     wait_until(lambda: chronicle.rounds()[-1] == ["box1", "box2"], timeout=60)
     wait_until(lambda: len(chronicle.named("running")) == len(chronicle.rounds()), timeout=60)

@@ -16,7 +16,7 @@ from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.decider import TcpDecider
+from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._core.rounds import Ended, Endpoint, Outcome
 
 PORT = 29400

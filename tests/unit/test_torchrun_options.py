@@ -10,7 +10,7 @@ import pytest
 
 from phalanx._system import machine
 from phalanx._elastic.command import flags, given
-from phalanx._elastic.command.options import parse
+from phalanx._elastic.command.torchrun_options import parse
 from phalanx.errors import ConfigError
 
 UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")

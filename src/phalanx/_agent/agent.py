@@ -19,7 +19,7 @@ from phalanx._agent.functions import Functions
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach
-from phalanx._agent.project import Project
+from phalanx._agent.project_tree import Project
 from phalanx._agent.written_files import WrittenFiles
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._channel.background import Background

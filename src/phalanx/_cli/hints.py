@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx._launcher.launcher import OTHER_NAMES
+from phalanx._launcher.launch_options import OTHER_NAMES
 from phalanx.errors import ConfigError
 
 VERBS: Mapping[str, str] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from phalanx._core.ids import AgentId
+
 
 @dataclass(frozen=True, slots=True)
 class Between:
@@ -30,7 +32,7 @@ Port = Annotated[int, Between(0, 65535)]
 AnyCount = Annotated[int, Between(0, 1 << 31)]
 """A number of things: restarts, the place of a rank."""
 WorkerCount = Annotated[int, Between(1, 1 << 20)]
-AgentNumber = Annotated[int, Between(-(1 << 31), 1 << 63)]
+AgentNumber = Annotated[AgentId, Between(-(1 << 31), 1 << 63)]
 """Below 0: one that somebody else's rendezvous knows, and we do not."""
 RoundNumber = Annotated[int, Between(0, 1 << 62)]
 Pid = Annotated[int, Between(0, 1 << 31)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, Round
 from phalanx.errors import ConfigError
 
@@ -71,7 +72,7 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
                 f"workers_per_host is {count} for {hostname}: it must be at least 1. "
                 "Give at least 1 for each host that is listed."
             )
-        table.append(Member(agent, hostname, first, count))
+        table.append(Member(AgentId(agent), hostname, first, count))
         first += count
     return tuple(table)
 

@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phalanx._core.ids import AgentId
 from phalanx._core.limits import (
     AgentNumber,
     AnyCount,
@@ -71,7 +72,7 @@ class Round:
     bound: Port = 0
     """The port that was bound for the round's store, if it is found at another."""
 
-    def member(self, agent: int) -> Member:
+    def member(self, agent: AgentId) -> Member:
         """The part of an agent's host."""
         return next(member for member in self.members if member.agent == agent)
 

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 from phalanx._channel.background import Background
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
-from phalanx._rendezvous.handlers import RendezvousInfo, read_info
+from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
 from phalanx._rendezvous.restarts import Budget
 from phalanx._rendezvous.round_state import RoundState
 from phalanx._system import network
@@ -74,7 +75,7 @@ class HandlerDecider:
     # ── what is known ─────────────────────────────────────────────────────────
 
     @property
-    def _own(self) -> int:
+    def _own(self) -> AgentId:
         return self._plan.members[0].agent
 
     @property
@@ -83,7 +84,7 @@ class HandlerDecider:
         return self._tally.outcomes
 
     @property
-    def running(self) -> frozenset[int]:
+    def running(self) -> frozenset[AgentId]:
         """The host's agent, once its workers were started."""
         return frozenset(self._tally.running)
 
@@ -102,7 +103,7 @@ class HandlerDecider:
         """Nothing is due by itself."""
         return None
 
-    def round_of(self, agent: int) -> int | None:
+    def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that this host is in."""
         return self.round.number if self.round is not None and agent == self._own else None
 
@@ -296,7 +297,7 @@ class HandlerDecider:
         members: list[Member] = []
         first = 0
         for rank, (hostname, workers, *_) in enumerate(told):
-            agent = self._own if rank == info.rank else -1 - rank
+            agent = self._own if rank == info.rank else AgentId(-1 - rank)
             members.append(Member(agent, hostname, first, workers))
             first += workers
         return Round(number, tuple(members), store, self._budget.count, torch)

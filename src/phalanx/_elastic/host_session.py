@@ -1,22 +1,20 @@
-"""A host's part of an app: its agent and workers, and the seat at which it meets the others."""
+"""One host's part of an app whose hosts meet by themselves: its agent, workers and decider."""
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx._core.rounds import Member
-from phalanx._launcher.launcher import Launcher
+from phalanx._core.ids import AgentId
+from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.payload import Function
 from phalanx._launcher.planning.imports import Needs
-from phalanx._launcher.planning.plan import Plan, make_plan
-from phalanx._launcher.session.app import App
+from phalanx._launcher.planning.plan import HostPart, Plan
 from phalanx._launcher.session.decider import Decide, Decider
+from phalanx._launcher.start import PreparedApp, Work, prepare_app
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.membership import Host
 from phalanx._rendezvous.protocol import Policy
@@ -42,13 +40,13 @@ class HostWork:
     hostname: str = ""
     exits: bool = False
     extra_env: Mapping[str, str] = field(default_factory=dict)
-    surroundings: Mapping[str, Any] = field(default_factory=dict)
+    frame: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the first frame that are otherwise than this process's own."""
 
 
-def make_host_plan(work: HostWork, *, alone: bool) -> Plan:
-    """The plan for this host, which is one of several unless it is `alone`."""
-    launcher = Launcher(
+def prepare(work: HostWork, *, is_alone: bool) -> PreparedApp:
+    """Check this host's part, which is one of several unless it is alone. Raises `ConfigError`."""
+    options = LaunchOptions(
         hostnames=["localhost"],
         workers_per_host=work.workers,
         backend=None,
@@ -59,26 +57,16 @@ def make_host_plan(work: HostWork, *, alone: bool) -> Plan:
         max_restarts=work.max_restarts,
         log_spec=work.log_spec,
     )
-    plan = make_plan(launcher, work.needs, work.title)
-    hostname = work.hostname or socket.gethostname()
-    member = Member(secrets.randbits(48), hostname, 0, work.workers)
-    prepare = dataclasses.replace(plan.prepare[0], networked=not alone, **dict(work.surroundings))
-    return dataclasses.replace(
-        plan,
-        members=(member,),
-        prepare=(prepare,),
-        meets_others=True,
+    part = HostPart(
+        agent=AgentId(secrets.randbits(48)),
+        hostname=work.hostname or socket.gethostname(),
         run_id=work.run_id,
         role=work.role,
         exits=work.exits,
+        is_alone=is_alone,
+        frame=work.frame,
     )
-
-
-def start(work: HostWork, plan: Plan, decide: Decide) -> App[Any]:
-    """Start this host's agent; whoever `decide` makes says what it does."""
-    call: Future[Function] = Future()
-    call.set_result(work.function)
-    return App(plan, call, decide=decide)
+    return prepare_app(options, Work.of(work.function, work.needs, work.title), part=part)
 
 
 def decide_over_tcp(handler: TcpHandler) -> Decide:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, signal_name
 from phalanx._elastic import host_session
 from phalanx._elastic.torchrun_logs import TorchrunLogSpec
@@ -19,7 +20,8 @@ from phalanx._launcher.session.collected import CollectedResults
 from phalanx._launcher.session.decider import Decide
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.causes import Failure
-from phalanx._rendezvous.handlers import get_handler, problem_of
+from phalanx._rendezvous.handler_api import problem_of
+from phalanx._rendezvous.handlers import get_handler
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx._rendezvous.tcp.handler import TcpHandler
 from phalanx._worker import script
@@ -192,14 +194,14 @@ class LocalElasticAgent:
         work = self._work(role or spec.role)
         handler = spec.rdzv_handler or get_handler("tcp")
         alone = isinstance(handler, TcpHandler) and handler.max_hosts == 1
-        plan = host_session.make_host_plan(work, alone=alone)
+        prepared = host_session.prepare(work, is_alone=alone)
         with interruptible() as interrupts:
-            app = host_session.start(work, plan, self._decide(handler))
+            app = prepared.start(decide=self._decide(handler))
             interrupts.attach(app.cancel)
             app.wait()
         if app.error is not None:
             raise app.error
-        result = self._result(app.verdict, app.collect(), plan.members[0].agent)
+        result = self._result(app.verdict, app.collect(), prepared.plan.members[0].agent)
         if not result.is_failed() and (lost := app.lost_output(result)) is not None:
             raise lost
         return result
@@ -246,7 +248,7 @@ class LocalElasticAgent:
             handler.settings = replace(handler.settings, local_addr=self.spec.local_addr)
         return host_session.decide_over_tcp(handler)
 
-    def _result(self, verdict: Verdict, collect: CollectedResults, own: int) -> RunResult:
+    def _result(self, verdict: Verdict, collect: CollectedResults, own: AgentId) -> RunResult:
         member = next((m for m in verdict.members if m.agent == own), None)
         ranks = member.ranks if member is not None else range(0)
         if verdict.reason is Reason.SUCCEEDED:

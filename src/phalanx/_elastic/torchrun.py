@@ -13,12 +13,12 @@ from phalanx._core.ranks import HOST
 from phalanx._core.rounds import Endpoint
 from phalanx._elastic import host_session
 from phalanx._elastic.command import numa
-from phalanx._elastic.command.options import TorchrunOptions
+from phalanx._elastic.command.torchrun_options import TorchrunOptions
 from phalanx._elastic.torchrun_logs import PREFIX, TorchrunLogSpec
 from phalanx._launcher import payload
 from phalanx._launcher.planning import imports
 from phalanx._launcher.planning.imports import Needs
-from phalanx._launcher.session.app import App
+from phalanx._launcher.session.app_run import AppRun
 from phalanx._launcher.session.decider import Decide
 from phalanx._rendezvous import handlers, settings
 from phalanx._rendezvous.tcp.handler import TcpHandler
@@ -30,13 +30,13 @@ _OWN = ("tcp", "c10d", "static")
 """The rendezvous that need no handler of somebody else's."""
 
 
-def start(options: TorchrunOptions) -> App[Any]:
+def start(options: TorchrunOptions) -> AppRun[Any]:
     """Start it. Raises `ConfigError` for what cannot be done."""
     _refuse(options)
     work = _work(options)
     alone = options.max_hosts == 1
-    plan = host_session.make_host_plan(work, alone=alone and options.backend in _OWN)
-    return host_session.start(work, plan, _decide(options))
+    prepared = host_session.prepare(work, is_alone=alone and options.backend in _OWN)
+    return prepared.start(decide=_decide(options))
 
 
 def _refuse(options: TorchrunOptions) -> None:
@@ -89,7 +89,7 @@ def _work(options: TorchrunOptions) -> host_session.HostWork:
         ),
         exits=True,
         extra_env=defaults({}, extra),
-        surroundings={
+        frame={
             "python_path": (*path, *_own_path()),
             "argv": (program, *words),
             "main_file": os.path.abspath(program) if kind == "script" else None,

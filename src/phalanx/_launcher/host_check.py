@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from phalanx._core.sanitize import sanitize_line
-from phalanx._launcher.planning.hosts import ListedHost, find
+from phalanx._launcher.planning.listed_hosts import ListedHost, list_hosts
 from phalanx._launcher.transport import targets
 from phalanx._launcher.transport.targets import Target
 from phalanx._remote import probe
@@ -23,7 +23,7 @@ from phalanx._system import network
 from phalanx.errors import StartFailed
 
 if TYPE_CHECKING:
-    from phalanx._launcher.launcher import Launcher
+    from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.transport.login import Login
 
 _PINGS = 5
@@ -85,15 +85,15 @@ def _minor(version: str) -> str:
     return version.rpartition(".")[0]
 
 
-def check(launcher: Launcher) -> HostsReport:
+def check(launcher: LaunchOptions) -> HostsReport:
     """Ask all hosts at once; blocks until all have answered."""
     from phalanx._launcher.planning.validation import check as check_fields
 
     check_fields(launcher)
-    places = find(launcher, os.environ)
+    hosts = list_hosts(launcher, os.environ)
     turns = threading.BoundedSemaphore(launcher.parallel_logins)
     patience = min(launcher.start_timeout, _PATIENCE)
-    visits = [Visit(place, turns, patience) for place in dict.fromkeys(places)]
+    visits = [Visit(host, turns, patience) for host in dict.fromkeys(hosts)]
     try:
         _all(visits, Visit.arrive)
         peers = _peers(visits)
@@ -126,12 +126,12 @@ def _all(visits: Sequence[Visit], what: Callable[[Visit], None]) -> None:
 class Visit:
     """One host, from the login on."""
 
-    def __init__(self, place: ListedHost, turns: threading.Semaphore, patience: float) -> None:
+    def __init__(self, host: ListedHost, turns: threading.Semaphore, patience: float) -> None:
         """Nothing is asked yet."""
-        self.report = HostReport(place.name)
+        self.report = HostReport(host.name)
         self.peer: tuple[str, str, int] | None = None
-        self._target = place.target or _here(place.name)
-        self.is_here = place.target is None
+        self._target = host.target or _here(host.name)
+        self.is_here = host.target is None
         self._turns = turns
         self._patience = patience
         self._line: Login | None = None

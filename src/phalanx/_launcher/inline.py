@@ -41,7 +41,7 @@ def run_inline(
     variables = worker_environment(
         round_, plan.members[0], 0, run_id=plan.app, error_file=os.devnull, agent_store=False
     )
-    own = plan.own_variables(0)
+    own = plan.hosts[0].own_variables
     environ = {**os.environ, **own}
     variables |= defaults(environ, jax_environment(round_, environ))
     jax_cluster.announce()

@@ -11,14 +11,15 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from phalanx import _wire as wire
 from phalanx._channel.channel import PipeChannel
+from phalanx._core.ids import HostIndex
 from phalanx._core.rounds import signal_name
-from phalanx._launcher.planning.plan import Plan
-from phalanx._launcher.transport.processes import AgentProcess
-from phalanx._launcher.transport.targets import Target
+from phalanx._launcher.planning.plan import HostPlan, Plan
+from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, remote_fingerprint
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
@@ -27,7 +28,7 @@ from phalanx._worker import leftovers
 from phalanx.errors import StartFailed
 
 if TYPE_CHECKING:
-    from phalanx._launcher.transport.dial import Dial
+    from phalanx._launcher.transport.dial import Dial, Dials
 
 _TAIL = 64 << 10
 _PASSED_ON, _UNWRITTEN = 256 << 20, 1 << 20
@@ -44,7 +45,7 @@ _SECOND_WORD = 0.05
 class NotPlaced:
     """An agent that could not be started, and why."""
 
-    index: int
+    index: HostIndex
     reason: str
 
 
@@ -52,48 +53,52 @@ class NotPlaced:
 class _Start:
     """An agent, or one that is being dialled, and where it stays after the app."""
 
-    frame: wire.Prepare
+    host: HostPlan
     fingerprint: Fingerprint
     pool: AgentPool | None
-    target: Target | None
     code: str = ""
     """The digest of the agent's code, for another host."""
     child: AgentProcess | None = None
     dial: Dial | None = None
+    is_opened: bool = False
+    """Somebody has asked for its agent."""
 
 
 class Placement:
     """Starts the agents of a plan, each on its host; or takes such as were left from before."""
 
-    def __init__(self, plan: Plan, shelters: Sequence[AgentPool] = ()) -> None:
-        """New agents stay in the first shelter."""
+    def __init__(
+        self, plan: Plan, pools: Sequence[AgentPool] = (), dials: Dials | None = None
+    ) -> None:
+        """New agents stay in the first pool. `dials` are hosts that were dialled for the plan."""
         self._plan = plan
-        self._pools = shelters
+        self._pools = pools
+        self._dials = dials
         self._starts: list[_Start] = []
         self._together = 0
-        self._pythons: dict[int, str] = {}
+        self._pythons: dict[HostIndex, str] = {}
         """The interpreters that hosts had when they came first."""
         self.given_up: list[str] = []
         """The hosts whose logins we have ended before they had led anywhere."""
 
     def start(self) -> None:
         """Start, dial or find the agents; does not wait. Raises `StartFailed`."""
-        new: list[int] = []
-        for index, frame in enumerate(self._plan.prepare):
+        new: list[HostIndex] = []
+        for index, host in zip(map(HostIndex, count()), self._plan.hosts, strict=False):
             # Now, not later: the program may change its environment at any time.
-            fingerprint = self._fingerprint_of(index, frame) if self._pools else {}
+            fingerprint = self._fingerprint_of(host) if self._pools else {}
             pool = self._pools[0] if self._pools else None
-            start = _Start(frame, fingerprint, pool, self._plan.places[index].target, self._code)
+            start = _Start(host, fingerprint, pool, self._code)
             self._starts.append(start)
-            start.dial = self._plan.dials.by_index.pop(index, None)
-            if start.dial is None and not self._find(index, start):
+            start.dial = None if self._dials is None else self._dials.pop(index)
+            if start.dial is None and not self._find(start):
                 new.append(index)
         self._together = len(self._starts)
         # Not sooner: what is idle may be what another of our hosts takes.
         for index in new:
             for pool in self._pools:
                 pool.make_room(self._starts[index].fingerprint)
-        dialled = [index for index in new if self._starts[index].target is not None]
+        dialled = [index for index in new if self._plan.hosts[index].target is not None]
         self._dial(dialled)
         for index in new:
             if index not in dialled:
@@ -103,16 +108,16 @@ class Placement:
     def _code(self) -> str:
         return "" if self._plan.remote_setup is None else self._plan.remote_setup.bundle.digest
 
-    def _fingerprint_of(self, index: int, frame: wire.Prepare) -> Fingerprint:
-        target, remote_setup = self._plan.places[index].target, self._plan.remote_setup
-        if target is None or remote_setup is None:
-            return local_fingerprint(frame, self._plan.env_file)
-        return remote_fingerprint(frame, target, remote_setup.bundle.digest, remote_setup.env_file)
+    def _fingerprint_of(self, host: HostPlan) -> Fingerprint:
+        setup = self._plan.remote_setup
+        if host.target is None or setup is None:
+            return local_fingerprint(host.prepare, self._plan.env_file)
+        return remote_fingerprint(host.prepare, host.target, setup.bundle.digest, setup.env_file)
 
-    def _find(self, index: int, start: _Start) -> bool:
+    def _find(self, start: _Start) -> bool:
         for pool in self._pools:
             while (child := pool.take(start.fingerprint)) is not None:
-                frame = self._told(index, child)
+                frame = _first_frame(start.host, child)
                 if child.process.poll() is None and child.say(wire.encode(frame)):
                     start.child, start.pool = child, pool
                     return True
@@ -121,36 +126,28 @@ class Placement:
 
     def _start_here(self, start: _Start) -> None:
         try:
-            start.child = AgentProcess.start(self._plan.env_file, wire.encode(start.frame))
+            start.child = AgentProcess.start(self._plan.env_file, wire.encode(start.host.prepare))
         except OSError as error:
             raise StartFailed(
                 f"the agent on this machine could not be started: {error}", hostname="localhost"
             ) from error
 
-    def _dial(self, indexes: Sequence[int]) -> None:
+    def _dial(self, indexes: Sequence[HostIndex]) -> None:
         plan = self._plan
-        chosen = [target for i in indexes if (target := plan.places[i].target) is not None]
+        chosen = {i: target for i in indexes if (target := plan.hosts[i].target) is not None}
         if not chosen or plan.remote_setup is None:
             return
-        from phalanx._launcher.transport.dial import dial_all
+        from phalanx._launcher.transport.dial import Dials
 
-        dials = dial_all(chosen, plan.remote_setup, plan.settings.parallel_logins)
-        for index, dial in zip(indexes, dials, strict=True):
-            self._starts[index].dial = dial
-
-    def _told(self, index: int, child: AgentProcess) -> wire.Prepare:
-        """The first frame for an agent: what `env_file` set there is not set from here again."""
-        frame = self._plan.prepare[index]
-        if child.remote_info is None or not child.remote_info.changed:
-            return frame
-        kept = child.remote_info.changed - self._plan.own_variables(index).keys()
-        environment = {k: v for k, v in frame.environment.items() if k not in kept}
-        return dataclasses.replace(frame, environment=environment)
+        dials = Dials()
+        dials.start(chosen, plan.remote_setup, plan.settings.parallel_logins)
+        for index in chosen:
+            self._starts[index].dial = dials.pop(index)
 
     async def place(self) -> AsyncIterator[PlacedAgent | NotPlaced]:
         """The agents, as each can be spoken to, in any order. One that has gone is replaced."""
         # Those that were started together; others are added one by one.
-        opening = [asyncio.create_task(self._open(i)) for i in range(self._together)]
+        opening = [asyncio.create_task(self._open(HostIndex(i))) for i in range(self._together)]
         try:
             for opened in asyncio.as_completed(opening):
                 yield await opened
@@ -158,37 +155,36 @@ class Placement:
             for task in opening:
                 task.cancel()
 
-    def extend(self, plan: Plan) -> None:
-        """Take up a plan that has one more host."""
+    def extend(self, plan: Plan, dial: Dial | None = None) -> None:
+        """Take up a plan that has one more host, which may have been dialled already."""
         self._plan = plan
-        index = len(self._starts)
-        target = plan.places[index].target
-        self._starts.append(_Start(plan.prepare[index], {}, None, target, self._code))
+        self._starts.append(_Start(plan.hosts[-1], {}, None, self._code, dial=dial))
 
-    async def again(self, index: int) -> PlacedAgent | NotPlaced:
+    async def again(self, index: HostIndex) -> PlacedAgent | NotPlaced:
         """Start an agent in the place of one that is lost, or was not started yet."""
         before = self._starts[index]
+        if before.child is None and before.dial is not None and not before.is_opened:
+            return await self._open(index)  # dialled when it was added
         start = self._starts[index] = dataclasses.replace(before, child=None, dial=None)
         try:
-            if start.target is None:
+            if start.host.target is None:
                 self._start_here(start)
-            elif (dial := self._plan.dials.by_index.pop(index, None)) is not None:
-                start.dial = dial
             else:
                 self._dial([index])
         except StartFailed as error:
             return NotPlaced(index, str(error))
         return await self._open(index)
 
-    async def _open(self, index: int) -> PlacedAgent | NotPlaced:
+    async def _open(self, index: HostIndex) -> PlacedAgent | NotPlaced:
         start = self._starts[index]
+        start.is_opened = True
         if start.child is not None:
             agent = await PlacedAgent.open(index, start, start.child)
-            if not start.child.used or await _is_well(agent.channel, start.frame.app):
+            if not start.child.used or await _is_well(agent.channel, start.host.prepare.app):
                 return agent
             await agent.destroy(0.0, None)
             start.child = None
-            if start.target is None:
+            if start.host.target is None:
                 self._start_here(start)
             else:
                 self._dial([index])
@@ -197,8 +193,8 @@ class Placement:
                 await asyncio.shield(asyncio.wrap_future(start.dial.future))
                 child = start.child = start.dial.take()
             except StartFailed as error:
-                if start.dial.is_silent and start.target is not None:
-                    self.given_up.append(start.target.name)
+                if start.dial.is_silent:
+                    self.given_up.append(start.dial.name)
                 return NotPlaced(index, str(error))
             python = "" if child.remote_info is None else child.remote_info.python
             if python != self._pythons.setdefault(index, python):
@@ -208,17 +204,18 @@ class Placement:
                 start.child = None
                 before = self._pythons[index]
                 return NotPlaced(index, f"its Python is {python}, and was {before}")
-            child.say(wire.encode(self._told(index, child)))
+            child.say(wire.encode(_first_frame(start.host, child)))
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)
 
     def abandon(self) -> None:
         """Give up those that were not reached yet; those that were are not touched."""
-        self._plan.dials.give_up()
+        if self._dials is not None:
+            self._dials.give_up()
         for start in self._starts:
             if start.dial is not None:
-                if not start.dial.future.done() and start.target is not None:
-                    self.given_up.append(start.target.name)
+                if not start.dial.future.done():
+                    self.given_up.append(start.dial.name)
                 start.dial.give_up()
 
     def kill(self) -> None:
@@ -228,6 +225,16 @@ class Placement:
             if start.child is not None:
                 start.child.kill()
                 start.child.close()
+
+
+def _first_frame(host: HostPlan, child: AgentProcess) -> wire.Prepare:
+    """What an agent is told first: what `env_file` set there is not set from here again."""
+    frame = host.prepare
+    if child.remote_info is None or not child.remote_info.changed:
+        return frame
+    kept = child.remote_info.changed - host.own_variables.keys()
+    environment = {k: v for k, v in frame.environment.items() if k not in kept}
+    return dataclasses.replace(frame, environment=environment)
 
 
 async def _is_well(channel: PipeChannel, app: str) -> bool:
@@ -247,7 +254,7 @@ class PlacedAgent:
     """An agent that was started, and the channel to it."""
 
     def __init__(
-        self, index: int, start: _Start, child: AgentProcess, channel: PipeChannel
+        self, index: HostIndex, start: _Start, child: AgentProcess, channel: PipeChannel
     ) -> None:
         """Use `open` instead."""
         self.index = index
@@ -256,7 +263,7 @@ class PlacedAgent:
         self._process = child.process
         self._pool = start.pool
         self._fingerprint = start.fingerprint
-        self._target = start.target
+        self._target = start.host.target
         self._code = start.code
         self._errors = _Tail(child.early)
         child.early = b""
@@ -265,7 +272,7 @@ class PlacedAgent:
         """Where it had to be killed, that was seen to work."""
 
     @classmethod
-    async def open(cls, index: int, start: _Start, child: AgentProcess) -> PlacedAgent:
+    async def open(cls, index: HostIndex, start: _Start, child: AgentProcess) -> PlacedAgent:
         """Open a channel over the child's streams."""
         read, write, errors, unsaid = child.streams()
         channel = await PipeChannel.open(read, write)

@@ -8,9 +8,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from phalanx._core.rounds import Member
+
+
+class Stream(Enum):
+    """Which of a replica's streams."""
+
+    COMBINED = "combined"
+    STDOUT = "stdout"
+    STDERR = "stderr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +53,44 @@ def agent_key(agent: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a worker printed, without its end."""
+    """One line that a worker of a launch, or a replica of an app, printed; without its end."""
 
-    rank: int
-    """The global rank."""
-    hostname: str
-    """The host's name, as the launcher knows it."""
-    local_rank: int
-    """Its number among the workers of its host, from 0."""
+    role: str
+    """The role's name; "default" in a launch."""
+    replica: int
+    """The replica's number in its role; 0 in a launch."""
     text: str
     """The line."""
     time: float | None = None
     """When it came, in seconds since 1970, to about a tenth of a second, if that was kept."""
+    stream: Stream = Stream.COMBINED
+    """Which stream it came from, where they are kept apart."""
+    rank: int | None = None
+    """The worker's global rank, in a launch."""
+    hostname: str = ""
+    """The host's name, as the launcher knows it."""
+    local_rank: int | None = None
+    """Its number among the workers of its host, from 0."""
+
+    @classmethod
+    def of_rank(
+        cls, rank: int, hostname: str, local_rank: int, text: str, time: float | None = None
+    ) -> LogLine:
+        """A line of a launch's worker."""
+        return cls(
+            role="default",
+            replica=0,
+            text=text,
+            time=time,
+            rank=rank,
+            hostname=hostname,
+            local_rank=local_rank,
+        )
 
     def __str__(self) -> str:
-        """The line behind its host and global rank."""
+        """The line behind whose it is."""
+        if self.rank is None:
+            return f"{self.role}/{self.replica} {self.text}"
         return f"{prefix((self.rank,), self.hostname)} {self.text}"
 
 

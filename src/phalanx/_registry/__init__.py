@@ -30,7 +30,6 @@ LAUNCH = "launch"
 _ROOM, _ROOM_FOR_ONE = 4096, 1024
 """Bytes that a status may have, and on top for each of its parts."""
 
-KEPT, PRUNED_TO = 1000, 800
 """How many apps are kept, and how many are left when there are more."""
 
 
@@ -169,17 +168,3 @@ def cancel_asked(path: Path) -> dict[str, Any] | None:
     if not isinstance(grace, int | float) or not 0 <= grace < math.inf:
         grace = None
     return {**asked, "grace": grace}
-
-
-def prune(root: Path) -> None:
-    """Forget the oldest of very many apps that have ended."""
-    names = os.listdir(root)
-    if len(names) <= KEPT:
-        return
-    from phalanx._registry.recorded_app import apps
-
-    # Of apps on schedulers that are not ours it is not known here; only the record goes.
-    ended = [app for app in apps(root) if app.facts["owner"] is None or app.state.is_final]
-    for app in ended[: max(0, len(names) - PRUNED_TO)]:
-        with contextlib.suppress(OSError):
-            app.remove()

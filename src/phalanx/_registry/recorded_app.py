@@ -22,7 +22,7 @@ from phalanx._logs import logger
 from phalanx._logs.lines import LogLine
 from phalanx._registry import LAUNCH, VERSION, directory, place_name, read, replace
 from phalanx._registry.log_reader import LogReader, by_time
-from phalanx._specs import AppState, HostState, WorkerState
+from phalanx._specs import AppState, HostState, RankState
 from phalanx._system.identity import is_alive, is_here
 from phalanx._system.processes import catches
 
@@ -128,7 +128,7 @@ class RecordedApp:
             status["seconds"] = None
             for worker in status["workers"]:
                 if worker["ended"] is None:
-                    worker["state"] = WorkerState.UNKNOWN.value
+                    worker["state"] = RankState.UNKNOWN.value
             for replica in status.get("replicas", ()):
                 if not AppState(replica["state"]).is_final:
                     replica["state"] = AppState.FAILED.value
@@ -308,7 +308,7 @@ class RecordedApp:
         replica = next(r for r in self.replicas if rank in r["ranks"])
         local_rank = replica["ranks"].index(rank)
         for moment, text in lines:
-            yield LogLine(rank, replica["hostname"], local_rank, text, moment)
+            yield LogLine.of_rank(rank, replica["hostname"], local_rank, text, moment)
 
 
 def see(log: Path) -> str:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._logs import logger
-from phalanx._registry import VERSION, directory, place_name, prune, replace
-from phalanx._registry.recorded_app import by_handle
+from phalanx._registry import VERSION, directory, place_name, replace
+from phalanx._registry.recorded_app import apps, by_handle
+
+_KEPT, _PRUNED_TO = 1000, 800
 
 
 def facts_of(
@@ -51,7 +53,7 @@ def make_place(name: str) -> Path:
     path = root / name
     path.mkdir(mode=0o700)
     with contextlib.suppress(OSError):
-        prune(root)
+        _prune(root)
     return path
 
 
@@ -79,3 +81,15 @@ def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, A
 def _replicas(count: int) -> list[dict[str, Any]]:
     nothing: dict[str, Any] = {"hostname": "", "ranks": [], "logs": {}, "log": None, "streams": {}}
     return [{"id": i, **nothing} for i in range(count)]
+
+
+def _prune(root: Path) -> None:
+    """Forget the oldest of very many apps that have ended."""
+    names = os.listdir(root)
+    if len(names) <= _KEPT:
+        return
+    # Of apps on schedulers that are not ours it is not known here; only the record goes.
+    ended = [app for app in apps(root) if app.facts["owner"] is None or app.state.is_final]
+    for app in ended[: max(0, len(names) - _PRUNED_TO)]:
+        with contextlib.suppress(OSError):
+            app.remove()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Outcome
 
 ECHO_DELAY = 1.0
@@ -26,7 +27,7 @@ _WATCHDOG = re.compile(r"collective operation timeout|watchdog", re.IGNORECASE)
 class Failure:
     """A worker that ended badly, on a host, at a time by the launcher's clock."""
 
-    agent: int
+    agent: AgentId
     hostname: str
     outcome: Outcome
     when: Interval

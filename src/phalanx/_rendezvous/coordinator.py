@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Endpoint, Outcome, Round
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.causes import Failure
@@ -39,7 +40,7 @@ class Coordinator:
         self._attempts: list[Failure] = []
         self._number = self._floor = 0
         self._growing = False
-        self._round_of: dict[int, int] = {}
+        self._round_of: dict[AgentId, int] = {}
         self._give_up_at = now + policy.start_timeout
         self.deadline: float | None = self._give_up_at
         self._last_call_at: float | None = None
@@ -73,7 +74,7 @@ class Coordinator:
     # ── what is known ─────────────────────────────────────────────────────────
 
     @property
-    def running(self) -> frozenset[int]:
+    def running(self) -> frozenset[AgentId]:
         """The agents whose workers have been started."""
         return frozenset(self._round_state.running)
 
@@ -100,11 +101,11 @@ class Coordinator:
         few = self.phase is p.Phase.GATHERING and not self._roster.is_enough
         return self._roster.describe() if few else ""
 
-    def round_of(self, agent: int) -> int | None:
+    def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
         return self._round_of.get(agent)
 
-    def awaits(self, agent: int) -> bool:
+    def awaits(self, agent: AgentId) -> bool:
         """That an agent is clear of the round is waited for."""
         return self.phase is p.Phase.STOPPING and agent in self._round_state.unconfirmed
 
@@ -225,7 +226,7 @@ class Coordinator:
 
     # ── a round ───────────────────────────────────────────────────────────────
 
-    def _run(self, agent: int, now: float) -> list[p.CoordinatorAction]:
+    def _run(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
         self._round_state.running.add(agent)
         if not self._round_state.all_run or self.phase is not p.Phase.RUNNING:
             return []
@@ -234,7 +235,7 @@ class Coordinator:
         return self._grow(now)
 
     def _clear(
-        self, agent: int, endpoint: Endpoint | None, now: float
+        self, agent: AgentId, endpoint: Endpoint | None, now: float
     ) -> list[p.CoordinatorAction]:
         self._round_state.cleared.add(agent)
         if endpoint is not None and agent in self._roster.joined:
@@ -265,7 +266,7 @@ class Coordinator:
             return self._gather(now)
         return (self._fail(agent, now) if lost else []) + self._conclude(now)
 
-    def _fail(self, agent: int, now: float) -> list[p.CoordinatorAction]:
+    def _fail(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
         """The round has failed, on this host."""
         if self.phase is not p.Phase.RUNNING:
             return []
@@ -313,7 +314,7 @@ class Coordinator:
                 return self._conclude(now, late=True)
 
     def _time_out(
-        self, awaited: Collection[int], there: Collection[int], now: float
+        self, awaited: Collection[AgentId], there: Collection[AgentId], now: float
     ) -> list[p.CoordinatorAction]:
         self._over = p.Reason.START_TIMEOUT
         self._missing = self._roster.names(agent for agent in awaited if agent not in there)
@@ -352,7 +353,7 @@ class Coordinator:
             self._round_state.lose(agent, reason, Interval(now, now))
         return self._go_on(unconfirmed, now)
 
-    def _go_on(self, unconfirmed: tuple[int, ...], now: float) -> list[p.CoordinatorAction]:
+    def _go_on(self, unconfirmed: tuple[AgentId, ...], now: float) -> list[p.CoordinatorAction]:
         """After a failure or a loss: another round if that is allowed, else the end."""
         alive = [agent for agent in self._roster.joined if agent not in unconfirmed]
         if not self._roster.may_decide(self._round_state.members, alive):
@@ -377,7 +378,7 @@ class Coordinator:
         ]
         return [*expelled, *self._regroup(now)]
 
-    def _is_change(self, alive: Collection[int]) -> bool:
+    def _is_change(self, alive: Collection[AgentId]) -> bool:
         """It is only that hosts have come, or that some are lost and the rest is enough.
 
         That costs no restart. Having to wait for a host to come back does.

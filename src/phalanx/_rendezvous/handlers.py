@@ -1,6 +1,6 @@
-"""How hosts meet, as something to choose or to write oneself: `RendezvousHandler`.
+"""Rendezvous handlers by name.
 
-`get_handler` gives the one of a name: `static` and `tcp` (also known as `c10d`) are ours, others
+`static` and `tcp` (also known as `c10d`) are ours, others
 come from packages that register them under the entry point `phalanx.rendezvous`. A handler of one's
 own blocks in `next_rendezvous`; the agent calls it on a thread.
 """
@@ -8,129 +8,19 @@ own blocks in `next_rendezvous`; the agent calls it on a thread.
 from __future__ import annotations
 
 import difflib
-import inspect
 import ipaddress
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from phalanx import _plugins as plugins
 from phalanx._core.rounds import Endpoint
 from phalanx._rendezvous import settings as settings_
-from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.handler_api import Factory, RendezvousParameters, problem_of
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.rendezvous"
 """Where packages register rendezvous of their own: a function of `RendezvousParameters`."""
 
 STATIC_PORT = 29500
-
-
-@dataclass(frozen=True)
-class RendezvousStoreInfo:
-    """Where workers find the store."""
-
-    master_addr: str
-    """Its address."""
-    master_port: int
-    """Its port."""
-
-
-@dataclass(frozen=True)
-class RendezvousInfo:
-    """What hosts that met have agreed on: this host's rank among them, and how many they are."""
-
-    store: Any
-    """Where hosts exchange keys and values."""
-    rank: int
-    """This host's rank."""
-    world_size: int
-    """How many hosts there are."""
-    bootstrap_store_info: RendezvousStoreInfo | None = None
-    """Where workers find the store, if the handler knows."""
-
-
-@dataclass(frozen=True)
-class RendezvousParameters:
-    """What a rendezvous is made from."""
-
-    backend: str
-    """The name of the kind."""
-    endpoint: str
-    """Where hosts meet, as it was given."""
-    run_id: str
-    """What names the app."""
-    min_nodes: int
-    """The fewest hosts in a round."""
-    max_nodes: int
-    """The most hosts in a round."""
-    config: Mapping[str, Any]
-    """The settings."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A setting, or the default.
-
-        Args:
-            key: The setting's name.
-            default: What to return where it is not set.
-        """
-        return self.config.get(key, default)
-
-
-class RendezvousHandler(ABC):
-    """Where the hosts of an app meet. Subclass it for a rendezvous of your own.
-
-    Hosts that are in the same rendezvous must get different ranks, contiguous from 0, and the same
-    `world_size`; a host that calls `next_rendezvous` again leaves the last one.
-    """
-
-    @abstractmethod
-    def get_backend(self) -> str:
-        """The name of the kind of rendezvous."""
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Workers may use the store that the handler carries, instead of one for each round."""
-        return False
-
-    @abstractmethod
-    def next_rendezvous(self) -> Any:
-        """Block until enough hosts are there.
-
-        Returns:
-            A `RendezvousInfo`, or a tuple `(store, rank, world_size)`.
-
-        Raises:
-            RendezvousClosedError: Nobody meets there any more.
-            RendezvousTimeoutError: Not enough hosts came in time.
-            RendezvousConnectionError: The place where they meet could not be reached.
-            RendezvousStateError: What was found there makes no sense.
-            RendezvousGracefulExitError: This host is not needed, and may end.
-        """
-
-    @abstractmethod
-    def is_closed(self) -> bool:
-        """Nobody meets there any more."""
-
-    @abstractmethod
-    def set_closed(self) -> None:
-        """Have nobody meet there any more."""
-
-    @abstractmethod
-    def num_nodes_waiting(self) -> int:
-        """How many hosts wait for the next rendezvous; with some, the workers are restarted."""
-
-    @abstractmethod
-    def get_run_id(self) -> str:
-        """What names the app."""
-
-    def shutdown(self) -> bool:
-        """Let go of everything; whether that went well."""
-        return True
-
-
-Factory = Callable[[RendezvousParameters], Any]
 
 
 def get_handler(
@@ -194,15 +84,6 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     return handler
 
 
-def problem_of(handler: Any) -> str:
-    """Why something is no rendezvous handler; empty if it is one. Torch's own are as good."""
-    needed = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "get_run_id")
-    missing = [name for name in needed if not callable(getattr(handler, name, None))]
-    if inspect.isclass(handler):
-        return f"{handler.__name__} is a class, not an instance. Write {handler.__name__}(...)"
-    return f"{handler!r} has no {', '.join(missing)}" if missing else ""
-
-
 def parse_endpoint(text: str, port: int) -> Endpoint:
     """`host`, `host:port`, `[::1]:port`; an empty one is any free port here. `ConfigError`."""
     if not text:
@@ -222,24 +103,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def read_info(value: Any) -> RendezvousInfo:
-    """What `next_rendezvous` gave, whichever way it is written."""
-    if isinstance(value, tuple) and len(value) == 3:
-        return RendezvousInfo(*value)
-    boot = getattr(value, "bootstrap_store_info", None)
-    place = None
-    if boot is not None:
-        place = RendezvousStoreInfo(str(boot.master_addr), int(boot.master_port))
-    return RendezvousInfo(value.store, int(value.rank), int(value.world_size), place)
-
-
-__all__ = [
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStoreInfo",
-    "Settings",
-    "get_handler",
-]

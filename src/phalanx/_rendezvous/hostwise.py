@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._rendezvous.causes import first_cause
 from phalanx._rendezvous.coordinator import Coordinator
@@ -29,15 +30,15 @@ class HostwiseCoordinator(Coordinator):
     def __init__(self, policy: Policy, now: float) -> None:
         """As a `Coordinator`."""
         super().__init__(policy, now)
-        self._budgets: dict[int, Budget] = {}
-        self._halted: dict[int, float] = {}
+        self._budgets: dict[AgentId, Budget] = {}
+        self._halted: dict[AgentId, float] = {}
         """The hosts whose workers are being stopped, and the wait before they start anew."""
-        self._due_at: dict[int, float] = {}
-        self._start_by: dict[int, float] = {}
+        self._due_at: dict[AgentId, float] = {}
+        self._start_by: dict[AgentId, float] = {}
         """The hosts whose workers are being started anew, and until when they must run."""
-        self._began_at: dict[int, float] = {}
+        self._began_at: dict[AgentId, float] = {}
 
-    def _fail(self, agent: int, now: float) -> list[CoordinatorAction]:
+    def _fail(self, agent: AgentId, now: float) -> list[CoordinatorAction]:
         if self.phase is not Phase.RUNNING or agent in self._halted:
             return []
         policy = self.policy
@@ -68,7 +69,7 @@ class HostwiseCoordinator(Coordinator):
             for number in numbers
         ]
 
-    def _run(self, agent: int, now: float) -> list[CoordinatorAction]:
+    def _run(self, agent: AgentId, now: float) -> list[CoordinatorAction]:
         self._began_at[agent] = now
         self._start_by.pop(agent, None)
         first = not self._round_state.all_run
@@ -77,7 +78,9 @@ class HostwiseCoordinator(Coordinator):
             self._set_deadline()
         return actions
 
-    def _clear(self, agent: int, endpoint: Endpoint | None, now: float) -> list[CoordinatorAction]:
+    def _clear(
+        self, agent: AgentId, endpoint: Endpoint | None, now: float
+    ) -> list[CoordinatorAction]:
         if self.phase is not Phase.RUNNING or agent not in self._halted:
             return super()._clear(agent, endpoint, now)
         self._round_state.cleared.add(agent)
@@ -110,7 +113,7 @@ class HostwiseCoordinator(Coordinator):
             due.append(self._give_up_at)
         self.deadline = min(due, default=None)
 
-    def _begin_host(self, agent: int, cause: str, now: float) -> CoordinatorAction:
+    def _begin_host(self, agent: AgentId, cause: str, now: float) -> CoordinatorAction:
         assert self.round is not None
         self._number += 1
         self._round_of[agent] = self._number
@@ -143,7 +146,7 @@ class HostwiseCoordinator(Coordinator):
         self._set_deadline()
         return [action]
 
-    def _replace(self, lost: int, spare: Host, cause: str, now: float) -> CoordinatorAction:
+    def _replace(self, lost: AgentId, spare: Host, cause: str, now: float) -> CoordinatorAction:
         """Give a lost host's ranks to another."""
         self._round_state.begin_again(lost)
         self._round_of.pop(lost, None)

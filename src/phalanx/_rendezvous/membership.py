@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member
 
 Name = tuple[int | str, ...]
@@ -16,7 +17,7 @@ Order = tuple[int | Name, ...]
 class Host:
     """A host that can take part: its agent, how many workers it has, where it stands in line."""
 
-    agent: int
+    agent: AgentId
     hostname: str
     workers: int
     order: Order = ()
@@ -29,7 +30,7 @@ def natural(name: str) -> Name:
     return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
 
 
-def choose(alive: Iterable[Host], most: int, stay: Collection[int] = ()) -> list[Host]:
+def choose(alive: Iterable[Host], most: int, stay: Collection[AgentId] = ()) -> list[Host]:
     """At most so many hosts in rank order; those of the round before, `stay`, come first."""
     ordered = sorted(alive, key=_place)
     kept = [host for host in ordered if host.agent in stay]
@@ -47,7 +48,9 @@ def lay_out(hosts: Iterable[Host]) -> tuple[Member, ...]:
     return tuple(table)
 
 
-def may_decide(last: Collection[int], there: Collection[int], closed: Collection[int]) -> bool:
+def may_decide(
+    last: Collection[AgentId], there: Collection[AgentId], closed: Collection[AgentId]
+) -> bool:
     """Those that are there may form a round without the rest of the last one.
 
     They are the strict majority of it, or the others have certainly ended: then nobody else can

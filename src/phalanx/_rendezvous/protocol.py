@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.membership import Host
@@ -59,9 +60,9 @@ class Inheritance:
     """What a coordinator that takes over from another has to know."""
 
     round: Round
-    closed: frozenset[int] = frozenset()
+    closed: frozenset[AgentId] = frozenset()
     """The members of which it is certain that they have ended."""
-    silent: frozenset[int] = frozenset()
+    silent: frozenset[AgentId] = frozenset()
     """Those of which nothing is heard."""
 
 
@@ -72,7 +73,7 @@ class Inheritance:
 class JoinedEvent:
     """An agent said hello; `endpoint` is where its host can carry the store."""
 
-    agent: int
+    agent: AgentId
     endpoint: Endpoint
     host: Host | None = None
     """What it is, if it was not expected."""
@@ -84,7 +85,7 @@ class JoinedEvent:
 class WorkersStartedEvent:
     """An agent's workers of the round were started."""
 
-    agent: int
+    agent: AgentId
     round: int
 
 
@@ -92,7 +93,7 @@ class WorkersStartedEvent:
 class WorkerEndedEvent:
     """A worker ended, at a moment by the coordinator's clock."""
 
-    agent: int
+    agent: AgentId
     round: int
     outcome: Outcome
     when: Interval
@@ -102,7 +103,7 @@ class WorkerEndedEvent:
 class RoundClearedEvent:
     """An agent has nothing of the round left; the next one's store can be at `endpoint`."""
 
-    agent: int
+    agent: AgentId
     round: int
     endpoint: Endpoint | None = None
 
@@ -111,7 +112,7 @@ class RoundClearedEvent:
 class AgentGoneEvent:
     """An agent went away, failed or fell silent."""
 
-    agent: int
+    agent: AgentId
     reason: str
     when: Interval
     closed: bool = True
@@ -124,7 +125,7 @@ class AgentGoneEvent:
 class PreemptedEvent:
     """An agent's host will be taken away: once a worker there has ended, it is not waited for."""
 
-    agent: int
+    agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class BeginRoundAction:
     """Send the round to all its members, or to these."""
 
     round: Round
-    agents: tuple[int, ...] | None = None
+    agents: tuple[AgentId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class HaltRoundAction:
 
     round: int
     grace: float
-    agents: tuple[int, ...] | None = None
+    agents: tuple[AgentId, ...] | None = None
     stacks: bool = False
     """One has given up waiting for another: find out first where everybody is."""
 
@@ -185,7 +186,7 @@ class HaltRoundAction:
 class ExpelAction:
     """Give an agent up: it did not do what it was told in time."""
 
-    agent: int
+    agent: AgentId
     reason: str
 
 
@@ -230,7 +231,7 @@ class Verdict:
     others: tuple[Failure, ...] = ()
     missing: tuple[str, ...] = ()
     """The names of hosts that were awaited in vain."""
-    unconfirmed: tuple[int, ...] = ()
+    unconfirmed: tuple[AgentId, ...] = ()
     """Agents that did not confirm in time that nothing is left."""
     members: tuple[Member, ...] = ()
     """Those of the last round."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member
 from phalanx._rendezvous.membership import Host, choose, may_decide
 from phalanx._rendezvous.protocol import JoinedEvent, Policy
@@ -16,13 +17,13 @@ class Roster:
         """Nobody has come yet."""
         self._policy = policy
         self.hosts = {host.agent: host for host in policy.hosts}
-        self.joined: dict[int, Endpoint] = {}
-        self.torch: dict[int, bool | None] = {}
-        self.gone: dict[int, bool] = {}
+        self.joined: dict[AgentId, Endpoint] = {}
+        self.torch: dict[AgentId, bool | None] = {}
+        self.gone: dict[AgentId, bool] = {}
         """Those that are not there any more, or never came; whether that is certain."""
-        self.left: set[int] = set()
+        self.left: set[AgentId] = set()
         """Those that will not come back by themselves."""
-        self.leaving: set[int] = set()
+        self.leaving: set[AgentId] = set()
         """Those whose hosts will be taken away."""
 
     def join(self, event: JoinedEvent) -> bool:
@@ -39,7 +40,7 @@ class Roster:
         self.left.discard(agent)
         return True
 
-    def wants_store(self, agents: Iterable[int]) -> bool | None:
+    def wants_store(self, agents: Iterable[AgentId]) -> bool | None:
         """Whether one of them wants a store; None where nobody knows."""
         known = [wants for agent in agents if (wants := self.torch.get(agent)) is not None]
         return any(known) if known else None
@@ -49,7 +50,7 @@ class Roster:
         for member in members:
             self.hosts.setdefault(member.agent, Host(member.agent, member.hostname, member.workers))
 
-    def lose(self, agent: int, *, certain: bool) -> None:
+    def lose(self, agent: AgentId, *, certain: bool) -> None:
         """One has gone."""
         self.joined.pop(agent, None)
         self.gone[agent] = certain
@@ -96,17 +97,17 @@ class Roster:
         back = self.hosts.keys() - self.left
         return self._policy.open or len(self.joined.keys() | back) >= self._policy.least
 
-    def choose(self, stay: Collection[int]) -> list[Host]:
+    def choose(self, stay: Collection[AgentId]) -> list[Host]:
         """Those for the next round, in rank order."""
         return choose((self.hosts[a] for a in self.joined), self._policy.most, stay)
 
-    def spare(self, members: Collection[int], workers: int) -> Host | None:
+    def spare(self, members: Collection[AgentId], workers: int) -> Host | None:
         """One that waits, and has so many workers."""
         waiting = [self.hosts[a] for a in self.joined if a not in members]
         fitting = [host for host in waiting if host.workers == workers]
         return min(fitting, key=lambda host: (host.order, host.agent), default=None)
 
-    def may_decide(self, last: Collection[int], alive: Collection[int]) -> bool:
+    def may_decide(self, last: Collection[AgentId], alive: Collection[AgentId]) -> bool:
         """Nobody else can form a round for the app meanwhile."""
         closed = [agent for agent, certain in self.gone.items() if certain]
         return not self._policy.quorum or may_decide(last, alive, closed)
@@ -116,6 +117,6 @@ class Roster:
         came = ", ".join(self.names(self.joined)) or "nobody"
         return f"{len(self.joined)} of at least {self._policy.least} hosts came{since}: {came}"
 
-    def names(self, agents: Iterable[int]) -> tuple[str, ...]:
+    def names(self, agents: Iterable[AgentId]) -> tuple[str, ...]:
         """The hosts' names."""
         return tuple(self.hosts[agent].hostname for agent in agents if agent in self.hosts)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable
 
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Member, Outcome
 from phalanx._rendezvous.causes import Failure, first_cause, misses_others
 from phalanx._rendezvous.protocol import Reason, Verdict
@@ -21,9 +22,9 @@ class RoundState:
         """Nothing has happened yet."""
         self.members = {member.agent: member for member in members}
         self.began = began
-        self.running: set[int] = set()
-        self.cleared: set[int] = set()
-        self.lost: set[int] = set()
+        self.running: set[AgentId] = set()
+        self.cleared: set[AgentId] = set()
+        self.lost: set[AgentId] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.failures: list[Failure] = []
         self.halted_at: float | None = None
@@ -40,7 +41,7 @@ class RoundState:
         return len(self.outcomes) == total and not self.failures
 
     @property
-    def unconfirmed(self) -> tuple[int, ...]:
+    def unconfirmed(self) -> tuple[AgentId, ...]:
         """The members that have not said that nothing is left."""
         done = self.cleared | self.lost
         return tuple(agent for agent in self.members if agent not in done)
@@ -59,7 +60,7 @@ class RoundState:
         """
         return all(misses_others(failure.outcome) for failure in self.failures)
 
-    def end(self, agent: int, outcome: Outcome, when: Interval) -> bool:
+    def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
         member = self.members.get(agent)
         if member is None or outcome.rank in self.outcomes or outcome.rank not in member.ranks:
@@ -69,7 +70,7 @@ class RoundState:
             self._add_failure(agent, outcome, when)
         return True
 
-    def lose(self, agent: int, reason: str, when: Interval) -> bool:
+    def lose(self, agent: AgentId, reason: str, when: Interval) -> bool:
         """Take the ranks of which nothing was heard for lost; whether there were any."""
         ranks = self.members[agent].ranks if agent in self.members else range(0)
         unfinished = [rank for rank in ranks if rank not in self.outcomes]
@@ -85,14 +86,14 @@ class RoundState:
         others = tuple(f for f in self.failures if f is not cause)
         return Verdict(reason, cause, others, members=tuple(self.members.values()))
 
-    def begin_again(self, agent: int) -> None:
+    def begin_again(self, agent: AgentId) -> None:
         """Forget what a host's workers did: it starts them anew."""
         self.cleared.discard(agent)
         self.failures = [f for f in self.failures if f.agent != agent]
         for rank in self.members[agent].ranks:
             self.outcomes.pop(rank, None)
 
-    def _add_failure(self, agent: int, outcome: Outcome, when: Interval) -> None:
+    def _add_failure(self, agent: AgentId, outcome: Outcome, when: Interval) -> None:
         hostname = self.members[agent].hostname
         consequence = self._is_consequence(outcome, when)
         self.failures.append(Failure(agent, hostname, outcome, when, consequence))

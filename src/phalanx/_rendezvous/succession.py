@@ -10,32 +10,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phalanx._core.ids import AgentId
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Ask a member whether it decides."""
 
-    agent: int
+    agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
     """Decide yourself; some have certainly ended, of others nothing is heard."""
 
-    closed: frozenset[int]
-    silent: frozenset[int]
+    closed: frozenset[AgentId]
+    silent: frozenset[AgentId]
 
 
 class Succession:
     """One survivor's way through the members of its last round."""
 
-    def __init__(self, members: Sequence[int], own: int, leader: int, *, closed: bool) -> None:
+    def __init__(
+        self, members: Sequence[AgentId], own: AgentId, leader: AgentId, *, closed: bool
+    ) -> None:
         """`members` are in rank order; `closed`: the connection to the one that decided has ended,
         rather than that nothing was heard.
         """
         self._own = own
-        self._closed: set[int] = set()
-        self._failed: set[int] = set()
+        self._closed: set[AgentId] = set()
+        self._failed: set[AgentId] = set()
         # One whose connection broke may still be there: then it still decides.
         self._order = [leader] if closed else []
         self._order += [agent for agent in members if agent != leader]
@@ -51,7 +55,7 @@ class Succession:
                 return Ask(agent)
         return Lead(frozenset(self._closed), frozenset(self._failed - self._closed))
 
-    def fail(self, agent: int, *, closed: bool) -> None:
+    def fail(self, agent: AgentId, *, closed: bool) -> None:
         """One does not answer; `closed`: nobody is there to do so, for certain."""
         self._failed.add(agent)
         if closed:

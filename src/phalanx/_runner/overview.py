@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx._logs import logger
 from phalanx._registry.recorded_app import RecordedApp
-from phalanx._runner.runner import Runner
 from phalanx._specs import AppState
 from phalanx.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx._runner.runner import Runner
 
 
 def overview(

@@ -1,7 +1,7 @@
 """What follows when a replica ends: the course of an app on a scheduler of ours. Pure.
 
-`AppLifecycle.ended(…)` and `AppLifecycle.cancel()` give the actions to take. The first failure that no retry
-makes good is the app's; everything else is stopped then.
+`AppLifecycle.ended(…)` and `AppLifecycle.cancel()` give the actions to take. The first failure that
+no retry makes good is the app's; everything else is stopped then.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from phalanx._core.rounds import signal_name
 from phalanx._core.stacks import RankStacks
 from phalanx._schedulers.lifecycle import ReplicaKey
 from phalanx._schedulers.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
+from phalanx._schedulers.supervisor_process import is_supervisor
 from phalanx._system import processes
 from phalanx._system.network import free_port
 
@@ -205,8 +206,6 @@ class LocalReplicas:
         """Daemons in sessions of their own have become our children; their environment says whose
         they were.
         """
-        from phalanx._schedulers.supervisor import is_supervisor
-
         own = {process.pid for process in self._running.values()}
         wanted = {f"{ROLE}={key[0]}".encode(), f"{REPLICA}={key[1]}".encode()}
         for pid in processes.children(os.getpid()):
@@ -219,8 +218,6 @@ class LocalReplicas:
 
     def close(self) -> None:
         """Everything below this process goes, but for apps that replicas have submitted."""
-        from phalanx._schedulers.supervisor import is_supervisor
-
         processes.kill_descendants(processes.reap, sparing=is_supervisor)
         with contextlib.suppress(OSError):  # an app that has ended has none, whatever is noted
             (self._path / "gpus.json").unlink(missing_ok=True)

@@ -11,11 +11,11 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
 from phalanx import _plugins as plugins
+from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
 from phalanx._schedulers.options import option, options
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
@@ -47,30 +47,6 @@ BUILT_IN = {
     "ssh": "phalanx._schedulers.ssh",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""
-
-
-class Stream(Enum):
-    """Which of a replica's streams."""
-
-    COMBINED = "combined"
-    STDOUT = "stdout"
-    STDERR = "stderr"
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """One line that a replica printed, without its end."""
-
-    role: str
-    """The role's name."""
-    replica: int
-    """The replica's number in its role."""
-    text: str
-    """The line."""
-    time: float | None = None
-    """When it came, in seconds since 1970, as far as that is known."""
-    stream: Stream = Stream.COMBINED
-    """Which stream it came from, where they are kept apart."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._core.rounds import Member, signal_name
-from phalanx._launcher.launcher import Launcher
-from phalanx._launcher.session.app import App
+from phalanx._launcher import payload
+from phalanx._launcher.launch_options import LaunchOptions
+from phalanx._launcher.planning import imports
+from phalanx._launcher.session.app_run import AppRun
+from phalanx._launcher.start import Work, prepare_app
 from phalanx._logs.lines import Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
@@ -33,7 +36,7 @@ class SshReplicas:
         """Nothing runs."""
         self._request = request
         self._wake: Callable[[], None] = lambda: None
-        self._running: dict[ReplicaKey, App[Any]] = {}
+        self._running: dict[ReplicaKey, AppRun[Any]] = {}
         self._graces: dict[ReplicaKey, float] = {}
         """Of those that are being stopped."""
         self._ended: queue.SimpleQueue[tuple[ReplicaKey, ReplicaEnd]] = queue.SimpleQueue()
@@ -52,8 +55,7 @@ class SshReplicas:
             if len(hosts) < 2:
                 continue
             try:
-                launcher = self._launcher(hosts, role.replicas[0])
-                app = _start(launcher, program.first_place, ())
+                app = self._start(hosts, role.replicas[0], program.first_place, ())
                 while not app.status().state.is_final:
                     if not wait(f"logging in to {len(hosts)} hosts"):
                         app.cancel(0.0)
@@ -75,10 +77,11 @@ class SshReplicas:
         token = {RENDEZVOUS_TOKEN: os.environ[RENDEZVOUS_TOKEN]}
         env = {**places, **token, **replica.env}
         try:
-            launcher = self._launcher([replica.hostname], replica)
-            launcher.log_spec = _Logs(replica)
-            launcher.fetch = self._request.settings.get("fetch", [])
-            app = _start(launcher, program.run, (list(replica.argv), env, first))
+            app = self._start(
+                *([replica.hostname], replica, program.run, (list(replica.argv), env, first)),
+                log_spec=_Logs(replica),
+                fetch=self._request.settings.get("fetch", []),
+            )
         except (PhalanxError, OSError) as error:
             return ReplicaEnd(error=str(error))
         self._running[replica.key] = app
@@ -126,20 +129,33 @@ class SshReplicas:
         for app in self._running.values():
             app.wait()
 
-    def _launcher(self, hosts: Sequence[str], replica: ReplicaRequest) -> Launcher:
-        os.chdir(replica.cwd)  # what a launch goes by, and nothing else here does
-        return Launcher(
+    def _start(
+        self,
+        hosts: Sequence[str],
+        replica: ReplicaRequest,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        log_spec: LogSpec | None = None,
+        fetch: Sequence[str] = (),
+    ) -> AppRun[Any]:
+        """A launch that is part of an app, and so is not recorded as one."""
+        options = LaunchOptions(
             hostnames=list(hosts),
             workers_per_host=1,
             backend=None,
             preload=[],
             name=f"{self._request.app_id}-{replica.role}-{replica.id}",
             stop_grace=self._request.stop_grace,
-            log_spec=DefaultLogSpec.nothing(),
+            log_spec=log_spec or DefaultLogSpec.nothing(),
+            fetch=list(fetch),
             **self._request.settings["launcher"],
         )
+        needs = imports.of_function(function)
+        work = Work.of(payload.pack(function, args, {}, needs), needs, function.__name__)
+        return prepare_app(options, work, directory=replica.cwd).start(is_recorded=False)
 
-    def _wait(self, replica: ReplicaRequest, app: App[Any]) -> None:
+    def _wait(self, replica: ReplicaRequest, app: AppRun[Any]) -> None:
         app.wait()
         asked = replica.key in self._graces
         try:
@@ -160,12 +176,6 @@ class SshReplicas:
             ending = ReplicaEnd(error=_in_one_line(error))
         self._ended.put((replica.key, ending))
         self._wake()
-
-
-def _start(launcher: Launcher, function: Callable[..., Any], args: Sequence[Any]) -> App[Any]:
-    """A launch that is part of an app, and so is not recorded as one."""
-    plan, call = launcher._prepare(function, args, None)
-    return App(plan, call, recorded=False)
 
 
 def _keep_error(replica: ReplicaRequest, reported: bytes) -> None:

@@ -35,7 +35,8 @@ from phalanx._schedulers.scheduler import (
     make_app_id,
     replicas,
 )
-from phalanx._schedulers.supervisor import LOG, supervisor_of, times_file
+from phalanx._schedulers.supervisor import LOG, times_file
+from phalanx._schedulers.supervisor_process import supervisor_of
 from phalanx._specs import (
     AppDef,
     AppState,
@@ -46,7 +47,7 @@ from phalanx._specs import (
     Role,
     RoleStatus,
 )
-from phalanx._specs.app import SCRIPT
+from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError, SchedulerError
 
 _POLL = 0.05

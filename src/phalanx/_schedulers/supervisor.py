@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from phalanx._channel import trust
 from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs.lines import Times
-from phalanx._registry import cancel_asked, owner, read, replace, stack_requests
+from phalanx._registry import cancel_asked, read, replace, stack_requests
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.error_text import first_error, with_interpreter
@@ -40,11 +40,11 @@ from phalanx._schedulers.lifecycle import (
 )
 from phalanx._schedulers.replicas import ReplicaEnd, ReplicaStarter
 from phalanx._schedulers.request import STREAMS, AppRequest, ReplicaRequest
+from phalanx._schedulers.supervisor_process import is_supervisor, supervisor_of
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
 
 LOG = "supervisor.log"
-_MODULE = __name__.encode()
 _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two looks at what replicas have printed: short while they print."""
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -114,21 +114,6 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
-
-
-def supervisor_of(pid: int | None = None) -> dict[str, Any]:
-    """What names the process that runs an app; by default this one."""
-    return {**owner(pid), "supervises": True}
-
-
-def is_supervisor(pid: int) -> bool:
-    """The process runs an app of its own, which a replica has submitted and which outlives it."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            line = file.read()
-    except OSError:
-        return False
-    return (line.startswith(b"phalanx: ") and b" supervisor" in line) or _MODULE in line
 
 
 def _write(path: Path, value: Any, *, last: bool = False) -> bool:

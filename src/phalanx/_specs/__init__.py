@@ -6,7 +6,7 @@ checked when it is made, with errors that name the field, and goes through JSON 
 
 from __future__ import annotations
 
-from phalanx._specs.app import AppDef, Resource, RetryPolicy, Role
+from phalanx._specs.app_def import AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount, parse_mounts
 from phalanx._specs.resources import get_named_resources, named_resources, resource
 from phalanx._specs.serialization import from_dict, from_json, from_yaml, to_dict, to_json, to_yaml
@@ -16,10 +16,10 @@ from phalanx._specs.status import (
     AppSummary,
     HostState,
     HostStatus,
+    RankState,
     ReplicaStatus,
     RoleStatus,
     RoundStatus,
-    WorkerState,
     WorkerStatus,
     is_terminal,
 )
@@ -34,6 +34,7 @@ __all__ = [
     "DeviceMount",
     "HostState",
     "HostStatus",
+    "RankState",
     "ReplicaStatus",
     "Resource",
     "RetryPolicy",
@@ -41,7 +42,6 @@ __all__ = [
     "RoleStatus",
     "RoundStatus",
     "VolumeMount",
-    "WorkerState",
     "WorkerStatus",
     "from_dict",
     "from_json",

@@ -5,7 +5,7 @@ The system and the container runtime take their part of the memory: 4% is left t
 
 from __future__ import annotations
 
-from phalanx._specs.app import Resource
+from phalanx._specs.app_def import Resource
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _EFA, _NEURON = "vpc.amazonaws.com/efa", "aws.amazon.com/neurondevice"

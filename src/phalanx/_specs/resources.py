@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from phalanx import _plugins as plugins
-from phalanx._specs.app import Resource
+from phalanx._specs.app_def import Resource
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.named_resources"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from phalanx._specs.app import AppDef, Resource, RetryPolicy, Role
+from phalanx._specs.app_def import AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import KINDS
 from phalanx.errors import ConfigError
 

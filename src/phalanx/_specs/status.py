@@ -114,7 +114,7 @@ class HostStatus:
     """Its agent's."""
 
 
-class WorkerState(StrEnum):
+class RankState(StrEnum):
     """Where a worker of a launch stands; how it ended, once it has."""
 
     STARTING = "starting"
@@ -140,7 +140,7 @@ class WorkerStatus:
     """The host's name, as the launcher knows it."""
     local_rank: int
     """Its number among the workers of its host, from 0."""
-    state: WorkerState
+    state: RankState
     """Where it stands."""
     pid: int | None = None
     """Its process, once it has one."""

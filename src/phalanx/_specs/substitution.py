@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, ClassVar
 
-from phalanx._specs.app import Role
+from phalanx._specs.app_def import Role
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     limit = None
     if typing.get_origin(hint) is typing.Annotated:
         hint, limit, *_ = typing.get_args(hint)
+    hint = getattr(hint, "__supertype__", hint)
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = _hints(hint)
@@ -192,6 +193,7 @@ def _are_plain(hint: Any, values: tuple[Any, ...]) -> bool:
     limit: Any = ANY_TEXT
     if typing.get_origin(hint) is typing.Annotated:
         hint, limit, *_ = typing.get_args(hint)
+    hint = getattr(hint, "__supertype__", hint)
     if hint not in (int, str) or not all(type(value) is hint for value in values):
         return False
     if not values:

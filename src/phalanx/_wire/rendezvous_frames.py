@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated
 
+from phalanx._core.ids import AgentId
 from phalanx._core.limits import (
     AgentNumber,
     AnyCount,
@@ -100,7 +101,9 @@ class RoundFormed(Frame):
         return "" if len(set(self.agents)) == len(self.agents) else "a member is in it twice"
 
     @classmethod
-    def make(cls, round_: Round, leader: int, contacts: Mapping[int, Endpoint]) -> RoundFormed:
+    def make(
+        cls, round_: Round, leader: AgentId, contacts: Mapping[AgentId, Endpoint]
+    ) -> RoundFormed:
         """Tell of a round."""
         members = round_.members
         return cls(
@@ -125,7 +128,7 @@ class RoundFormed(Frame):
         return Round(self.round, members, self.store, self.restarts, self.torch)
 
     @property
-    def contacts(self) -> dict[int, Endpoint]:
+    def contacts(self) -> dict[AgentId, Endpoint]:
         """Where its members can be reached, by agent."""
         places = map(Endpoint, self.addresses, self.ports)
         return dict(zip(self.agents, places, strict=False))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx import _specs as specs
 from phalanx._specs import macros
-from phalanx._specs.app import SCRIPT
+from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError
 
 _DEBUG = {

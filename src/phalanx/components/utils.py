@@ -6,7 +6,7 @@ import os
 import shlex
 
 from phalanx import _specs as specs
-from phalanx._specs.app import SCRIPT
+from phalanx._specs.app_def import SCRIPT
 from phalanx.components._texts import program
 from phalanx.errors import ConfigError
 

@@ -27,7 +27,7 @@ from phalanx._schedulers.options import options
 from phalanx._schedulers.scheduler import Capabilities, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, RetryPolicy, Role
 from phalanx.errors import ConfigError
-from phalanx.testing._session import Session
+from phalanx.testing._suite_session import SuiteSession
 
 
 class SchedulerSuite:
@@ -58,7 +58,7 @@ class SchedulerSuite:
 
     def test_a_dry_run_creates_and_changes_nothing(self) -> None:
         """Neither an app nor the definition it is given."""
-        run = Session(self)
+        run = SuiteSession(self)
         app = run.app("echo hi", env={"A": "$${A}"}, metadata={"b": ["${app_id}"]})
         before, known = copy.deepcopy(app), len(run.scheduler.list())
         run.scheduler.dryrun(app, run.options)
@@ -67,7 +67,7 @@ class SchedulerSuite:
 
     def test_submitting_does_not_wait_for_the_end(self) -> None:
         """The id is there while the app runs; and it fits into a handle."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("sleep 600"))
             assert not run.describe(app_id).state.is_final
             assert app_id
@@ -75,7 +75,7 @@ class SchedulerSuite:
 
     def test_submitting_takes_none_of_our_streams_along(self) -> None:
         """`h=$(phalanx run …)` would wait for the app's end."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             reading, writing = os.pipe()
             kept = os.dup(1)
             os.dup2(writing, 1)
@@ -91,7 +91,7 @@ class SchedulerSuite:
 
     def test_an_app_runs_to_its_end(self) -> None:
         """And another scheduler object, as in another process, knows it."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo hi"))
             status = run.wait(app_id)
             assert status.state is AppState.SUCCEEDED, status
@@ -101,7 +101,7 @@ class SchedulerSuite:
 
     def test_a_failed_replica_fails_the_app(self) -> None:
         """Though the others would go on."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             command = "if [ ${replica_id} = 1 ]; then exit 3; fi; sleep 600"
             app_id = run.submit(run.app(command, num_replicas=2))
             status = run.wait(app_id)
@@ -115,7 +115,7 @@ class SchedulerSuite:
             "if [ ${replica_id} = 1 ]; then sleep 0.5; exit 3; fi; "
             "i=0; while :; do echo $$i; i=$$((i+1)); sleep 0.05; done"
         )
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app(command, num_replicas=2))
             assert run.wait(app_id).state is AppState.FAILED
             before = len(run.lines(app_id))
@@ -124,7 +124,7 @@ class SchedulerSuite:
 
     def test_what_cannot_be_started_fails_the_app_at_once(self) -> None:
         """Whatever else of it could be."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             missing = Role("missing", image=self.image, entrypoint="no-such-program-anywhere")
             (other,) = run.app("sleep 600").roles
             roles = [missing, other] if run.can.several_roles else [missing]
@@ -133,7 +133,7 @@ class SchedulerSuite:
 
     def test_all_roles_run(self) -> None:
         """If it says that it takes several."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             self._need(run.can.several_roles, "it runs apps of one role")
             (one,) = run.app("echo one").roles
             (two,) = run.app("echo two").roles
@@ -146,7 +146,7 @@ class SchedulerSuite:
     def test_words_arrive_as_they_were_given(self) -> None:
         """With blanks, quotes, newlines and letters of all kinds, in arguments and environment."""
         words = ["a  b", "'\"\\", "ü—字", "", "*", "x\ny"]
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             role = Role(
                 name="role",
                 image=self.image,
@@ -161,7 +161,7 @@ class SchedulerSuite:
 
     def test_replicas_run_with_the_workspace(self) -> None:
         """In the directory that the role names, if it has workspaces."""
-        with Session(self) as run, tempfile.TemporaryDirectory() as place:
+        with SuiteSession(self) as run, tempfile.TemporaryDirectory() as place:
             self._need(run.can.workspace, "it has no workspaces")
             Path(place, "file-of-the-workspace").write_text("found\n")
             app_id = run.submit(run.app("cat file-of-the-workspace", workspace=place))
@@ -170,7 +170,7 @@ class SchedulerSuite:
 
     def test_replicas_know_who_they_are(self) -> None:
         """Macros in arguments and environment, `$$`, and the variable that rank0_env names."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             command = (
                 "echo id=${replica_id} app=${app_id} env=$$A cost=$$$$5 unknown=$${nothing} "
                 'first="$${${rank0_env}:+set}"'
@@ -186,7 +186,7 @@ class SchedulerSuite:
 
     def test_no_line_is_lost(self) -> None:
         """Nor out of order, nor broken; the last one without its end included."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             command = "i=0; while [ $$i -lt 500 ]; do echo '  line' $$i; i=$$((i+1)); done; "
             app_id = run.submit(run.app(command + "echo; echo err >&2; printf 'Ende ü'"))
             run.wait(app_id)
@@ -197,7 +197,7 @@ class SchedulerSuite:
 
     def test_lines_say_whose_they_are(self) -> None:
         """By role and number."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo ${replica_id}", num_replicas=2))
             run.wait(app_id)
             for i in range(2):
@@ -206,20 +206,20 @@ class SchedulerSuite:
 
     def test_following_goes_on_until_the_end(self) -> None:
         """And gives everything, however early it begins."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo one; sleep 1; echo two"))
             assert run.lines(app_id, follow=True) == ["one", "two"], "following ended too early"
 
     def test_without_follow_it_returns_at_once(self) -> None:
         """Though the app goes on."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo one; sleep 600"))
             self._until(lambda: run.lines(app_id) == ["one"], "the first line")
             assert run.describe(app_id).state is AppState.RUNNING
 
     def test_streams_are_told_apart(self) -> None:
         """If it says that they are."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             self._need(run.can.streams, "it keeps streams together")
             app_id = run.submit(run.app("echo out; echo err >&2"))
             run.wait(app_id)
@@ -229,7 +229,7 @@ class SchedulerSuite:
 
     def test_lines_have_times(self) -> None:
         """If it says that they do."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             self._need(run.can.times, "it keeps no times")
             app_id = run.submit(run.app("echo early; sleep 3; echo late"))
             run.wait(app_id)
@@ -241,7 +241,7 @@ class SchedulerSuite:
 
     def test_following_ends_with_a_cancelled_app(self) -> None:
         """And has what was printed before."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo one; sleep 600"))
             self._until(lambda: run.lines(app_id) == ["one"], "the first line")
             ender = threading.Timer(0.5, self.create_scheduler(run.session).cancel, [app_id])
@@ -253,7 +253,7 @@ class SchedulerSuite:
 
     def test_cancelling_ends_an_app(self) -> None:
         """Twice is once; so is once more when it has ended."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("echo up; sleep 600"))
             self._until(lambda: run.lines(app_id) == ["up"], "the app's first line")
             run.scheduler.cancel(app_id)
@@ -264,7 +264,7 @@ class SchedulerSuite:
 
     def test_cancelling_at_once(self) -> None:
         """Before anything has begun."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             for pause in (0.0, 0.03, 0.1):
                 app_id = run.submit(run.app("sleep 600"))
                 time.sleep(pause)
@@ -274,7 +274,7 @@ class SchedulerSuite:
     def test_cancelling_ends_what_ignores_it(self) -> None:
         """Nothing is printed any more when the app is CANCELLED."""
         command = "trap '' TERM; i=0; while :; do echo $$i; i=$$((i+1)); sleep 0.05; done"
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app(command))
             self._until(lambda: len(run.lines(app_id)) > 1, "the app's first lines")
             run.scheduler.cancel(app_id)
@@ -285,14 +285,14 @@ class SchedulerSuite:
 
     def test_deleting_an_app_that_runs_ends_it(self) -> None:
         """First."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("sleep 600"))
             run.scheduler.delete(app_id)
             assert run.scheduler.describe(app_id) is None
 
     def test_what_has_ended_is_not_cancelled(self) -> None:
         """It stays what it was."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("true"))
             run.wait(app_id)
             run.scheduler.cancel(app_id)
@@ -300,7 +300,7 @@ class SchedulerSuite:
 
     def test_apps_are_listed_until_they_are_deleted(self) -> None:
         """Deleting twice does no harm."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("true"))
             run.wait(app_id)
             second = run.submit(run.app("true"))
@@ -319,7 +319,7 @@ class SchedulerSuite:
 
     def test_an_unknown_app_is_no_disaster(self) -> None:
         """It is not there; that is all."""
-        run = Session(self)
+        run = SuiteSession(self)
         assert run.scheduler.describe("nothing-00000000") is None
         run.scheduler.cancel("nothing-00000000")
         run.scheduler.delete("nothing-00000000")
@@ -331,7 +331,7 @@ class SchedulerSuite:
 
     def test_a_role_or_replica_that_is_not_there_is_refused(self) -> None:
         """By name."""
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             app_id = run.submit(run.app("true"))
             run.wait(app_id)
             for role, replica in (("other", 0), ("role", 7)):
@@ -344,7 +344,7 @@ class SchedulerSuite:
     def test_retries_start_again(self) -> None:
         """By the policies that it names: the replica that fails, its role, or everything."""
         command = "echo try; if [ ${replica_id} = 0 ]; then sleep 0.5; exit 1; fi; sleep 600"
-        with Session(self) as run:
+        with SuiteSession(self) as run:
             self._need(bool(run.can.retry_policies), "it starts nothing again")
             for policy in sorted(run.can.retry_policies, key=lambda p: p.value):
                 fields = {"max_retries": 2, "retry_policy": policy, "num_replicas": 2}
@@ -357,7 +357,7 @@ class SchedulerSuite:
 
     def test_what_cannot_run_is_refused_before_it_is_submitted(self) -> None:
         """An app of nothing."""
-        run = Session(self)
+        run = SuiteSession(self)
         for app in (AppDef("nothing"), AppDef("nothing", [Role("role")])):
             try:
                 run.scheduler.dryrun(app, run.options)

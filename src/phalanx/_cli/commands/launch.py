@@ -31,7 +31,7 @@ from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call
 from phalanx._launcher.planning import imports
-from phalanx._launcher.session.app import App
+from phalanx._launcher.session.app_run import AppRun
 from phalanx._logs.console import is_terminal, shows_colour
 from phalanx._logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
 from phalanx._specs import AppStatus
@@ -268,7 +268,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
     return 0
 
 
-def _wait(app: App[Any]) -> None:
+def _wait(app: AppRun[Any]) -> None:
     """Until it has ended, by itself or by a signal, which then has its way."""
     try:
         with interruptible() as interrupts:

@@ -15,8 +15,8 @@ from typing import Any
 
 from phalanx._core import environment
 from phalanx._elastic import torchrun_logs
-from phalanx._elastic.command.options import TorchrunOptions, parse
-from phalanx._launcher.session.app import App
+from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
+from phalanx._launcher.session.app_run import AppRun
 from phalanx._launcher.session.report import describe_failure
 from phalanx._rendezvous.protocol import Reason
 from phalanx._worker import error_file
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: TorchrunOptions) -> int:
     signals = _Signals(options)
-    app: App[Any] | None = None
+    app: AppRun[Any] | None = None
     try:
         from phalanx._elastic import torchrun
 
@@ -57,7 +57,7 @@ def _run(options: TorchrunOptions) -> int:
     return _report(app, signals)
 
 
-def _report(app: App[Any], signals: _Signals) -> int:
+def _report(app: AppRun[Any], signals: _Signals) -> int:
     error = app.error
     if error is not None:
         if not isinstance(error, LaunchError | OSError):
@@ -98,14 +98,14 @@ class _Signals:
 
     def __init__(self, options: TorchrunOptions) -> None:
         self.received: int | None = None
-        self._app: App[Any] | None = None
+        self._app: AppRun[Any] | None = None
         self._previous = {
             number: signal.signal(number, self._handle) for number in options.signals_to_handle
         }
         for number in {signal.SIGUSR1, signal.SIGUSR2} - self._previous.keys():
             self._previous[number] = signal.signal(number, self._pass_on)
 
-    def attach(self, app: App[Any]) -> None:
+    def attach(self, app: AppRun[Any]) -> None:
         self._app = app
         if self.received is not None:
             app.cancel(number=self.received)

@@ -1,7 +1,7 @@
-"""From what the user asked for to what will be started: pure checks and the tables that follow.
+"""From what the user asked for to what will be started: checks, and the plan that follows.
 
-Nothing torch is imported. Nothing is started, but for hosts that have to be asked how many workers
-they take. Every mistake is a `ConfigError`.
+Nothing torch is imported, and nothing is started. Every mistake is a `ConfigError`. `draft_plan`
+does what needs no host; with facts of the hosts that depend on them, `Draft.finish` makes the plan.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx import _wire as wire
 from phalanx._core import environment, ranks
+from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Member
-from phalanx._launcher.planning.hosts import Dials, HostFacts, ListedHost
-from phalanx._launcher.planning.hosts import counts as count_workers
-from phalanx._launcher.planning.hosts import find as find_places
+from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, count_workers, list_hosts
 from phalanx._launcher.planning.validation import check, check_bounds, need_torch
 from phalanx._launcher.project.shared_directories import SharedDirectories
 from phalanx._logs.spec import DefaultLogSpec
@@ -32,7 +30,7 @@ from phalanx._system import machine
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from phalanx._launcher.launcher import Launcher
+    from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.planning.imports import Needs
     from phalanx._launcher.project.workspace import Workspace
     from phalanx._launcher.transport.dial import RemoteSetup
@@ -42,110 +40,207 @@ _OF_AN_INTERPRETER = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that is decided before anything starts."""
+class HostPlan:
+    """One host of a launch: which it is, how to get there, and what its agent is told first."""
 
-    app: str
-    members: tuple[Member, ...]
-    prepare: tuple[wire.Prepare, ...]
-    """The first frame for each member."""
-    places: tuple[ListedHost, ...]
-    """Where each member is."""
-    dials: Dials
-    """The hosts that had to be dialled for the plan to be made."""
-    remote_setup: RemoteSetup | None
-    """What agents on other hosts need first; None when all are here."""
-    workspace: Workspace | None
-    """The project, if it may have to be sent."""
-    tokens: SharedDirectories
-    env_file: str | None
-    settings: Launcher
-    make_frame: Callable[[ListedHost, Member], wire.Prepare]
-    """The first frame for a member at a place."""
-    meets_others: bool = False
-    """It is one host of an app whose other hosts are others' concern."""
+    member: Member
+    target: Target | None
+    """How to get there; None for this machine."""
+    prepare: wire.Prepare
+    own_variables: Mapping[str, str]
+    """The environment variables that were given for it, rather than copied."""
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What a host brings to an app whose other hosts are others' concern."""
+
+    agent: AgentId
+    hostname: str
     run_id: str = ""
     """What workers know the app by; its own id if empty."""
     role: str = "default"
     exits: bool = False
     """The workers are programs: how each exits is how it ended."""
+    is_alone: bool = False
+    """No other host can come."""
+    frame: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the first frame that are otherwise than this process's own."""
 
-    def member(self, agent: int) -> Member:
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before anything starts. Data: nothing in it is open or running."""
+
+    app: str
+    hosts: tuple[HostPlan, ...]
+    frames: FrameMaker
+    remote_setup: RemoteSetup | None
+    """What agents on other hosts need first; None when all are here."""
+    workspace: Workspace | None
+    """The project, if it may have to be sent."""
+    shared: SharedDirectories
+    env_file: str | None
+    settings: LaunchOptions
+    part: HostPart | None = None
+    """What this host is, where it meets others by itself."""
+
+    @functools.cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The hosts, at the ranks that they would have with all of them."""
+        return tuple(host.member for host in self.hosts)
+
+    def member(self, agent: AgentId) -> Member:
         """An agent's host, at the ranks that it would have with all of them."""
-        return next(member for member in self.members if member.agent == agent)
+        return self.members[self.index(agent)]
+
+    def index(self, agent: AgentId) -> HostIndex:
+        """The position of an agent's host in the plan."""
+        return HostIndex(next(i for i, member in enumerate(self.members) if member.agent == agent))
+
+    @property
+    def directory(self) -> str | None:
+        """The launcher's working directory; None if it was deleted."""
+        return self.hosts[0].prepare.cwd
+
+    @property
+    def title(self) -> str:
+        """What the app is called in titles."""
+        return self.hosts[0].prepare.title
+
+    @property
+    def meets_others(self) -> bool:
+        """It is one host of an app whose other hosts are others' concern."""
+        return self.part is not None
+
+    @property
+    def role(self) -> str:
+        """What its workers are together."""
+        return "default" if self.part is None else self.part.role
+
+    @property
+    def exits(self) -> bool:
+        """The workers are programs: how each exits is how it ended."""
+        return self.part is not None and self.part.exits
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most hosts that a round may have."""
+        count = len(self.hosts)
+        most = self.settings.max_hosts or count
+        return self.settings.min_hosts or min(count, most), most
 
     @property
     def is_elastic(self) -> bool:
         """A lost host, or a failed worker, need not be the end."""
-        settings = self.settings
-        fewest = settings.min_hosts or len(self.members)
-        most = settings.max_hosts or len(self.members)
-        changes = fewest < len(self.members) or most != len(self.members)
-        return settings.max_restarts > 0 or changes or self.meets_others
-
-    def own_variables(self, index: int) -> Mapping[str, str]:
-        """The variables that were given for a member, rather than copied."""
-        return _own_variables(self.settings, self.places[index])
+        count = len(self.hosts)
+        changes = (self.settings.min_hosts or count) < count or self.bounds[1] != count
+        return self.settings.max_restarts > 0 or changes or self.meets_others
 
 
-def make_plan(
-    launcher: Launcher,
-    needs: Needs,
-    title: str,
-    known: Mapping[str, HostFacts] = MappingProxyType({}),
-) -> Plan:
-    """Check a launcher's fields and lay out the launch.
+@dataclass(frozen=True)
+class Draft:
+    """A launch that was checked, but for how many workers each of its hosts has."""
 
-    `known` are the facts of hosts that have an agent already. Hosts whose number of workers has to
-    be found out are dialled; `Plan.dials` has to be used, or given up.
+    settings: LaunchOptions
+    hosts: tuple[ListedHost, ...]
+    remote_setup: RemoteSetup | None
+    workspace: Workspace | None
+    env_file: str | None
+    needs: Needs
+    title: str
+    directory: str | None
+
+    def finish(self, facts: Mapping[str, HostFacts], part: HostPart | None = None) -> Plan:
+        """The plan, by what is known of hosts whose number of workers depends on that.
+
+        Raises `ConfigError`.
+        """
+        launcher, title = self.settings, self.title
+        counts = count_workers(launcher, self.hosts, facts)
+        members = ranks.members([host.name for host in self.hosts], counts)
+        if part is not None:
+            members = (Member(part.agent, part.hostname, 0, counts[0]),)
+        roots = {} if self.workspace is None else self.workspace.roots
+        shared = SharedDirectories({name: root.path for name, root in roots.items()})
+        app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+        frames = FrameMaker(
+            settings=launcher,
+            needs=self.needs,
+            workspace=self.workspace,
+            remote=wire.RemoteContext(shared.roots),
+            here=_prepare(launcher, self.needs, title, app, self.directory),
+            is_networked=self.remote_setup is not None,
+        )
+        hosts = tuple(map(frames.host_plan, self.hosts, members))
+        if part is not None:
+            frame = dataclasses.replace(
+                hosts[0].prepare, **{"networked": not part.is_alone, **part.frame}
+            )
+            hosts = (dataclasses.replace(hosts[0], prepare=frame),)
+        return Plan(
+            app=app,
+            hosts=hosts,
+            frames=frames,
+            remote_setup=self.remote_setup,
+            workspace=self.workspace,
+            shared=shared,
+            env_file=self.env_file,
+            settings=launcher,
+            part=part,
+        )
+
+
+def draft_plan(
+    options: LaunchOptions, needs: Needs, title: str, directory: str | None = None
+) -> Draft:
+    """Check what was asked for, as far as that can be done without any host. Raises `ConfigError`.
+
+    `directory` is the one that workers run in, by default the current one.
     """
+    launcher = dataclasses.replace(options)
     check(launcher)
-    places = find_places(launcher, os.environ)
-    check_bounds(launcher, len(places))
+    hosts = list_hosts(launcher, os.environ)
+    check_bounds(launcher, len(hosts))
     # With room for more hosts than are listed, others may be added.
-    room = (launcher.max_hosts or 0) > len(places)
-    remote = room or any(place.target is not None for place in places)
+    room = (launcher.max_hosts or 0) > len(hosts)
+    remote = room or any(host.target is not None for host in hosts)
     if launcher.start_method == "inline" and remote:
         raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
     if launcher.backend not in (None, "auto") and not remote:
         need_torch(str(launcher.backend))
     env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
-    remote_setup = _remote_setup(launcher, env_file) if remote else None
-    workspace = _workspace(launcher, needs) if remote else None
+    cwd = directory or _working_directory()
+    workspace = _workspace(launcher, needs, cwd) if remote else None
     if launcher.fetch and remote:
-        _check_fetch(launcher, workspace)
-    tokens = SharedDirectories(
-        {} if workspace is None else {n: r.path for n, r in workspace.roots.items()}
-    )
-    app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
-    here = _prepare(launcher, needs, title, app)
-    counts, dials = count_workers(launcher, places, remote_setup, known)
-    try:
-        members = ranks.members([place.name for place in places], counts)
-        remote_preload = _RemoteFrames(launcher, needs, workspace, wire.RemoteContext(tokens.roots))
-        make_frame = functools.partial(
-            _for_place, here, remote_preload=remote_preload, networked=remote
-        )
-        frames = tuple(map(make_frame, places, members))
-    except BaseException:
-        dials.give_up()
-        raise
-    return Plan(
-        app=app,
-        members=members,
-        prepare=frames,
-        places=tuple(places),
-        dials=dials,
-        remote_setup=remote_setup,
-        workspace=workspace,
-        tokens=tokens,
-        env_file=env_file,
+        _check_fetch(launcher, workspace, cwd)
+    return Draft(
         settings=launcher,
-        make_frame=make_frame,
+        hosts=tuple(hosts),
+        remote_setup=_remote_setup(launcher, env_file) if remote else None,
+        workspace=workspace,
+        env_file=env_file,
+        needs=needs,
+        title=title,
+        directory=cwd,
     )
 
 
-def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Prepare:
+def make_plan(options: LaunchOptions, needs: Needs, title: str) -> Plan:
+    """The plan of a launch none of whose hosts has to be asked. Raises `ConfigError`."""
+    return draft_plan(options, needs, title).finish({})
+
+
+def with_host(plan: Plan, host: ListedHost, workers: int) -> Plan:
+    """The plan with a host in addition, as its last."""
+    total = sum(member.workers for member in plan.members)
+    member = Member(AgentId(len(plan.hosts)), host.name, total, workers)
+    return dataclasses.replace(plan, hosts=(*plan.hosts, plan.frames.host_plan(host, member)))
+
+
+def _prepare(
+    launcher: LaunchOptions, needs: Needs, title: str, app: str, directory: str | None
+) -> wire.Prepare:
     """The first frame for an agent on this machine, but for the number of its workers."""
     return wire.Prepare(
         app=app,
@@ -158,7 +253,7 @@ def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Pre
         },
         passing=launcher.env_file is None,
         argv=tuple(map(str, sys.argv)),
-        cwd=_working_directory(),
+        cwd=directory,
         main_file=_main_file(),
         title=title,
         spawn=launcher.start_method == "spawn",
@@ -172,18 +267,33 @@ def _prepare(launcher: Launcher, needs: Needs, title: str, app: str) -> wire.Pre
 
 
 @dataclass(frozen=True)
-class _RemoteFrames:
-    """What the first frame for an agent on another host is made from."""
+class FrameMaker:
+    """Makes the first frame for a host, from what they all have in common."""
 
-    launcher: Launcher
+    settings: LaunchOptions
     needs: Needs
     workspace: Workspace | None
     remote: wire.RemoteContext
+    here: wire.Prepare
+    """The frame for this machine, but for the number of workers."""
+    is_networked: bool
 
-    def frame(self, frame: wire.Prepare, target: Target, own: Mapping[str, str]) -> wire.Prepare:
-        """The frame for this machine as one for that."""
-        launcher, preload = self.launcher, frame.preload
-        if launcher.preload == "auto":
+    def host_plan(self, host: ListedHost, member: Member) -> HostPlan:
+        """A host's part of the plan."""
+        launcher = self.settings
+        own = {**launcher.extra_env_vars, **launcher.host_env_vars.get(host.name, {})}
+        frame = dataclasses.replace(self.here, workers=member.workers, networked=self.is_networked)
+        if host.target is None:
+            frame = dataclasses.replace(frame, environment={**self.here.environment, **own})
+        else:
+            frame = self._for_remote(frame, host.target, own)
+        return HostPlan(member, host.target, frame, own)
+
+    def _for_remote(
+        self, frame: wire.Prepare, target: Target, own: Mapping[str, str]
+    ) -> wire.Prepare:
+        preload = frame.preload
+        if self.settings.preload == "auto":
             preload += self.needs.remote_preload
         path = [place for place in frame.python_path if _is_users(place)]
         if self.workspace is not None:
@@ -200,7 +310,7 @@ class _RemoteFrames:
         )
 
     def _copied(self, target: Target) -> dict[str, str]:
-        patterns = self.launcher.env_vars
+        patterns = self.settings.env_vars
         copied = environment.copied(environment.users(os.environ), patterns)
         # Where this interpreter is, theirs need not be; what leads to it is no use with another.
         chosen = target.pythons[0] != sys.executable
@@ -210,31 +320,12 @@ class _RemoteFrames:
         return copied
 
 
-def _for_place(
-    here: wire.Prepare,
-    place: ListedHost,
-    member: Member,
-    remote_preload: _RemoteFrames,
-    *,
-    networked: bool,
-) -> wire.Prepare:
-    own = _own_variables(remote_preload.launcher, place)
-    frame = dataclasses.replace(here, workers=member.workers, networked=networked)
-    if place.target is None:
-        return dataclasses.replace(frame, environment={**here.environment, **own})
-    return remote_preload.frame(frame, place.target, own)
-
-
-def _own_variables(launcher: Launcher, place: ListedHost) -> dict[str, str]:
-    return {**launcher.extra_env_vars, **launcher.host_env_vars.get(place.name, {})}
-
-
 def _is_users(path: str) -> bool:
     """A place of the user's own code, not one that every interpreter has of its own."""
     return not machine.is_installed(path + os.sep) and not path.endswith(".zip")
 
 
-def _remote_setup(launcher: Launcher, env_file: str | None) -> RemoteSetup:
+def _remote_setup(launcher: LaunchOptions, env_file: str | None) -> RemoteSetup:
     from phalanx._launcher.transport.bundle import make_bundle
     from phalanx._launcher.transport.dial import RemoteSetup
 
@@ -245,19 +336,18 @@ def _remote_setup(launcher: Launcher, env_file: str | None) -> RemoteSetup:
     return RemoteSetup(make_bundle(), file, launcher.start_timeout)
 
 
-def _workspace(launcher: Launcher, needs: Needs) -> Workspace | None:
+def _workspace(launcher: LaunchOptions, needs: Needs, directory: str | None) -> Workspace | None:
     from phalanx._launcher.project import workspace
 
-    found = workspace.find(launcher.workspace, _working_directory(), needs.files)
+    found = workspace.find(launcher.workspace, directory, needs.files)
     logs = getattr(launcher.log_spec or DefaultLogSpec(), "log_dir", None)
-    if found is None or logs is None or _working_directory() is None:
+    if found is None or logs is None or directory is None:
         return found
-    return found.leaving_out(os.path.abspath(logs))
+    return found.leaving_out(os.path.normpath(os.path.join(directory, logs)))
 
 
-def _check_fetch(launcher: Launcher, workspace: Workspace | None) -> None:
+def _check_fetch(launcher: LaunchOptions, workspace: Workspace | None, cwd: str | None) -> None:
     """Where workers do not run in the project, nobody could say what they wrote."""
-    cwd = _working_directory()
     roots = [] if workspace is None else [root.path for root in workspace.roots.values()]
     if cwd is None or not any(f"{cwd}/".startswith(f"{root.rstrip('/')}/") for root in roots):
         raise ConfigError(
@@ -271,7 +361,7 @@ def _main_file() -> str | None:
     return os.path.abspath(path) if path else None
 
 
-def _preload(launcher: Launcher, needs: Needs) -> tuple[wire.Import, ...]:
+def _preload(launcher: LaunchOptions, needs: Needs) -> tuple[wire.Import, ...]:
     if launcher.preload == "auto":
         return needs.preload
     return tuple(wire.Import(name) for name in launcher.preload)

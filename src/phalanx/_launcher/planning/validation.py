@@ -14,7 +14,7 @@ from phalanx._core.patterns import Patterns
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from phalanx._launcher.launcher import Launcher
+    from phalanx._launcher.launch_options import LaunchOptions
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc")
 _LONGEST_NAME = 100
@@ -22,7 +22,7 @@ START_METHODS = ("zygote", "spawn", "inline")
 _TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
 
 
-def check(launcher: Launcher) -> None:
+def check(launcher: LaunchOptions) -> None:
     """Check the fields that need no table."""
     _one_of("backend", launcher.backend, (None, *BACKENDS))
     _one_of("start_method", launcher.start_method, START_METHODS)
@@ -72,7 +72,7 @@ def check_fetch(patterns: object) -> None:
             ) from None
 
 
-def _check_environment(launcher: Launcher) -> None:
+def _check_environment(launcher: LaunchOptions) -> None:
     if isinstance(launcher.env_vars, Mapping):
         raise ConfigError(
             "env_vars takes patterns of names to copy, not a dict. "
@@ -105,7 +105,7 @@ def _check_variables(field: str, variables: Mapping[str, str]) -> None:
             raise ConfigError(f"{field}: {name} is set by phalanx for every worker.")
 
 
-def _check_hosts(launcher: Launcher) -> None:
+def _check_hosts(launcher: LaunchOptions) -> None:
     python = launcher.python
     if python is not None and not isinstance(python, str | Mapping | os.PathLike):
         raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
@@ -124,7 +124,7 @@ def _check_hosts(launcher: Launcher) -> None:
         raise ConfigError(f"ssh_config_file {config}: there is no such file.")
 
 
-def _check_restarts(launcher: Launcher) -> None:
+def _check_restarts(launcher: LaunchOptions) -> None:
     _one_of("restart", launcher.restart, ("all", "host"))
     for name in ("max_restarts", "same_failures"):
         count = getattr(launcher, name)
@@ -143,7 +143,7 @@ def _check_restarts(launcher: Launcher) -> None:
         )
 
 
-def _check_inline(launcher: Launcher) -> None:
+def _check_inline(launcher: LaunchOptions) -> None:
     """What needs a worker's own process cannot be had in this one."""
     if launcher.start_method != "inline":
         return
@@ -159,7 +159,7 @@ def _check_inline(launcher: Launcher) -> None:
         )
 
 
-def check_bounds(launcher: Launcher, count: int) -> None:
+def check_bounds(launcher: LaunchOptions, count: int) -> None:
     """`min_hosts` and `max_hosts`, once the number of hosts is known."""
     for name in ("min_hosts", "max_hosts"):
         value = getattr(launcher, name)

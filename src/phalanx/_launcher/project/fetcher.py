@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx import _wire as wire
 from phalanx._channel.transfer import describe, in_batches
+from phalanx._core.ids import AgentId
 from phalanx._core.patterns import Patterns, shown
 from phalanx._core.rounds import Member, Round
 from phalanx._launcher.project.file_versions import FileVersion, VersionChoice, choose
-from phalanx._launcher.project.remote_files import RemoteFiles
-from phalanx._launcher.session.agent_handle import AgentHandle
+from phalanx._launcher.project.remote_files import FileAgent, RemoteFiles
 from phalanx._logs import logger
 from phalanx._system.filetree import FileTree
 
 if TYPE_CHECKING:
-    from phalanx._launcher.launcher import Launcher
+    from phalanx._launcher.launch_options import LaunchOptions
 
 _LARGE = 64 << 20
 """Bytes from which on it is said that files are on their way: it may take a while."""
@@ -47,9 +47,9 @@ class FileFetcher:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: LaunchOptions,
         directory: str | None,
-        hostname: Callable[[int], str],
+        hostname: Callable[[AgentId], str],
         hold: Callable[[set[str]], object],
         on_progress: Callable[[], None],
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
@@ -68,7 +68,7 @@ class FileFetcher:
         self._hold = hold
         self._on_progress = on_progress
         self._spawn = spawn
-        self._remotes: dict[AgentHandle, RemoteFiles] = {}
+        self._remotes: dict[FileAgent, RemoteFiles] = {}
         self._agreed: dict[str, FileVersion] = {}
         self._holders: dict[str, set[Source]] = {}
         self._last: tuple[Member, ...] = ()
@@ -85,7 +85,7 @@ class FileFetcher:
         self._told = 0.0
         self._what = ""
 
-    def hear(self, agent: AgentHandle, frame: Any) -> None:
+    def hear(self, agent: FileAgent, frame: Any) -> None:
         """An agent has said something about files."""
         if (remote := self._remotes.get(agent)) is not None:
             remote.hear(frame)
@@ -113,7 +113,7 @@ class FileFetcher:
 
     # ── between rounds ────────────────────────────────────────────────────────
 
-    async def exchange(self, round_: Round, agents: Mapping[int, AgentHandle]) -> bool:
+    async def exchange(self, round_: Round, agents: Mapping[AgentId, FileAgent]) -> bool:
         """Before a round begins: have what was written where it will be wanted.
 
         Gives whether it was done; `stop` may have been called. With `restart="host"` every host
@@ -134,7 +134,7 @@ class FileFetcher:
             return True
 
     async def _exchange(
-        self, last: Sequence[Member], round_: Round, agents: Mapping[int, AgentHandle]
+        self, last: Sequence[Member], round_: Round, agents: Mapping[AgentId, FileAgent]
     ) -> None:
         listings = await self._list(last, agents)
         failed = await self._fetch(listings, self._say)
@@ -166,7 +166,7 @@ class FileFetcher:
             self._count(0, files=len(batch))
 
     async def _warn_of_unshared(
-        self, last: Sequence[Member], round_: Round, agents: Mapping[int, AgentHandle]
+        self, last: Sequence[Member], round_: Round, agents: Mapping[AgentId, FileAgent]
     ) -> None:
         """Once: that what workers wrote on one host is not on another that takes part now."""
         everything = Patterns(["**"])
@@ -197,7 +197,7 @@ class FileFetcher:
     # ── the end ───────────────────────────────────────────────────────────────
 
     async def bring_home(
-        self, members: Sequence[Member], agents: Mapping[int, AgentHandle]
+        self, members: Sequence[Member], agents: Mapping[AgentId, FileAgent]
     ) -> None:
         """When the app has ended: have all of it here. What cannot be is in `problems`."""
         if self._warning is not None:
@@ -212,7 +212,7 @@ class FileFetcher:
             self.problems = tuple(problems)
 
     async def _bring_home(
-        self, members: Sequence[Member], agents: Mapping[int, AgentHandle], problems: list[str]
+        self, members: Sequence[Member], agents: Mapping[AgentId, FileAgent], problems: list[str]
     ) -> None:
         def fail(problem: str) -> None:
             problems.append(problem)
@@ -255,30 +255,30 @@ class FileFetcher:
     async def _list(
         self,
         members: Sequence[Member],
-        agents: Mapping[int, AgentHandle],
+        agents: Mapping[AgentId, FileAgent],
         fail: Callable[[str], None] | None = None,
     ) -> dict[Source, dict[str, FileVersion]]:
         """What there is, in the order of the ranks that hosts had."""
         ranks = {member.agent: member.first_rank for member in members}
-        order = sorted(agents, key=lambda index: (ranks.get(index, 1 << 30), index))
+        order = sorted(agents, key=lambda agent_id: (ranks.get(agent_id, 1 << 30), agent_id))
         sources: dict[Source, dict[str, FileVersion]] = {}
-        for index in order:
-            agent = agents[index]
+        for agent_id in order:
+            agent = agents[agent_id]
             if agent.hello is None or agent.gone:
                 continue
             if not agent.hello.apart:
-                if index in ranks:
+                if agent_id in ranks:
                     sources.setdefault(None, {})
                 continue
-            sources[self._remote(index, agent)] = {}
+            sources[self._remote(agent_id, agent)] = {}
         if not any(sources):
             return {}  # all share our directory
         await _all(self._list_one(source, sources, fail or self._say) for source in [*sources])
         return sources
 
-    def _remote(self, index: int, agent: AgentHandle) -> RemoteFiles:
+    def _remote(self, agent_id: AgentId, agent: FileAgent) -> RemoteFiles:
         if agent not in self._remotes:
-            self._remotes[agent] = RemoteFiles(agent, self._hostname(index), self._home)
+            self._remotes[agent] = RemoteFiles(agent, self._hostname(agent_id), self._home)
         return self._remotes[agent]
 
     async def _list_one(

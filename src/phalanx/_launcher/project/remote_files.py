@@ -10,13 +10,12 @@ import errno
 import itertools
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from phalanx import _wire as wire
 from phalanx._channel.transfer import WINDOW, OnBytes, Outgoing, receive
 from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
 from phalanx._launcher.project.file_versions import FileVersion
-from phalanx._launcher.session.agent_handle import AgentHandle
 from phalanx._system.filetree import FileTree
 
 T = TypeVar("T")
@@ -64,10 +63,32 @@ class Listing:
                 self.files[file.path] = FileVersion(file.size, file.digest)
 
 
+class FileAgent(Protocol):
+    """What is asked of an agent whose host has files of its own."""
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        """What it said of itself, once it has."""
+
+    @property
+    def gone(self) -> bool:
+        """It is lost."""
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when it is."""
+
+    async def send(self, frame: wire.Frame) -> None:
+        """Say something to it."""
+
+    def expect(self, frames: int) -> None:
+        """It was asked for something: so many small answers are no chatter."""
+
+
 class RemoteFiles:
     """What is in the working directory of one agent's workers."""
 
-    def __init__(self, agent: AgentHandle, hostname: str, home: FileTree) -> None:
+    def __init__(self, agent: FileAgent, hostname: str, home: FileTree) -> None:
         """Files come into `home`, and go from there."""
         self.hostname = hostname
         self._agent = agent
@@ -115,7 +136,7 @@ class RemoteFiles:
         """Have files here; gives, by their places, why some could not be had. Raises `OSError`."""
         number = self._number = next(self._numbers)
         incoming = receive(self._home, number, batch, self._agent.send)
-        self._agent.checker.expect(1)  # the last part may be a small one
+        self._agent.expect(1)  # the last part may be a small one
         self._hear = incoming.take
         return await self._unless_lost(incoming.run(_STALLED, on_bytes))
 
@@ -139,7 +160,7 @@ class RemoteFiles:
                     done.set_result(None)
 
         number = next(self._numbers)
-        self._agent.checker.expect(2 + total // WINDOW)
+        self._agent.expect(2 + total // WINDOW)
         await self._ask(number, wire.OfferFile(number=number, files=tuple(batch)), hear)
         return problems
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import IO
 
 from phalanx import _wire as wire
-from phalanx._core.rounds import Member
+from phalanx._core.ids import AgentId
 from phalanx._launcher.project.workspace import Manifest, Workspace
 from phalanx.errors import WireError
 
@@ -27,9 +27,9 @@ class ProjectSender:
         """Nothing is read yet."""
         self._workspace = workspace
         self._manifest: asyncio.Task[Manifest] | None = None
-        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._left: dict[int, int] = {}
-        self._total: dict[int, int] = {}
+        self._turns: defaultdict[AgentId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._left: dict[AgentId, int] = {}
+        self._total: dict[AgentId, int] = {}
         self._held: list[IO[bytes]] = []
 
     async def manifest(self) -> Manifest:
@@ -38,7 +38,7 @@ class ProjectSender:
             self._manifest = asyncio.create_task(asyncio.to_thread(self._workspace.manifest))
         return await asyncio.shield(self._manifest)
 
-    async def send(self, agent: int, digests: Sequence[str], send: Send) -> None:
+    async def send(self, agent: AgentId, digests: Sequence[str], send: Send) -> None:
         """Send files to an agent. Raises `LaunchError` for one that has changed, and `WireError`
         for one that there is not.
         """
@@ -71,11 +71,11 @@ class ProjectSender:
         while self._held:
             self._held.pop().close()
 
-    def arrived(self, agent: int, frame: wire.ProjectArrived) -> None:
+    def arrived(self, agent: AgentId, frame: wire.ProjectArrived) -> None:
         """An agent has said how much is there: what was sent may be on its way for long."""
         self._left[agent] = 0 if frame.complete else max(0, self._left.get(agent, 0) - frame.size)
 
-    def describe(self, members: Sequence[Member]) -> str:
+    def describe(self, hostname: Callable[[AgentId], str]) -> str:
         """How far it is, in a few words; empty when nothing is on its way."""
         waiting = {agent: left for agent, left in self._left.items() if left > 0}
         if not waiting:
@@ -84,7 +84,7 @@ class ProjectSender:
         total, left = self._total[slowest], waiting[slowest]
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         size = f"{(total - left) / 1e6:.1f} of {total / 1e6:.1f} MB"
-        return f"sending the project to {members[slowest].hostname}{more}: {size}"
+        return f"sending the project to {hostname(slowest)}{more}: {size}"
 
 
 def _take(pieces: Iterator[wire.Piece]) -> list[wire.Piece]:

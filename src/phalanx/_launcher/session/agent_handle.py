@@ -73,6 +73,10 @@ class AgentHandle:
         with contextlib.suppress(ConnectionError):
             await self.channel.send(dataclasses.replace(frame, app=self._app))
 
+    def expect(self, frames: int) -> None:
+        """It was asked for something: so many small answers are no chatter."""
+        self.checker.expect(frames)
+
     @property
     def is_shipped(self) -> bool:
         """The project is sent to it."""

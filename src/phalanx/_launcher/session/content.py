@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._launcher.payload import Function
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.project.sender import ProjectSender
@@ -20,7 +21,7 @@ class AgentContent:
     def __init__(self, plan: Plan, function: Future[Function]) -> None:
         """The function may follow later."""
         self._function = function
-        self._shipping = None if plan.workspace is None else ProjectSender(plan.workspace)
+        self._sender = None if plan.workspace is None else ProjectSender(plan.workspace)
 
     async def function(self) -> Function:
         """The function, once it is there."""
@@ -40,36 +41,40 @@ class AgentContent:
 
     async def ship(self, agent: AgentHandle) -> None:
         """Tell an agent that does not have the project what there is."""
-        assert self._shipping is not None
-        manifest = await self._shipping.manifest()
+        assert self._sender is not None
+        manifest = await self._sender.manifest()
         await agent.send(wire.ShipProject(manifest=manifest.digest))
 
-    async def send(self, index: int, agent: AgentHandle, digests: tuple[str, ...]) -> None:
+    async def send(self, agent_id: AgentId, agent: AgentHandle, digests: tuple[str, ...]) -> None:
         """Send what was asked for. Raises `WireError` for what there is not."""
         function = await self.function()
         if function.digest in digests:
             for piece in function.pieces():
                 await agent.send(piece)
-        elif self._shipping is None or not agent.is_shipped:
+        elif self._sender is None or not agent.is_shipped:
             raise WireError("a request for what is not sent to it")
         else:
-            await self._shipping.send(index, digests, agent.send)
+            await self._sender.send(agent_id, digests, agent.send)
 
     def hold(self, paths: Collection[str]) -> None:
         """Files of the project's are about to be replaced: they may still be asked for."""
-        if self._shipping is not None:
-            self._shipping.hold(paths)
+        if self._sender is not None:
+            self._sender.hold(paths)
 
     def close(self) -> None:
         """Nobody will ask any more."""
-        if self._shipping is not None:
-            self._shipping.close()
+        if self._sender is not None:
+            self._sender.close()
 
-    def arrived(self, index: int, frame: wire.ProjectArrived) -> None:
+    def arrived(self, agent_id: AgentId, frame: wire.ProjectArrived) -> None:
         """An agent has said how much is there."""
-        if self._shipping is not None:
-            self._shipping.arrived(index, frame)
+        if self._sender is not None:
+            self._sender.arrived(agent_id, frame)
 
     def describe(self, plan: Plan) -> str:
         """How far it is, in a few words; empty when nothing is on its way."""
-        return "" if self._shipping is None else self._shipping.describe(plan.members)
+        return (
+            ""
+            if self._sender is None
+            else self._sender.describe(lambda agent: plan.member(agent).hostname)
+        )

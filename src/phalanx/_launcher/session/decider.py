@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous.coordinator import Coordinator
@@ -43,7 +44,7 @@ class Decider(Protocol):
         """How the round's workers that have ended did, by global rank, as far as is known here."""
 
     @property
-    def running(self) -> frozenset[int]:
+    def running(self) -> frozenset[AgentId]:
         """The agents whose workers have been started, as far as is known here."""
 
     @property
@@ -58,7 +59,7 @@ class Decider(Protocol):
     def deadline(self) -> float | None:
         """When a `Tick` is due, by the clock it was given."""
 
-    def round_of(self, agent: int) -> int | None:
+    def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
 
     async def start(self, act: Act, fail: Callable[[BaseException], None]) -> None:
@@ -99,7 +100,7 @@ class LocalDecider:
         return self.coordinator.outcomes
 
     @property
-    def running(self) -> frozenset[int]:
+    def running(self) -> frozenset[AgentId]:
         """The agents whose workers have been started."""
         return self.coordinator.running
 
@@ -118,7 +119,7 @@ class LocalDecider:
         """When a `Tick` is due."""
         return self.coordinator.deadline
 
-    def round_of(self, agent: int) -> int | None:
+    def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
         return self.coordinator.round_of(agent)
 
@@ -147,15 +148,16 @@ Decide = Callable[[Plan, Callable[[], float]], Decider]
 def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
     """The launcher decides for its own hosts."""
     settings = plan.settings
-    count = len(plan.members)
+    count = len(plan.hosts)
+    fewest, most = plan.bounds
     policy = Policy(
         hosts=tuple(host_of(plan, member.agent) for member in plan.members),
         start_timeout=settings.start_timeout,
         stop_grace=settings.stop_grace,
         failure_window=_FAILURE_WINDOW if count > 1 else 0.0,
         start_window=_START_WINDOW,
-        min_hosts=settings.min_hosts or min(count, settings.max_hosts or count),
-        max_hosts=settings.max_hosts or count,
+        min_hosts=fewest,
+        max_hosts=most,
         last_call=_LAST_CALL,
         max_restarts=settings.max_restarts,
         restart=settings.restart,
@@ -166,7 +168,7 @@ def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
     return LocalDecider(kind(policy, now()), now)
 
 
-def host_of(plan: Plan, agent: int) -> Host:
+def host_of(plan: Plan, agent: AgentId) -> Host:
     """A host of the plan; the order is that of the list."""
     member = plan.member(agent)
-    return Host(agent, member.hostname, member.workers, (plan.members.index(member),))
+    return Host(agent, member.hostname, member.workers, (plan.index(agent),))

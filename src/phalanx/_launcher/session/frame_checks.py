@@ -37,11 +37,30 @@ _BELOW = 4096
 _NOTES, _NOTE = 64, 4 << 10
 _LONG = 256 << 10
 _SAID = (
-    wire.Hello, wire.WantContent, wire.ProjectArrived, wire.Reached, wire.UserNote, wire.Ready, wire.WorkersStarted,
-    wire.WorkerEntered, wire.WorkerEnded, wire.LogData, wire.RoundCleared, wire.Preempted, wire.StayingWarm, wire.AgentGone,
-    wire.Pong, wire.Piece, wire.WorkerStacks, wire.WrittenList, wire.FileStored, wire.FetchFile, wire.FilePart,
-    wire.FetchSmall, wire.SmallFiles,
-)  # fmt: skip
+    wire.Hello,
+    wire.WantContent,
+    wire.ProjectArrived,
+    wire.Reached,
+    wire.UserNote,
+    wire.Ready,
+    wire.WorkersStarted,
+    wire.WorkerEntered,
+    wire.WorkerEnded,
+    wire.LogData,
+    wire.RoundCleared,
+    wire.Preempted,
+    wire.StayingWarm,
+    wire.AgentGone,
+    wire.Pong,
+    wire.Piece,
+    wire.WorkerStacks,
+    wire.WrittenList,
+    wire.FileStored,
+    wire.FetchFile,
+    wire.FilePart,
+    wire.FetchSmall,
+    wire.SmallFiles,
+)
 """What agents say."""
 
 MemberOf = Callable[[int], Member | None]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._logs.lines import Source, agent_key
@@ -28,7 +29,7 @@ class LogSlots:
         self._begun_at[round_.number] = time.monotonic()
         self._logs.release()
 
-    def member(self, number: int, agent: int) -> Member | None:
+    def member(self, number: int, agent: AgentId) -> Member | None:
         """An agent's part in a round that has begun; None if it has none."""
         round_ = self._rounds.get(number)
         members = () if round_ is None else round_.members
@@ -38,11 +39,13 @@ class LogSlots:
         """When a round began here, by the monotonic clock."""
         return self._begun_at.get(number, -math.inf)
 
-    def write_errors(self, agent: int, data: bytes, done: Callable[[], None]) -> None:
+    def write_errors(self, agent: AgentId, data: bytes, done: Callable[[], None]) -> None:
         """Something that an agent said outside of its channel; `done` when it is written."""
         self._logs.write(agent_key(agent), "stderr", data, done)
 
-    def write(self, plan: Plan, agent: int, frame: wire.LogData, done: Callable[[], None]) -> None:
+    def write(
+        self, plan: Plan, agent: AgentId, frame: wire.LogData, done: Callable[[], None]
+    ) -> None:
         """Write what a worker, or the agent, has said; `done` is called when that is done."""
         rank = frame.rank
         member = self.member(frame.round, agent)

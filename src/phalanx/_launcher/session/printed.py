@@ -25,7 +25,7 @@ def read_lines(
         for rank, reader in readers.items():
             member = members[rank]
             for _, text in reader.read(final=final):
-                yield LogLine(rank, member.hostname, rank - member.first_rank, text)
+                yield LogLine.of_rank(rank, member.hostname, rank - member.first_rank, text)
         if final or not follow:
             return
         ended.wait(0.05)

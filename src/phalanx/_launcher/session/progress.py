@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx import events, metrics
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Outcome, Round
 from phalanx._launcher.session.tracker import StatusTracker
 from phalanx._rendezvous.protocol import Happening, Phase
@@ -59,7 +60,7 @@ class Progress:
             metrics.put_metric("rendezvous.duration.ms", waited * 1000)
             self._attempt.waited = waited
 
-    def begin(self, round_: Round, agents: Collection[int] | None) -> None:
+    def begin(self, round_: Round, agents: Collection[AgentId] | None) -> None:
         """A round begins here, for all of its members or for these."""
         self.tracker.begin(round_, agents)
         self._attempt = _Attempt(
@@ -114,7 +115,7 @@ class Progress:
         name = "worker stopped" if outcome.stopped else "failure"
         self._tell(name, when.latest, **facts, detect_seconds=max(0.0, now - when.latest))
 
-    def lost(self, agent: int, reason: str, since: float) -> None:
+    def lost(self, agent: AgentId, reason: str, since: float) -> None:
         """A host is lost, of which nothing was heard since."""
         self.tracker.lost(agent, reason)
         self._fail(since, time.monotonic())
@@ -125,7 +126,7 @@ class Progress:
             attempt.failed, attempt.told = moment, told
             self._count_useful(moment)
 
-    def halted(self, now: float, agents: Collection[int] | None) -> None:
+    def halted(self, now: float, agents: Collection[AgentId] | None) -> None:
         """The workers of all hosts, or of these, are told to stop."""
         self.tracker.halted(agents)
         if not self._attempt.halted:
@@ -161,7 +162,7 @@ class Progress:
     # ── in words ──────────────────────────────────────────────────────────────
 
     def describe(
-        self, plan: Plan, decider: Decider, there: Collection[int], sending: str, *, ready: bool
+        self, plan: Plan, decider: Decider, there: Collection[AgentId], sending: str, *, ready: bool
     ) -> str:
         """Where things stand, in a few words. `there` are the agents that have come."""
         round_ = decider.round
@@ -181,7 +182,7 @@ class Progress:
         if sending:
             return sending
         if not ready:
-            tops = [item.module.partition(".")[0] for item in plan.prepare[0].preload]
+            tops = [item.module.partition(".")[0] for item in plan.hosts[0].prepare.preload]
             return f"loading {some(tops) or 'Python'}"
         if plan.meets_others and round_ is None:
             return "waiting for the other hosts"

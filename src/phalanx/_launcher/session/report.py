@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from phalanx._core.rounds import Ended, Member, signal_name
 from phalanx._core.stacks import RankStacks, describe_stopped, in_short
-from phalanx._launcher.planning.hosts import not_started
+from phalanx._launcher.transport.start_errors import not_started
 from phalanx._rendezvous.causes import Failure, misses_others
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx._specs import AppState

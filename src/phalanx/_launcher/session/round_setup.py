@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.session.agent_handle import AgentHandle
@@ -20,7 +21,7 @@ class RoundSetup:
         plan: Plan,
         content: AgentContent,
         log_slots: LogSlots,
-        agents: Mapping[int, AgentHandle],
+        agents: Mapping[AgentId, AgentHandle],
     ) -> None:
         """Nothing is sent yet."""
         self._plan = plan
@@ -37,20 +38,20 @@ class RoundSetup:
         ready = [found for found in waited if found is not None]
         return await self._content.uses_torch(self._plan, ready)
 
-    async def frame(self, index: int, round_: Round) -> wire.BeginRound:
+    async def frame(self, agent: AgentId, round_: Round) -> wire.BeginRound:
         """What an agent is told."""
-        settings = self._plan.settings
+        settings, part = self._plan.settings, self._plan.part
         function = await self._content.function()
         return wire.BeginRound(
             round=round_.number,
             membership=round_,
-            agent=index,
+            agent=agent,
             function=function.digest,
             backend=None if settings.restart == "host" else settings.backend,
             uses_torch=bool(round_.torch),
             process_group_timeout=settings.process_group_timeout,
-            records=self._log_slots.wanted_records(self._plan, round_.member(index)),
-            run_id=self._plan.run_id,
+            records=self._log_slots.wanted_records(self._plan, round_.member(agent)),
+            run_id=part.run_id if part is not None else "",
             role=self._plan.role,
             max_restarts=settings.max_restarts,
             exits=self._plan.exits,

@@ -15,11 +15,13 @@ import signal
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._channel.background import Background
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
@@ -40,6 +42,9 @@ from phalanx._logs import logger
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p
 from phalanx.errors import StartFailed, WireError
+
+if TYPE_CHECKING:
+    from phalanx._launcher.transport.dial import Dial
 
 _TICK = 0.1
 _ASLEEP = 1.0
@@ -71,14 +76,14 @@ class Session:
         self.plan = plan
         self.inboxes = Inboxes()
         self.notes: list[str] = []
-        self.missing: dict[int, str] = {}
+        self.missing: dict[AgentId, str] = {}
         """Why hosts that were lost have not come back so far, by their numbers."""
         self.progress = Progress(plan, began)
         self.stacks = StackCollector()
         self._placement = placement
         self._log_slots = LogSlots(logs)
         self._on_event = on_event
-        self._agents: dict[int, AgentHandle] = {}
+        self._agents: dict[AgentId, AgentHandle] = {}
         self._former: list[AgentHandle] = []
         """Agents that were lost, and have been replaced."""
         self._verdict: asyncio.Future[p.Verdict] = asyncio.get_running_loop().create_future()
@@ -101,8 +106,8 @@ class Session:
         self._content = AgentContent(plan, function)
         self.fetch = FileFetcher(
             plan.settings,
-            plan.prepare[0].cwd,
-            lambda index: self.plan.member(index).hostname,
+            plan.directory,
+            lambda agent_id: self.plan.member(agent_id).hostname,
             self._content.hold,
             self._delay,
             self._do,
@@ -140,18 +145,18 @@ class Session:
             self._welcome(placed)
 
     def _welcome(self, placed: PlacedAgent | NotPlaced) -> None:
-        index = self.plan.members[placed.index].agent
+        agent_id = self.plan.hosts[placed.index].member.agent
         if isinstance(placed, NotPlaced):
             now = self._now()
-            self.progress.tracker.lost(index, placed.reason)
-            self._feed(p.AgentGoneEvent(index, placed.reason, Interval(now, now)))
+            self.progress.tracker.lost(agent_id, placed.reason)
+            self._feed(p.AgentGoneEvent(agent_id, placed.reason, Interval(now, now)))
             if self.plan.is_elastic:
                 self._do_recall(self._recall(placed.index))
             return
         shipped = placed.is_remote and self.plan.workspace is not None
-        agent = self._agents[index] = AgentHandle(placed, self.plan.app, shipped=shipped)
-        placed.on_errors(functools.partial(self._log_slots.write_errors, index))
-        agent.listening = self._do(self._listen(index, agent))
+        agent = self._agents[agent_id] = AgentHandle(placed, self.plan.app, shipped=shipped)
+        placed.on_errors(functools.partial(self._log_slots.write_errors, agent_id))
+        agent.listening = self._do(self._listen(agent_id, agent))
 
     @property
     def _is_ending(self) -> bool:
@@ -163,7 +168,7 @@ class Session:
         self._recalls.add(task)
         task.add_done_callback(self._recalls.discard)
 
-    async def _recall(self, position: int, pause: float = _RECALLED) -> None:
+    async def _recall(self, position: HostIndex, pause: float = _RECALLED) -> None:
         """Try to have an agent on a host again, for as long as it is of use."""
         while not self._is_ending:
             await asyncio.wait([self._verdict], timeout=pause)
@@ -180,15 +185,16 @@ class Session:
             member = self.plan.members[position]
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
 
-    def add(self, plan: Plan) -> None:
+    def add(self, plan: Plan, dial: Dial | None) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
         if self._is_ending:
-            plan.dials.give_up()
+            if dial is not None:
+                dial.give_up()
             return
         self.plan = plan
-        self._placement.extend(plan)
+        self._placement.extend(plan, dial)
         self.progress.tracker.expect(plan.members)
-        self._do_recall(self._recall(len(plan.members) - 1, 0.0))
+        self._do_recall(self._recall(HostIndex(len(plan.hosts) - 1), 0.0))
 
     def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
         """Ask for the end; workers are told by this signal."""
@@ -251,15 +257,15 @@ class Session:
                 self._stopped_by = self._now() + grace
                 if self.decider.is_over and not self.waits:
                     self.waits = self._describe_waits()  # it may do so when it is told to stop
-                for index, agent in self._agents.items():
-                    if agents is None or index in agents:
+                for agent_id, agent in self._agents.items():
+                    if agents is None or agent_id in agents:
                         with_ = self._stop_with
                         stop = wire.HaltRound(
                             round=number, grace=grace, number=with_, stacks=stacks
                         )
                         self._do(agent.send(stop))
-            case p.ExpelAction(index, reason) if index in self._agents:
-                self._lose(index, self._agents[index], reason)
+            case p.ExpelAction(agent_id, reason) if agent_id in self._agents:
+                self._lose(agent_id, self._agents[agent_id], reason)
             case p.FinishAction(verdict) if not self._verdict.done():
                 if verdict.reason is p.Reason.START_TIMEOUT:
                     self._gave_up.set()
@@ -280,8 +286,8 @@ class Session:
         running, known = self.decider.running, self._content.has_function
         return describe_waits(self.plan, self._agents, running, has_function=known)
 
-    async def _listen(self, index: int, agent: AgentHandle) -> None:
-        member_of = functools.partial(self._log_slots.member, agent=index)
+    async def _listen(self, agent_id: AgentId, agent: AgentHandle) -> None:
+        member_of = functools.partial(self._log_slots.member, agent=agent_id)
         try:
             async for frame in agent.channel.frames():
                 agent.last_heard = time.monotonic()
@@ -295,30 +301,30 @@ class Session:
                 if isinstance(checked, wire.StayingWarm) and agent.dismissed:
                     agent.rests = True
                     return
-                self._hear(index, agent, checked)
+                self._hear(agent_id, agent, checked)
             reason = await agent.placed.describe_end()
         except WireError as error:
-            self._disown(index, agent, error)
+            self._disown(agent_id, agent, error)
             return
-        self._lose(index, agent, sanitize(reason, _REASON))
+        self._lose(agent_id, agent, sanitize(reason, _REASON))
 
-    def _disown(self, index: int, agent: AgentHandle, lie: WireError) -> None:
+    def _disown(self, agent_id: AgentId, agent: AgentHandle, lie: WireError) -> None:
         """Do without an agent that says what cannot be true, now and later."""
         agent.left = True
         agent.channel.abort()
         said = sanitize(str(lie), _REASON)
-        self._lose(index, agent, f"it sent {said}: it is not part of the app any more")
+        self._lose(agent_id, agent, f"it sent {said}: it is not part of the app any more")
 
-    def _hear(self, index: int, agent: AgentHandle, frame: wire.Frame) -> None:
+    def _hear(self, agent_id: AgentId, agent: AgentHandle, frame: wire.Frame) -> None:
         match frame:
             case wire.Hello():
-                self._greet(index, agent, frame)
+                self._greet(agent_id, agent, frame)
             case wire.Pong():
                 agent.clock.observe(frame.sent, frame.clock, time.monotonic())
             case wire.WantContent():
-                self._do(self._provide(index, agent, frame))
+                self._do(self._provide(agent_id, agent, frame))
             case wire.ProjectArrived():
-                self._content.arrived(index, frame)
+                self._content.arrived(agent_id, frame)
             case (
                 wire.WrittenList()
                 | wire.FileStored()
@@ -332,35 +338,35 @@ class Session:
                 if not agent.reached.done():
                     agent.reached.set_result(frame.problem)
             case wire.UserNote():
-                hostname = self.plan.member(index).hostname
+                hostname = self.plan.member(agent_id).hostname
                 self._add_notes(agent, [f"{hostname}: {frame.message}"])
             case wire.Ready() if not agent.ready.done():
                 self._note(agent, frame)
                 agent.ready.set_result(frame)
                 self.progress.reach("packages loaded")
             case wire.LogData():
-                self._log(index, agent, frame)
-            case wire.RoundCleared() if frame.round == self.decider.round_of(index):
+                self._log(agent_id, agent, frame)
+            case wire.RoundCleared() if frame.round == self.decider.round_of(agent_id):
                 hello = agent.hello
                 address = "" if hello is None else hello.address
                 endpoint = Endpoint(address, frame.port) if frame.port else None
-                self._feed(p.RoundClearedEvent(index, frame.round, endpoint))
+                self._feed(p.RoundClearedEvent(agent_id, frame.round, endpoint))
             case wire.WorkerStacks():
-                self.stacks.hear(index, agent, frame, self.plan)
+                self.stacks.hear(agent_id, agent, frame, self.plan)
             case wire.Preempted():
-                self._feed(p.PreemptedEvent(index))
+                self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
                 agent.left = frame.left
-                self._lose(index, agent, frame.message)
-            case _ if frame.round == self.decider.round_of(index):
-                self._hear_workers(index, agent, frame)
+                self._lose(agent_id, agent, frame.message)
+            case _ if frame.round == self.decider.round_of(agent_id):
+                self._hear_workers(agent_id, agent, frame)
 
-    def _hear_workers(self, index: int, agent: AgentHandle, frame: wire.Frame) -> None:
+    def _hear_workers(self, agent_id: AgentId, agent: AgentHandle, frame: wire.Frame) -> None:
         """What concerns the round that the agent is in."""
         match frame:
             case wire.WorkersStarted():
                 self.progress.forked(frame.pids)
-                self._feed(p.WorkersStartedEvent(index, frame.round))
+                self._feed(p.WorkersStartedEvent(agent_id, frame.round))
             case wire.WorkerEntered():
                 self.progress.entered(agent.clock.interval(frame.clock).latest)
             case wire.Piece() if frame.rank is not None:
@@ -369,19 +375,19 @@ class Session:
                 # Whatever its clock says: not before the round began, and not after now.
                 heard = agent.clock.interval(frame.outcome.clock)
                 awake = heard.within(self._log_slots.begun_at(frame.round), time.monotonic())
-                hostname = self.plan.member(index).hostname
+                hostname = self.plan.member(agent_id).hostname
                 outcome = agent.translate(frame.outcome, self.plan.workspace)
                 if outcome.succeeded and not self.plan.exits:
                     outcome = self.inboxes.complete(outcome)
                 self.progress.ended(outcome.rank, hostname, outcome, awake)
                 when = awake.shifted(self._asleep)
-                self._feed(p.WorkerEndedEvent(index, frame.round, outcome, when))
+                self._feed(p.WorkerEndedEvent(agent_id, frame.round, outcome, when))
 
-    async def _provide(self, index: int, agent: AgentHandle, want: wire.WantContent) -> None:
+    async def _provide(self, agent_id: AgentId, agent: AgentHandle, want: wire.WantContent) -> None:
         try:
-            await self._content.send(index, agent, want.digests)
+            await self._content.send(agent_id, agent, want.digests)
         except WireError as error:
-            self._disown(index, agent, error)
+            self._disown(agent_id, agent, error)
 
     def _note(self, agent: AgentHandle, ready: wire.Ready) -> None:
         named = ready.failed if self.plan.settings.preload != "auto" else ()
@@ -391,23 +397,23 @@ class Session:
         new = [note for note in notes if note not in self.notes]
         self.notes += agent.checker.fit_notes(new)
 
-    def _greet(self, index: int, agent: AgentHandle, hello: wire.Hello) -> None:
+    def _greet(self, agent_id: AgentId, agent: AgentHandle, hello: wire.Hello) -> None:
         ours, theirs = (v.rpartition(".")[0] for v in (platform.python_version(), hello.python))
         if hello.version != __version__:
-            self._lose(index, agent, f"it runs phalanx {hello.version}, the launcher {__version__}")
+            self._lose(agent_id, agent, f"it runs phalanx {hello.version}, not {__version__}")
         elif ours != theirs:
-            self._lose(index, agent, f"it runs Python {hello.python}, the launcher {ours}")
+            self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher {ours}")
         else:
             agent.hello = hello
-            self.missing.pop(index, None)
+            self.missing.pop(agent_id, None)
             self.progress.reach("agents up")
-            self.progress.tracker.greeted(index, hello.pid)
+            self.progress.tracker.greeted(agent_id, hello.pid)
             self._do(agent.send(wire.Ping(sent=time.monotonic())))
             if hello.tree:
                 self._do(self._content.ship(agent))
-            self._do(self._join(index, agent, hello))
+            self._do(self._join(agent_id, agent, hello))
 
-    async def _join(self, index: int, agent: AgentHandle, hello: wire.Hello) -> None:
+    async def _join(self, agent_id: AgentId, agent: AgentHandle, hello: wire.Hello) -> None:
         """Have it take part: at once where we decide, or when we know what it will need."""
         torch = None
         if self.plan.meets_others or self.decider.round is not None:
@@ -415,31 +421,30 @@ class Session:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
         if not agent.gone:
-            host = host_of(self.plan, index)
-            self._feed(p.JoinedEvent(index, Endpoint(hello.address, hello.port), host, torch))
+            host = host_of(self.plan, agent_id)
+            self._feed(p.JoinedEvent(agent_id, Endpoint(hello.address, hello.port), host, torch))
 
-    def _lose(self, index: int, agent: AgentHandle, reason: str) -> None:
+    def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         agent.lost.set()
         if agent.gone:
             return
         agent.gone = True
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
         if not self._verdict.done():  # otherwise it has only left
-            self.progress.lost(index, reason, time.monotonic() - agent.silent)
+            self.progress.lost(agent_id, reason, time.monotonic() - agent.silent)
         left = agent.left and not self.plan.meets_others
-        self._feed(p.AgentGoneEvent(index, reason, when, left=left))
+        self._feed(p.AgentGoneEvent(agent_id, reason, when, left=left))
         if self.plan.is_elastic and not self._is_ending:
-            self._do_recall(self._replace(index, agent))
+            self._do_recall(self._replace(agent_id, agent))
 
-    async def _replace(self, index: int, agent: AgentHandle) -> None:
+    async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
-        position = next(i for i, m in enumerate(self.plan.members) if m.agent == index)
         if self.plan.meets_others or not agent.left:
-            await self._recall(position)
+            await self._recall(self.plan.index(agent_id))
 
-    def _log(self, index: int, agent: AgentHandle, frame: wire.LogData) -> None:
+    def _log(self, agent_id: AgentId, agent: AgentHandle, frame: wire.LogData) -> None:
         loop = asyncio.get_running_loop()
 
         async def tell() -> None:
@@ -453,7 +458,7 @@ class Session:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for it
                 loop.call_soon_threadsafe(lambda: None if self._ended else self._do(tell()))
 
-        self._log_slots.write(self.plan, index, frame, done)
+        self._log_slots.write(self.plan, agent_id, frame, done)
 
     # ── actions ───────────────────────────────────────────────────────────────
 
@@ -462,10 +467,10 @@ class Session:
         if not self._verdict.done():
             self._verdict.set_exception(error)
 
-    async def _begin(self, round_: Round, only: tuple[int, ...] | None) -> None:
+    async def _begin(self, round_: Round, only: tuple[AgentId, ...] | None) -> None:
         """Send a round to its members, or to these; unless it was given up meanwhile."""
         if not self.plan.is_elastic:
-            self.plan.tokens.remove()  # everybody has looked
+            self.plan.shared.remove()  # everybody has looked
         if not await self.fetch.exchange(round_, dict(self._agents)):
             return  # the round was halted
         agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
@@ -485,10 +490,10 @@ class Session:
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
             if round_.torch and (unreached := await meeting.problems()):
                 self._part_with(meeting, unreached)
-        for index, agent in agents.items():
-            if only is None or index in only:
-                frame = await opening.frame(index, round_)
-                if self.decider.round_of(index) == round_.number:
+        for agent_id, agent in agents.items():
+            if only is None or agent_id in only:
+                frame = await opening.frame(agent_id, round_)
+                if self.decider.round_of(agent_id) == round_.number:
                     agent.has_begun = True
                     self._do(agent.send(frame))
 
@@ -497,23 +502,23 @@ class Session:
         if self.decider.round is not None and not self.decider.is_over:
             self._feed(p.DelayedEvent(self.decider.round.number))
 
-    def _confirmed(self, verdict: p.Verdict) -> dict[int, AgentHandle]:
+    def _confirmed(self, verdict: p.Verdict) -> dict[AgentId, AgentHandle]:
         return {
-            index: agent
-            for index, agent in self._agents.items()
-            if not agent.gone and index not in verdict.unconfirmed
+            agent_id: agent
+            for agent_id, agent in self._agents.items()
+            if not agent.gone and agent_id not in verdict.unconfirmed
         }
 
-    def _part_with(self, meeting: StoreAddress, unreached: dict[int, str]) -> None:
+    def _part_with(self, meeting: StoreAddress, unreached: dict[AgentId, str]) -> None:
         """Do without hosts that do not reach the first; that may be the end."""
         if not self.plan.is_elastic:
             raise meeting.failure(unreached)
-        for index, problem in unreached.items():
-            agent = self._agents[index]
+        for agent_id, problem in unreached.items():
+            agent = self._agents[agent_id]
             agent.left = True
-            self._lose(index, agent, f"it cannot reach {meeting.address}: {problem}")
+            self._lose(agent_id, agent, f"it cannot reach {meeting.address}: {problem}")
 
-    async def _dismiss(self, by_force: Container[int]) -> None:
+    async def _dismiss(self, by_force: Container[AgentId]) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
         self._placement.abandon()
         if self._recalls:
@@ -525,17 +530,17 @@ class Session:
                 agent.dismiss(
                     self._gave_up,
                     grace,
-                    orderly=not agent.gone and index not in by_force,
+                    orderly=not agent.gone and agent_id not in by_force,
                     patience=self.plan.settings.host_timeout,
                 )
-                for index, agent in agents
+                for agent_id, agent in agents
             ),
             # What was lost may be reached again by now.
             *(agent.clear_host() for agent in former),
         )
         gone = [a for a in (*former, *self._agents.values()) if not a.is_cleared]
-        members = [self.plan.members[agent.placed.index] for agent in gone]
-        self.left = list(dict.fromkeys(member.hostname for member in members))
+        names = [self.plan.hosts[agent.placed.index].member.hostname for agent in gone]
+        self.left = list(dict.fromkeys(names))
 
     # ── time ──────────────────────────────────────────────────────────────────
 
@@ -552,12 +557,12 @@ class Session:
                 self._asleep += overslept
             self._feed(p.TickEvent())
             self._asked_for = self._asked_for + wait if self._is_due(before=ANSWER) else 0.0
-            for index, agent in list(self._agents.items()):
+            for agent_id, agent in list(self._agents.items()):
                 silent = agent.pass_time(wait)
                 if silent >= limit:
-                    self._give_up(index, agent, f"no heartbeat for {limit:g} s")
+                    self._give_up(agent_id, agent, f"no heartbeat for {limit:g} s")
                 elif min(silent, self._asked_for) >= ANSWER and self._is_due():
-                    self._give_up(index, agent, "it did not answer when it was told to stop")
+                    self._give_up(agent_id, agent, "it did not answer when it was told to stop")
 
     def _is_due(self, before: float = 0.0) -> bool:
         """No other round will follow, and the workers should be gone by now, or so long later."""
@@ -565,13 +570,13 @@ class Session:
         over = self._gave_up.is_set() or (stopping and self.decider.is_over)
         return over and self._stopped_by is not None and self._now() > self._stopped_by - before
 
-    def _give_up(self, index: int, agent: AgentHandle, reason: str) -> None:
+    def _give_up(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         """Do without an agent that does not answer."""
         agent.is_silent = True
-        self._lose(index, agent, reason)
+        self._lose(agent_id, agent, reason)
 
     async def _ping(self) -> None:
-        beat = self.plan.prepare[0].heartbeat
+        beat = self.plan.hosts[0].prepare.heartbeat
         while True:
             for agent in list(self._agents.values()):
                 if not agent.gone and not agent.channel.congested:

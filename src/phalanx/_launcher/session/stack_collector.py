@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Round
 from phalanx._core.stacks import RankStacks, describe_stopped, parse
 
@@ -31,10 +32,10 @@ class StackCollector:
         self._round: Round | None = None
         self._numbers: dict[int, int] = {}
         self._requests = 0
-        self._answers: dict[tuple[int, int, bool], asyncio.Future[tuple[RankStacks, ...]]] = {}
+        self._answers: dict[tuple[int, AgentId, bool], asyncio.Future[tuple[RankStacks, ...]]] = {}
         """By request, agent, and whether those of launches below the workers were asked for."""
 
-    def begin(self, round_: Round, agents: tuple[int, ...] | None) -> None:
+    def begin(self, round_: Round, agents: tuple[AgentId, ...] | None) -> None:
         """A round begins, for all of its members or for these."""
         self._round = round_
         members = [member.agent for member in round_.members]
@@ -42,11 +43,13 @@ class StackCollector:
         self._numbers |= dict.fromkeys(members if agents is None else agents, round_.number)
         self.stopped = {}
 
-    def hear(self, index: int, agent: AgentHandle, frame: wire.WorkerStacks, plan: Plan) -> None:
+    def hear(
+        self, agent_id: AgentId, agent: AgentHandle, frame: wire.WorkerStacks, plan: Plan
+    ) -> None:
         """A host has answered, or told where its workers were when they were to be stopped."""
-        if self._round is None or frame.round != self._numbers.get(index):
+        if self._round is None or frame.round != self._numbers.get(agent_id):
             return
-        member = self._round.member(index)
+        member = self._round.member(agent_id)
         found = tuple(
             RankStacks(
                 rank=dump.rank,
@@ -61,12 +64,12 @@ class StackCollector:
         if frame.request == 0 and not frame.below:
             self.stopped |= {one.rank: one for one in found}
             return
-        answer = self._answers.get((frame.request, index, frame.below))
+        answer = self._answers.get((frame.request, agent_id, frame.below))
         if answer is not None and not answer.done():
             answer.set_result(found)
 
     async def ask(
-        self, agents: Mapping[int, AgentHandle], seconds: float, *, below: bool = False
+        self, agents: Mapping[AgentId, AgentHandle], seconds: float, *, below: bool = False
     ) -> tuple[RankStacks, ...]:
         """The stacks of all ranks that run on these hosts, or why a host gave none of its own.
 
@@ -95,17 +98,17 @@ class StackCollector:
         return tuple(sorted(found, key=lambda one: one.rank))
 
     async def _ask_one(
-        self, agent: AgentHandle, index: int, request: int, seconds: float, *, below: bool
+        self, agent: AgentHandle, agent_id: AgentId, request: int, seconds: float, *, below: bool
     ) -> tuple[RankStacks, ...]:
         answer: asyncio.Future[tuple[RankStacks, ...]] = asyncio.get_running_loop().create_future()
-        self._answers[request, index, below] = answer
-        number = self._numbers[index]
+        self._answers[request, agent_id, below] = answer
+        number = self._numbers[agent_id]
         try:
             frame = wire.DumpStacks(round=number, request=request, seconds=seconds, below=below)
             await agent.send(frame)
             return await answer
         finally:
-            del self._answers[request, index, below]
+            del self._answers[request, agent_id, below]
 
     def headlines(self) -> list[str]:
         """Where those were that were stopped, a line each."""

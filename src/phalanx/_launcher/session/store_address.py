@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.session.agent_handle import AgentHandle
@@ -18,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 class StoreAddress:
     """All agents of a round are there, and are to have their workers meet."""
 
-    def __init__(self, plan: Plan, round_: Round, agents: Mapping[int, AgentHandle]) -> None:
+    def __init__(self, plan: Plan, round_: Round, agents: Mapping[AgentId, AgentHandle]) -> None:
         """Choose the address. Raises `StartFailed` if there is none."""
         self._members = round_.members
         self._first = first = round_.members[0]
@@ -55,7 +56,7 @@ class StoreAddress:
         # At once: one that does not read must not keep others from being asked.
         await asyncio.gather(*(agent.send(frame) for agent in asked))
 
-    async def problems(self) -> dict[int, str]:
+    async def problems(self) -> dict[AgentId, str]:
         """Wait for what came of it: the agents that do not reach it, and why."""
         waited = {m.agent: self._agents.get(m.agent) for m in self._members}
         return {
@@ -64,7 +65,7 @@ class StoreAddress:
             if agent is not None and (problem := await agent.wait_until_reached())
         }
 
-    def failure(self, found: Mapping[int, str]) -> StartFailed:
+    def failure(self, found: Mapping[AgentId, str]) -> StartFailed:
         """The error for those that do not reach it."""
         problems = {m.hostname: found[m.agent] for m in self._members if m.agent in found}
         place = f"{self._first.hostname} at {self.address}"
@@ -78,7 +79,10 @@ class StoreAddress:
 
 
 def choose(
-    hellos: Mapping[int, wire.Hello], first: int, here: Collection[int], interface: str | None
+    hellos: Mapping[AgentId, wire.Hello],
+    first: AgentId,
+    here: Collection[AgentId],
+    interface: str | None,
 ) -> str:
     """The address of the first host; empty if there is none. `here` are those on this machine."""
     if first not in hellos:

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, Outcome, Round
 from phalanx._rendezvous.protocol import Happening, Reason, Verdict
-from phalanx._specs import HostState, HostStatus, RoundStatus, WorkerState, WorkerStatus
+from phalanx._specs import HostState, HostStatus, RankState, RoundStatus, WorkerStatus
 
 _ROUNDS_KEPT = 100
 _ORDER = (HostState.ACTIVE, HostState.STARTING, HostState.SPARE, HostState.LOST)
@@ -46,12 +47,12 @@ class _Host:
 
 class _Worker:
     def __init__(self, *, own: bool) -> None:
-        self.state = WorkerState.STARTING if own else WorkerState.RUNNING
+        self.state = RankState.STARTING if own else RankState.RUNNING
         self.pid: int | None = None
         self.outcome: Outcome | None = None
 
     def end(self, outcome: Outcome) -> None:
-        self.outcome, self.state = outcome, WorkerState(outcome.kind.value)
+        self.outcome, self.state = outcome, RankState(outcome.kind.value)
         self.pid = self.pid if outcome.pid is None else outcome.pid
 
 
@@ -63,7 +64,7 @@ class StatusTracker:
         self.changes = 0
         """Grows with everything that happens: whoever keeps a copy knows when it is old."""
         self._lock = threading.Lock()
-        self._hosts: dict[int, _Host] = {}
+        self._hosts: dict[AgentId, _Host] = {}
         self._workers: dict[int, _Worker] = {}
         self._rounds: deque[RoundStatus] = deque(maxlen=_ROUNDS_KEPT)
         self.round = 0
@@ -86,7 +87,7 @@ class StatusTracker:
                 host.slot = member.first_rank
             self.changes += 1
 
-    def greeted(self, agent: int, pid: int) -> None:
+    def greeted(self, agent: AgentId, pid: int) -> None:
         """A host's agent is there."""
         with self._lock:
             host = self._hosts[agent]
@@ -94,14 +95,14 @@ class StatusTracker:
             host.state = HostState.SPARE if self.round else HostState.STARTING
             self.changes += 1
 
-    def lost(self, agent: int, reason: str) -> None:
+    def lost(self, agent: AgentId, reason: str) -> None:
         """A host is not there any more, or could not be used."""
         with self._lock:
             if (host := self._hosts.get(agent)) is not None:
                 host.state, host.reason, host.pid = HostState.LOST, reason, None
                 self.changes += 1
 
-    def begin(self, round_: Round, agents: Collection[int] | None = None) -> None:
+    def begin(self, round_: Round, agents: Collection[AgentId] | None = None) -> None:
         """A round begins, for all of its members or for these."""
         with self._lock:
             self.round, self._is_whole = round_.number, agents is None
@@ -131,11 +132,11 @@ class StatusTracker:
             for rank, pid in pids.items():
                 if (worker := self._workers.get(rank)) is not None:
                     worker.pid = pid
-                    if worker.state is WorkerState.STARTING:
-                        worker.state = WorkerState.RUNNING
+                    if worker.state is RankState.STARTING:
+                        worker.state = RankState.RUNNING
             self.changes += 1
 
-    def halted(self, agents: Collection[int] | None = None) -> None:
+    def halted(self, agents: Collection[AgentId] | None = None) -> None:
         """The workers of all hosts, or of these, are told to stop."""
         with self._lock:
             for agent, host in self._hosts.items():
@@ -144,7 +145,7 @@ class StatusTracker:
                 for rank in host.member.ranks:
                     worker = self._workers.get(rank)
                     if worker is not None and worker.outcome is None:
-                        worker.state = WorkerState.STOPPING
+                        worker.state = RankState.STOPPING
             self.changes += 1
 
     def ended(self, outcomes: Mapping[int, Outcome]) -> bool:
@@ -189,7 +190,7 @@ class StatusTracker:
                     worker.end(failure.outcome)
             for worker in self._workers.values():
                 if worker.outcome is None:
-                    worker.state = WorkerState.RETURNED if succeeded else WorkerState.UNKNOWN
+                    worker.state = RankState.RETURNED if succeeded else RankState.UNKNOWN
             self.changes += 1
 
     # ── why ───────────────────────────────────────────────────────────────────

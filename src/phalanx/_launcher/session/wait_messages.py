@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping
 
+from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.session.agent_handle import AgentHandle
 from phalanx._worker.leftovers import PRELOADING
@@ -45,7 +47,11 @@ class LongWaits:
 
 
 def describe_waits(
-    plan: Plan, agents: Mapping[int, AgentHandle], running: Collection[int], *, has_function: bool
+    plan: Plan,
+    agents: Mapping[AgentId, AgentHandle],
+    running: Collection[AgentId],
+    *,
+    has_function: bool,
 ) -> dict[str, str]:
     """What is waited for, by host, for those whose workers do not run.
 
@@ -53,18 +59,19 @@ def describe_waits(
     """
     found: dict[str, str] = {}
     waiting: dict[str, str] = {}
-    for index, member in enumerate(plan.members):
+    for host in plan.hosts:
+        member = host.member
         if member.agent in running:
             continue
         agent = agents.get(member.agent)
-        tool = None if (target := plan.places[index].target) is None else target.tool
+        tool = None if host.target is None else host.target.tool
         if agent is None:
             found[member.hostname] = f"the login with {tool} has not ended"
         elif agent.hello is None:
             through = "" if tool is None else f" through {tool}"
             found[member.hostname] = f"no word from its agent{through}"
         elif not agent.ready.done():
-            found[member.hostname] = f"its zygote has not loaded {_package(plan, index, agent)}"
+            found[member.hostname] = f"its zygote has not loaded {_package(host.prepare, agent)}"
         elif not agent.reached.done() and agent.tried is not None:
             address, port = agent.tried
             found[member.hostname] = f"it has not said whether it reaches {address}:{port}"
@@ -77,12 +84,12 @@ def describe_waits(
     return found or waiting
 
 
-def _package(plan: Plan, index: int, agent: AgentHandle) -> str:
+def _package(prepare: wire.Prepare, agent: AgentHandle) -> str:
     """The package that a zygote is in the middle of; of another host, those it was told to load."""
     if not agent.placed.is_remote and agent.hello is not None:
         path = os.path.join(agent.hello.spool, PRELOADING)
         with contextlib.suppress(OSError), open(path) as file:
             if module := file.read():
                 return module
-    tops = dict.fromkeys(item.module.partition(".")[0] for item in plan.prepare[index].preload)
+    tops = dict.fromkeys(item.module.partition(".")[0] for item in prepare.preload)
     return ", ".join(list(tops)[:4]) or "Python"

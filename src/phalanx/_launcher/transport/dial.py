@@ -12,23 +12,28 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx import _wire as wire
+from phalanx._core.ids import HostIndex
 from phalanx._core.sanitize import sanitize, sanitize_line
+from phalanx._launcher.transport.agent_process import AgentProcess, RemoteInfo
 from phalanx._launcher.transport.bundle import Bundle
 from phalanx._launcher.transport.login import Login, LoginEnded
-from phalanx._launcher.transport.processes import AgentProcess, RemoteInfo
+from phalanx._launcher.transport.start_errors import not_started
 from phalanx._launcher.transport.targets import Target
+from phalanx._logs.console import STATUS
 from phalanx._remote import bootstrap
 from phalanx.errors import StartFailed
 
 _RETRIED = 5.0
 """Seconds for which a refusal that may pass is tried again."""
 _SWEEPING = 30.0
+_MOMENT, _TOLD_EVERY = 0.9, 0.5
 _PROCESSORS, _GPUS = 1 << 16, 1 << 12
 """More than any host has: workers are counted by them."""
 
@@ -60,6 +65,7 @@ class Dial:
         self.future: Future[AgentProcess] = Future()
         self.is_silent = False
         """It failed because nothing was heard of the host: who knows what is there."""
+        self.name = target.name
         self._target = target
         self._remote_setup = remote_setup
         self._turns = turns
@@ -188,7 +194,57 @@ def sweep(target: Target, code: str, agent: RemoteInfo, hello: wire.Hello | None
         line.child.end(0.0)
 
 
-def dial_all(targets: Sequence[Target], remote_setup: RemoteSetup, parallel: int) -> list[Dial]:
-    """Dial all of them, so many at a time; does not wait."""
-    turns = threading.BoundedSemaphore(parallel)
-    return [Dial(target, remote_setup, turns) for target in targets]
+class Dials:
+    """The hosts of a launch that are being dialled. Who has it gives up what nobody takes."""
+
+    def __init__(self) -> None:
+        """None is."""
+        self._by_host: dict[HostIndex, Dial] = {}
+
+    def start(
+        self, targets: Mapping[HostIndex, Target], remote_setup: RemoteSetup, parallel: int
+    ) -> None:
+        """Dial hosts, so many at a time; does not wait."""
+        turns = threading.BoundedSemaphore(parallel)
+        for index, target in targets.items():
+            self._by_host[index] = Dial(target, remote_setup, turns)
+
+    def pop(self, index: HostIndex) -> Dial | None:
+        """Hand over the dial to a host, if there is one."""
+        return self._by_host.pop(index, None)
+
+    def add(self, index: HostIndex, dial: Dial) -> None:
+        """Take over a dial."""
+        self._by_host[index] = dial
+
+    def wait(self) -> dict[str, RemoteInfo]:
+        """What all of them say of themselves, by name. Raises `StartFailed`, for all that failed.
+
+        What takes longer than a moment is said on a terminal.
+        """
+        began = time.monotonic()
+        try:
+            while waiting := [d for d in self._by_host.values() if not d.future.done()]:
+                futures.wait([dial.future for dial in waiting], _TOLD_EVERY)
+                seconds = time.monotonic() - began
+                if seconds > _MOMENT:
+                    names = ", ".join(dict.fromkeys(dial.name for dial in waiting))
+                    STATUS.show(self, f"phalanx: logging in to {names} ({seconds:.0f} s)")
+        finally:
+            STATUS.show(self, "")
+        found, failures = {}, {}
+        for dial in self._by_host.values():
+            try:
+                info = dial.future.result().remote_info
+                assert info is not None
+                found[dial.name] = info
+            except StartFailed as error:
+                failures[dial.name] = str(error)
+        if failures:
+            raise not_started(failures)
+        return found
+
+    def give_up(self) -> None:
+        """End all of it, agents that were reached too. Idempotent."""
+        for dial in self._by_host.values():
+            dial.give_up()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx._core.sanitize import sanitize
-from phalanx._launcher.transport.processes import AgentProcess
+from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.transport.targets import Target
 from phalanx._remote import bootstrap
 from phalanx.errors import StartFailed

@@ -1,6 +1,6 @@
 """Agents that outlast an app, so that the next one starts in the time of a fork.
 
-Three kinds of shelter: the pool of a launcher that is used as a context, the pool that
+Three kinds of pool: the pool of a launcher that is used as a context, the pool that
 `phalanx.warm` fills beforehand, and the directory in which a command leaves agents to the next one.
 An agent is used again only where everything that acts when a process starts or a package is
 imported is the same: see `local_fingerprint`. That the files are still those that were loaded, the
@@ -23,15 +23,18 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 from phalanx import _wire as wire
-from phalanx._launcher.planning.hosts import HostFacts, find
-from phalanx._launcher.transport.processes import AgentProcess
+from phalanx._launcher.planning.listed_hosts import HostFacts, list_hosts
+from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import Fingerprint, digest, local_fingerprint
 from phalanx._logs import logger
 from phalanx._system.processes import process_space, start_time
 from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx._launcher.launch_options import LaunchOptionsDict
 
 _PATIENCE = 3.0
 """Seconds for an idle agent to end."""
@@ -41,10 +44,10 @@ class AgentPool(Protocol):
     """Where agents stay between apps."""
 
     def take(self, fingerprint: Fingerprint) -> AgentProcess | None:
-        """An agent for these surroundings that has nothing to do."""
+        """An agent with this fingerprint that has nothing to do."""
 
     def make_room(self, fingerprint: Fingerprint) -> None:
-        """None was there: a new one is started for these surroundings.
+        """None was there: a new one is started with this fingerprint.
 
         Called when a launch has taken all that it can.
         """
@@ -84,7 +87,7 @@ class Pool:
         return self._closed
 
     def take(self, fingerprint: Fingerprint) -> AgentProcess | None:
-        """An agent for these surroundings."""
+        """An agent with this fingerprint."""
         with self._lock:
             for i, (known, child) in enumerate(self._idle):
                 if known == fingerprint:
@@ -177,7 +180,7 @@ def _why_not(known: Fingerprint, fingerprint: Fingerprint) -> str:
     )
 
 
-def warm(*packages: str, **options: Any) -> Pool:
+def warm(*packages: str, **options: Unpack[LaunchOptionsDict]) -> Pool:
     """Begin to load packages for the workers of launches to come, and return at once.
 
     Call it before the program's own slow imports: both then load at the same time. The launches of
@@ -195,20 +198,21 @@ def warm(*packages: str, **options: Any) -> Pool:
         ConfigError: An unknown option, something that is not the name of a package, or hosts other
             than this machine.
     """
-    from phalanx._launcher.launcher import check_options
+    from phalanx._launcher.launch_options import LaunchOptions, check_names
     from phalanx._launcher.planning.imports import Needs
     from phalanx._launcher.planning.plan import make_plan
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _closed()  # a worker has loaded the file that says so: it was meant for its launcher
-    launcher = check_options("warm", options)
+    check_names("warm", options)
+    launcher = LaunchOptions(**options)
     for name in packages:
         if not isinstance(name, str) or not name:
             raise ConfigError(
                 f"{name!r} is not the name of a package. Write phalanx.warm('torch')."
             )
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
-    if any(place.target is not None for place in find(launcher, os.environ)):
+    if any(host.target is not None for host in list_hosts(launcher, os.environ)):
         if "hostnames" not in options:
             return _closed()  # inside an allocation: what works elsewhere must not fail here
         raise ConfigError(
@@ -217,7 +221,7 @@ def warm(*packages: str, **options: Any) -> Pool:
         )
     plan = make_plan(launcher, needs, "warm")
     pool = Pool(asked=True)
-    for prepare in plan.prepare:
+    for prepare in [host.prepare for host in plan.hosts]:
         if "workers_per_host" not in options:
             prepare = dataclasses.replace(prepare, workers=2)  # noqa: PLW2901
         child = AgentProcess.start(plan.env_file, wire.encode(prepare))

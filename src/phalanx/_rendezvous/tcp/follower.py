@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError, RendezvousTimeoutError
@@ -15,7 +16,7 @@ from phalanx._rendezvous.tcp.link import PeerUnreachable
 from phalanx._wire import rendezvous_frames
 
 if TYPE_CHECKING:
-    from phalanx._rendezvous.tcp.decider import TcpDecider
+    from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 
 SAID_AFTER = 2.0
 """Seconds after which it is said what is waited for."""
@@ -41,7 +42,7 @@ class Follower:
         """For this seat."""
         self._decider = decider
         self._succession: Succession | None = None
-        self._asked: int | None = None
+        self._asked: AgentId | None = None
         self._pause = _SHORTEST
         self._said: set[tuple[Endpoint, str]] = set()
         """What was said of somebody that is waited for."""
@@ -141,7 +142,7 @@ class Follower:
                 raise RendezvousError(f"this host cannot take part: {first.reason}.")
             case _:
                 link.close()
-                said = f"it answered a Meet with {type(first).__name__}, which is no answer to it"
+                said = f"it answered the request to join with {type(first).__name__}"
                 self._say(place, said)  # at once: waiting may not help
                 return _End(said, closed=False)
         async for frame in frames:

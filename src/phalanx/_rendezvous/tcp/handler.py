@@ -21,6 +21,7 @@ from concurrent.futures import Future
 
 from phalanx._channel import trust
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import (
@@ -28,7 +29,7 @@ from phalanx._rendezvous.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from phalanx._rendezvous.handlers import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from phalanx._rendezvous.handler_api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from phalanx._rendezvous.protocol import (
     AgentGoneEvent,
     BeginRoundAction,
@@ -45,8 +46,8 @@ from phalanx._rendezvous.protocol import (
 )
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp import tokens
-from phalanx._rendezvous.tcp.decider import TcpDecider
 from phalanx._rendezvous.tcp.host import TcpHost, is_local
+from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._system import network
 
 _TICK = 0.05
@@ -78,7 +79,7 @@ class TcpHandler(RendezvousHandler):
 
     def decider(
         self,
-        agent: int,
+        agent: AgentId,
         hostname: str,
         workers: int,
         policy: Policy,
@@ -151,7 +152,7 @@ class _Visit:
 
     def __init__(self, handler: TcpHandler) -> None:
         self._handler = handler
-        self._agent = secrets.randbits(48)
+        self._agent = AgentId(secrets.randbits(48))
         self._rounds: list[Future[Round]] = [Future()]
         self._halted: int | None = None
         self._number = 0

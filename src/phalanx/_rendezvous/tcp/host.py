@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
 from phalanx._rendezvous.protocol import Policy
 from phalanx._rendezvous.settings import Settings
@@ -15,7 +16,7 @@ from phalanx._system import network
 class TcpHost:
     """What this host brings, and what it was told."""
 
-    agent: int
+    agent: AgentId
     hostname: str
     workers: int
     run_id: str

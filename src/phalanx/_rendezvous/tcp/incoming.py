@@ -14,7 +14,7 @@ from phalanx._rendezvous.tcp.link import Link, PeerUnreachable
 from phalanx._wire import rendezvous_frames
 
 if TYPE_CHECKING:
-    from phalanx._rendezvous.tcp.decider import TcpDecider
+    from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 
 _HELD = 2.0
 """Seconds that one who asks is kept waiting while we still follow another."""
@@ -60,9 +60,9 @@ class IncomingPeers:
         kind = type(frame).__name__
         if kind not in self._refused:
             self._refused.add(kind)
-            logger.warning("phalanx: a host was refused: it began with %s instead of Meet", kind)
+            logger.warning("phalanx: a host was refused: it began with %s instead of asking to join", kind)
         await link.send(
-            rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of Meet")
+            rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of asking to join")
         )
 
     async def _receive(self, link: Link, meet: rendezvous_frames.JoinRequest) -> None:

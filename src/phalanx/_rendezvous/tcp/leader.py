@@ -11,6 +11,7 @@ from typing import Any
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._core.clock import Interval
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize_line
 from phalanx._logs import logger
@@ -47,7 +48,7 @@ class Leader:
 
     def __init__(
         self,
-        own: int,
+        own: AgentId,
         policy: Policy,
         run_id: str,
         now: Callable[[], float],
@@ -58,7 +59,7 @@ class Leader:
     ) -> None:
         """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in."""
         self.coordinator = Coordinator(policy, now(), past)
-        self.contacts: dict[int, Endpoint] = {}
+        self.contacts: dict[AgentId, Endpoint] = {}
         self._takes_over = past is not None
         self._own = own
         self._policy = policy
@@ -67,12 +68,12 @@ class Leader:
         self._act = act
         self._do = do
         self._know = know
-        self._keys: dict[int, str] = {}
+        self._keys: dict[AgentId, str] = {}
         """What agents are known by: an id is told to all, and could be taken by another."""
         self._refusals: set[str] = set()
         self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._links: dict[int, Link] = {}
-        self._held: dict[int, rendezvous_frames.JoinRequest] = {}
+        self._links: dict[AgentId, Link] = {}
+        self._held: dict[AgentId, rendezvous_frames.JoinRequest] = {}
         """Those that have come and still have workers of an old round."""
 
     @property
@@ -85,7 +86,7 @@ class Leader:
         """Those of a round that another has decided on are not all clear of it yet."""
         return self._takes_over and self.coordinator.phase is Phase.STOPPING
 
-    def count_out(self, agent: int) -> None:
+    def count_out(self, agent: AgentId) -> None:
         """A member of the last round has certainly ended."""
         now = self._now()
         if agent not in self._links:
@@ -199,7 +200,7 @@ class Leader:
             case wire.ShutDown():
                 self.lose(link, "it was told to leave", closed=True)
 
-    def _is_of(self, agent: int, report: wire.WorkerEnded) -> bool:
+    def _is_of(self, agent: AgentId, report: wire.WorkerEnded) -> bool:
         """A worker of the agent's own."""
         round_ = self.coordinator.round
         members = () if round_ is None else round_.members

@@ -13,6 +13,7 @@ from phalanx import _wire as wire
 from phalanx._channel import trust
 from phalanx._channel.channel import SocketChannel
 from phalanx._core.clock import ClockOffset
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
 from phalanx.errors import WireError
 
@@ -37,9 +38,9 @@ class PeerUnreachable(Exception):
 class Link:
     """What one host has of another."""
 
-    def __init__(self, channel: SocketChannel, agent: int = 0) -> None:
+    def __init__(self, channel: SocketChannel, agent: AgentId | None = None) -> None:
         """`agent` is who is at the other end, once that is known."""
-        self.agent = agent
+        self.agent = agent if agent is not None else AgentId(0)
         self.last_round = 0
         """The round that it was in when it came, under another that decided."""
         self.clock = ClockOffset()

@@ -18,6 +18,7 @@ from typing import TypeVar
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._channel.background import Background
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
@@ -64,9 +65,9 @@ class TcpDecider:
         self._listener: Listener | None = None
         self.leader: Leader | None = None
         self._link: Link | None = None
-        self.leader_agent: int | None = None
+        self.leader_agent: AgentId | None = None
         self.leader_contact: Endpoint | None = None
-        self.contacts: dict[int, Endpoint] = {}
+        self.contacts: dict[AgentId, Endpoint] = {}
         self.meet: rendezvous_frames.JoinRequest | None = None
         self._key = secrets.token_hex(16)
         self._has_joined = asyncio.Event()
@@ -82,7 +83,7 @@ class TcpDecider:
     # ── what is known ─────────────────────────────────────────────────────────
 
     @property
-    def running(self) -> frozenset[int]:
+    def running(self) -> frozenset[AgentId]:
         """The host's agent, once its workers were started."""
         return frozenset({self.part.agent} if self._runs else ())
 
@@ -109,7 +110,7 @@ class TcpDecider:
             return len([link for link in self.leader.links if link.agent not in members])
         return int(self.phase is p.Phase.STOPPING)
 
-    def round_of(self, agent: int) -> int | None:
+    def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that this host is in."""
         if self.round is None or all(m.agent != agent for m in self.round.members):
             return None
@@ -370,7 +371,7 @@ class TcpDecider:
         number, restarts = self.round.number, self.round.restarts
         return replace(self.meet, last_round=number, restarts=restarts, clear=self._clear)
 
-    def follow(self, link: Link, leader: int) -> None:
+    def follow(self, link: Link, leader: AgentId) -> None:
         """Another decides."""
         self._link, self.leader_agent = link, leader
         self.leader_contact = self.contacts.get(leader, self.part.endpoint)

@@ -17,7 +17,7 @@ from typing import Literal
 from phalanx._core import values
 from phalanx._core.ranks import MOST_WORKERS
 from phalanx._elastic.command import given as texts
-from phalanx._elastic.command import rendezvous as meetings
+from phalanx._elastic.command import rendezvous_choice
 from phalanx._elastic.command.given import GivenFlags
 from phalanx._system import machine
 from phalanx.errors import ConfigError
@@ -105,7 +105,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
     Processors and GPUs are counted if a number of workers depends on them.
     """
     words = texts.read(arguments, environ)
-    meeting = meetings.resolve(words)
+    meeting = rendezvous_choice.resolve(words)
     workers = _workers(words, environ)
     limited = workers > 1 and "OMP_NUM_THREADS" not in environ
     return TorchrunOptions(

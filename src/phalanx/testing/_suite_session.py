@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Session:
+class SuiteSession:
     """A scheduler of its own for one test; what it has submitted is gone afterwards."""
 
     def __init__(self, suite: SchedulerSuite) -> None:

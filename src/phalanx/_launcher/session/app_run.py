@@ -1,0 +1,523 @@
+"""An app that runs, as those inside see it: its thread, its record, what came of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from phalanx._core.ids import AgentId
+from phalanx._core.rounds import Outcome
+from phalanx._core.stacks import RankStacks
+from phalanx._launcher.payload import Function, Inbox
+from phalanx._launcher.placement import Placement
+from phalanx._launcher.planning.plan import Plan
+from phalanx._launcher.result import LaunchResult
+from phalanx._launcher.session.added_host import add_host
+from phalanx._launcher.session.collected import CollectedResults
+from phalanx._launcher.session.decider import Decide
+from phalanx._launcher.session.printed import read_lines
+from phalanx._launcher.session.report import add_note, describe_left, message_of, state_of
+from phalanx._launcher.session.tracker import AppStanding
+from phalanx._launcher.warm.pool import AgentPool
+from phalanx._logs import logger
+from phalanx._logs.console import is_terminal
+from phalanx._logs.lines import LogLine
+from phalanx._logs.losses import Loss, describe
+from phalanx._logs.spec import DefaultLogSpec, routes
+from phalanx._logs.writer import LogWriter, finish
+from phalanx._registry.app_record import AppRecord
+from phalanx._rendezvous.protocol import Phase, Reason, Verdict
+from phalanx._specs import AppState, AppStatus
+from phalanx.errors import ConfigError, FetchError, LaunchError, OutputLost, ResultError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from phalanx._launcher.session.session import Session
+    from phalanx._launcher.session.wait_messages import LongWaits
+    from phalanx._launcher.transport.dial import Dial, Dials
+
+R = TypeVar("R")
+
+_ASKED_EVERY = 0.5
+"""Seconds between looks for someone who wants the end."""
+_ANSWER = 2.0
+"""Seconds for hosts to answer, beyond those that their workers are given."""
+_STEP = 0.25
+"""Seconds between looks whether a signal has come."""
+_QUIET = 0.4
+"""Seconds before a status line is shown: what ends sooner needs none."""
+
+
+class AppRun(Generic[R]):
+    """One app on its own thread. All methods may be called from any thread."""
+
+    _tells = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        function: Future[Function],
+        *,
+        pools: Sequence[AgentPool],
+        dials: Dials | None,
+        decide: Decide,
+        is_recorded: bool,
+    ) -> None:
+        """Start the agents, or take such as wait in the pools; the function may follow later.
+
+        See `start.PreparedApp`.
+        """
+        self.id = plan.app
+        self._plan = plan
+        self._function = function
+        self._began = time.monotonic()
+        self._ended_at: float | None = None
+        self._state = AppState.PENDING
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._verdict: Verdict | None = None
+        self._error: BaseException | None = None
+        self._result: LaunchResult[R] | None = None
+        self._lock = threading.RLock()
+        self._done = threading.Event()
+        self._decide = decide
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pending: list[Callable[[Session], object]] = []
+        """What is to be done as soon as the app's loop runs."""
+        self._adding = threading.Lock()
+        self._added: list[Dial] = []
+        """Dials to hosts that were added."""
+        self._session: Session | None = None
+        self._awaited: tuple[str, ...] = ()
+        self._waits: LongWaits | None = None
+        self._looked = 0.0
+        self._asked: Mapping[str, Any] | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._placement = Placement(plan, pools, dials)
+        try:
+            self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
+        except BaseException:
+            self._placement.abandon()
+            raise
+        self._paths = {k: r.file.path for k, r in self._routes.items() if r.file is not None}
+        self._writer: LogWriter | None = None
+        self._inboxes: dict[int, Inbox] = {}
+        self._running: frozenset[AgentId] = frozenset()
+        try:
+            plan.shared.create()
+            self._placement.start()
+        except BaseException:
+            plan.shared.remove()
+            self._placement.kill()
+            finish(self._routes)
+            raise
+        self._entry = self._record() if is_recorded else AppRecord(None)
+        run = functools.partial(self._run, plan)
+        self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
+        _RUNNING.add(self)
+        self._thread.start()
+
+    def _record(self) -> AppRecord:
+        plan, settings = self._plan, self._plan.settings
+        return AppRecord.create(
+            *(self.id, plan.title, plan.members, self._paths, settings.stop_grace),
+            max_restarts=None if settings.restart == "host" else settings.max_restarts,
+            part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
+        )
+
+    def __repr__(self) -> str:
+        """The id, and how it stands."""
+        return f"<AppRun {self.id} {self._state.value}>"
+
+    @property
+    def log_files(self) -> dict[int, Path]:
+        """The log file of each global rank that has one of its own."""
+        return {key: path for key, path in self._paths.items() if key >= 0}
+
+    def wait(self, timeout: float | None = None) -> AppStatus:
+        """See `App.wait`."""
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        # In steps: a signal that another thread was given wakes nobody who waits for a lock.
+        while not self._done.wait(max(0.0, min(_STEP, limit - time.monotonic()))):
+            if time.monotonic() >= limit:
+                return self.status()
+        self._thread.join()
+        return self.status()
+
+    def result(self, timeout: float | None = None) -> LaunchResult[R]:
+        """See `App.result`."""
+        if not self.wait(timeout).state.is_final:
+            raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
+        with self._lock:
+            if self._error is None and self._result is None:
+                self._collect()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        assert self._result is not None
+        return self._result
+
+    async def wait_async(self) -> LaunchResult[R]:
+        """As `result`, in an asyncio program. Cancelling the task cancels the app."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(ended.set)
+
+        with self._lock:
+            if self._done.is_set():
+                ended.set()
+            self._watchers.append(tell)
+        try:
+            while not ended.is_set():
+                # A notebook's kernel that is interrupted notices only when its loop turns.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), 0.25)
+        except asyncio.CancelledError:
+            self.cancel()
+            await ended.wait()
+            raise
+        # Unpickling may take a while, and runs the user's code: not on the loop's thread.
+        return await asyncio.to_thread(self.result)
+
+    def show_status(self, *, line: bool = True) -> None:
+        """See `App.show_status`."""
+        from phalanx._launcher.session.wait_messages import LongWaits
+
+        here = all(host.target is None for host in self._plan.hosts)
+        self._waits = LongWaits(line=line, here=here)
+
+    def tell_failure(self) -> None:
+        """Leave the cause's traceback out of the output shown: it comes with what is raised."""
+        self._tells = True
+
+    def _told(self) -> int | None:
+        """The rank whose traceback is told to whoever waits."""
+        verdict = self._verdict
+        if not self._tells or verdict is None or verdict.reason is not Reason.FAILED:
+            return None
+        return None if verdict.cause is None else verdict.cause.outcome.rank
+
+    def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
+        """See `App.cancel`."""
+        if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
+            raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._call(lambda session: session.cancel(grace, number))
+        from phalanx._launcher.session.agent_handle import LAST_LOGS
+
+        if self._writer is not None:
+            self._writer.give_up(after=LAST_LOGS)
+
+    def add_host(self, hostname: str, workers: int | None = None) -> None:
+        """See `App.add_host`."""
+        with self._adding:  # not the app's own lock: the host may have to be asked
+            if self._done.is_set():
+                raise ConfigError(f"{self.id} has ended: no host can be added.")
+            plan, dial = add_host(self._plan, hostname, workers)
+            if dial is not None:
+                self._added.append(dial)
+            if self._done.is_set():  # while the host was asked
+                if dial is not None:
+                    dial.give_up()
+                raise ConfigError(f"{self.id} has ended: no host can be added.")
+            new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
+            self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
+            self._plan = plan
+            self._entry.extend(plan.members, self._paths)
+
+            def add(session: Session) -> None:
+                if self._writer is not None:
+                    self._writer.add(new)
+                session.add(plan, dial)
+
+            self._call(add)
+
+    def forget(self) -> None:
+        """Leave no record of it, and no log files: it has ended before its function was there."""
+        self._entry.remove()
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+
+    def signal(self, number: int) -> None:
+        """See `App.signal`."""
+        self._call(lambda session: session.signal(number))
+
+    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+        """See `App.stacks`."""
+        return self._ask_stacks(seconds)
+
+    def _ask_stacks(self, seconds: float, *, below: bool = False) -> tuple[RankStacks, ...]:
+        """With `below`: of the ranks of launches that workers have started on their hosts."""
+        if self._done.is_set():
+            return ()
+        answer: Future[tuple[RankStacks, ...]] = Future()
+        self._call(lambda session: session.dump_stacks(seconds, answer, below=below))
+        limit = time.monotonic() + seconds + _ANSWER
+        while not answer.done() and not self._done.wait(0.02) and time.monotonic() < limit:
+            pass
+        return answer.result() if answer.done() else ()
+
+    def status(self) -> AppStatus:
+        """The status now: state, hosts, workers, rounds, and what went wrong."""
+        with self._lock:
+            seconds = (self._ended_at or time.monotonic()) - self._began
+            session = self._session
+            phases = dict(session.progress.phases) if session is not None else {}
+            standing = (
+                AppStanding() if session is None else session.progress.tracker.standing(self._paths)
+            )
+            return AppStatus(
+                *(self.id, self._state, self._message(), self._outcomes, seconds, phases),
+                **standing._asdict(),
+            )
+
+    def logs(
+        self, ranks: Collection[int] | None = None, *, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """See `App.logs`."""
+        members = {rank: member for member in self._plan.members for rank in member.ranks}
+        if unknown := set(ranks or ()) - members.keys():
+            raise IndexError(f"ranks {sorted(unknown)}: the ranks are 0 to {len(members) - 1}")
+        chosen = {r: p for r, p in self.log_files.items() if ranks is None or r in ranks}
+        return read_lines(chosen, members, self._done, follow=follow)
+
+    # ── the thread ────────────────────────────────────────────────────────────
+
+    def _run(self, plan: Plan) -> None:
+        import asyncio
+
+        try:
+            self._writer = LogWriter(self._routes, self._status_text, self._entry.mark)
+            self._verdict = asyncio.run(self._drive_app(plan, self._writer))
+        except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            self._error = error
+            self._placement.kill()
+        finally:
+            self._plan.shared.remove()
+            if self._writer is not None:
+                self._writer.close(self._told())
+            with self._lock:
+                self._ended_at = time.monotonic()
+                self._entry.loss.forget()  # the last word is still to come
+                self._state = state_of(self._verdict)
+                if (self._losses() or self._unfetched) and self._state is AppState.SUCCEEDED:
+                    self._state = AppState.FAILED
+                self._loop = None
+                if self._session is not None:
+                    self._session.progress.tracker.finish(self._verdict)
+                watchers, self._watchers = self._watchers, []
+            try:
+                self._entry.update(self.status())
+                if self._entry.loss and self._state is AppState.SUCCEEDED:
+                    self._state = AppState.FAILED
+            finally:
+                # Not under the lock: a signal handler that waits for it may hold the event's own.
+                self._done.set()
+                _RUNNING.discard(self)
+                for dial in self._added:  # those that nobody has taken
+                    dial.give_up()
+            for watcher in watchers:
+                watcher()
+
+    async def _drive_app(self, plan: Plan, writer: LogWriter) -> Verdict:
+        import asyncio
+
+        from phalanx._launcher.session.session import Session
+
+        session = Session(
+            *(plan, self._placement, self._function, writer, self._observe, self._decide),
+            began=self._began,
+        )
+        self._session = session
+        self._inboxes = session.inboxes
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            pending, self._pending = self._pending, []
+        for call in pending:
+            self._call(call)
+        verdict = await session.run()
+        self._running = session.decider.running
+        if session.left and verdict.reason is Reason.SUCCEEDED:
+            logger.warning("phalanx: %s", self.describe_left())
+        for note in (*session.notes, *session.missing.values()):
+            logger.warning("phalanx: %s", note)
+        return verdict
+
+    def _call(self, what: Callable[[Session], object]) -> None:
+        """Have something done on the app's own loop; nothing once that has ended."""
+        with self._lock:
+            loop, session = self._loop, self._session
+            if loop is None or session is None:
+                self._pending.append(what)
+                return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the app with it
+            loop.call_soon_threadsafe(what, session)
+
+    def _observe(self, session: Session) -> None:
+        """Something has happened, or a moment has passed."""
+        decider, tracker = session.decider, session.progress.tracker
+        with self._lock:
+            if decider.phase is Phase.RUNNING:
+                self._state = AppState.RUNNING
+            self._awaited = decider.awaited
+            if tracker.ended(decider.outcomes) or len(decider.outcomes) != len(self._outcomes):
+                self._outcomes = tuple(decider.outcomes[r] for r in sorted(decider.outcomes))
+        if self._entry.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
+            self._entry.update(self.status())
+        now = time.monotonic()
+        if self._waits is not None and not (self._waits.line and is_terminal(sys.stderr)):
+            text = session.describe()
+            if self._waits.is_due(text, now):
+                logger.warning("phalanx: %s: %s (%.0f s)", self.id, text, now - self._began)
+        if now - self._looked > _ASKED_EVERY:
+            self._looked = now
+            if self._entry.loss:
+                self._entry.update(self.status())
+            asked = self._entry.cancel_asked()
+            if asked is not None and asked != self._asked:
+                self._asked = asked
+                self.cancel(asked.get("grace"))
+            for name, seconds in self._entry.stacks_asked():
+                self._tell_stacks(session, name, seconds)
+
+    def _tell_stacks(self, session: Session, name: str, seconds: float) -> None:
+        answer: Future[tuple[RankStacks, ...]] = Future()
+        number = session.progress.tracker.round
+        answer.add_done_callback(lambda done: self._entry.tell_stacks(name, number, done.result()))
+        session.dump_stacks(seconds, answer)
+
+    def _status_text(self, bar: str) -> str:
+        """One line for the terminal."""
+        seconds = time.monotonic() - self._began
+        session = self._session
+        if self._waits is None or not self._waits.line or session is None or seconds < _QUIET:
+            return ""
+        return f"phalanx: {self.id}: {bar or session.describe()} ({seconds:.0f} s)"
+
+    # ── the end ───────────────────────────────────────────────────────────────
+
+    def _message(self) -> str:
+        if self._verdict is not None:
+            said = message_of(self._verdict) or "; ".join(self._unfetched)
+            return said or (describe(losses) if (losses := self._losses()) else "")
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        return f"waiting for {', '.join(self._awaited)}" if self._awaited else ""
+
+    @property
+    def _unfetched(self) -> tuple[str, ...]:
+        """Files that should have come home, and why they did not."""
+        return () if self._session is None else self._session.fetch.problems
+
+    def _unfetched_error(self) -> FetchError | None:
+        if not self._unfetched:
+            return None
+        return FetchError(
+            "all ranks returned, but " + "\n".join(self._unfetched),
+            problems=self._unfetched,
+            result=self._result,
+        )
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it from within, if it was not its workers."""
+        return self._error
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended, once it has."""
+        assert self._verdict is not None
+        return self._verdict
+
+    def lost_output(self, result: object) -> OutputLost | None:
+        """The error that it is that output could not be written, if any could not."""
+        losses = self._losses()
+        if not losses:
+            return None
+        places = tuple(loss.place for loss in losses)
+        return OutputLost(describe(losses), places=places, result=result)
+
+    def _losses(self) -> list[Loss]:
+        losses = [] if self._writer is None else self._writer.losses
+        return [*losses, self._entry.loss] if self._entry.loss else losses
+
+    @property
+    def waits(self) -> Mapping[str, str]:
+        """What each host had not done yet when the start was given up."""
+        return {} if self._session is None else self._session.waits
+
+    def describe_left(self) -> str:
+        """What is left of it where, once it has ended; that nothing is, only if it was seen."""
+        if self._verdict is None or self._session is None:
+            return "it is not known what is left"
+        hosts = self._session.left
+        return describe_left(hosts, self._placement.given_up)
+
+    def collect(self) -> CollectedResults:
+        """What has come home, once it has ended."""
+        return CollectedResults(self.verdict, self._inboxes, self._outcomes, self.stopped_at)
+
+    @property
+    def stopped_at(self) -> Mapping[int, RankStacks]:
+        """Where ranks were when they were stopped because another had given up waiting."""
+        return {} if self._session is None else self._session.stacks.stopped
+
+    def _collect(self) -> None:
+        """Unpickle on the caller's thread: the values, or the exception to raise."""
+        if self._verdict is None:
+            self._error = LaunchError("the app ended without a verdict")
+            return
+        collect = self.collect()
+        try:
+            if collect.succeeded:
+                self._result = collect.result()
+                self._error = self._unfetched_error() or self.lost_output(self._result)
+            else:
+                timeout = self._plan.settings.start_timeout
+                self._error = collect.exception(self.log_files, self._running, timeout, self.waits)
+                if self._session is not None and self._session.left:
+                    add_note(self._error, f"\n{self.describe_left()}")
+                for problem in self._unfetched:
+                    add_note(self._error, problem)
+        except ResultError as error:
+            self._error = error
+        collect.close()
+
+
+_RUNNING: weakref.WeakSet[AppRun[Any]] = weakref.WeakSet()
+
+
+# A child that the program forks has the handles, and none of the threads behind them.
+os.register_at_fork(after_in_child=_RUNNING.clear)
+
+
+@atexit.register
+def _cancel_all() -> None:
+    """End what the program did not wait for, instead of leaving it to its agents to notice."""
+    apps = list(_RUNNING)
+    for app in apps:
+        app.cancel()
+    for app in apps:
+        try:
+            app.wait(timeout=app._plan.settings.stop_grace + 5.0)
+        except KeyboardInterrupt:  # asked again: without grace
+            app.cancel(0.0)
+            app.wait(timeout=5.0)
