@@ -29,7 +29,7 @@ class ProbePort:
     def describe(self, interface: str) -> dict[str, Any]:
         """The part of `Hello` that says where this host is found."""
         own = network.address_of(interface) if interface else network.own_address()
-        return {"space": network.space(), "address": own or "", "door": self._port}
+        return {"space": network.space(), "address": own or "", "probe_port": self._port}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
