@@ -371,7 +371,7 @@ def records_that_are_none(host):
 
 def escapes_in_a_fault(host):
     fault = Fault(
-        "E\x1b[2J", "bad\x1b]0;owned\x07\nsecond", "Traceback\x1b[1A\x1b[2Kgone", reraise=False
+        "E\x1b[2J", "bad\x1b]0;owned\x07\nsecond", "Traceback:\n\x1b[1A\x1b[2Kgone", reraise=False
     )
     host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, fault=fault, stderr="\x1b[2J"))
     host.end()

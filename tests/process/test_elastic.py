@@ -151,7 +151,7 @@ def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monk
         if lost:
             lost.append(child.process.pid)
             came.touch()
-            while not app._drive._verdict.done():
+            while not app._run._session._verdict.done():
                 await asyncio.sleep(0.01)
             await asyncio.sleep(1.0)  # a busy machine: by now the others have been let go
         return agent

@@ -42,7 +42,7 @@ class LocalScheduler(SupervisedScheduler):
 
     name = "local_cwd"
     options = LocalOptions
-    starter = "phalanx._schedulers.replicas:LocalCrew"
+    starter = "phalanx._schedulers.replicas:LocalReplicas"
 
     def fill_in(self, replica: ReplicaRequest, options: LocalOptions) -> ReplicaRequest:
         """With this interpreter, and an environment that is found here."""

@@ -66,7 +66,7 @@ class SshScheduler(SupervisedScheduler):
 
     name = "ssh"
     options = SshOptions
-    starter = "phalanx._schedulers.ssh_replicas:SshCrew"
+    starter = "phalanx._schedulers.ssh_replicas:SshReplicas"
     root = "."  # the directory on the host is known only there; a replica starts in it
 
     def fill_in(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:

@@ -244,7 +244,7 @@ def _outcome(report: wire.WorkerEnded) -> Outcome:
     """How a worker ended, as far as it can be true. Raises `WireError`."""
     outcome = report.outcome
     if outcome.rank != report.rank:
-        raise WireError(f"a Report of rank {report.rank} on rank {outcome.rank}")
+        raise WireError(f"a WorkerEnded of rank {report.rank} on rank {outcome.rank}")
     if outcome.kind is Ended.LOST:
         raise WireError(f"that rank {outcome.rank} is lost, which is not for it to say")
     if not 0 <= (outcome.code or 0) < 256 or not 0 <= (outcome.signal or 0) <= 64:

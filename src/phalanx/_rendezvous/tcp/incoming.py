@@ -60,7 +60,9 @@ class IncomingPeers:
         kind = type(frame).__name__
         if kind not in self._refused:
             self._refused.add(kind)
-            logger.warning("phalanx: a host was refused: it began with %s instead of asking to join", kind)
+            logger.warning(
+                "phalanx: a host was refused: it began with %s instead of asking to join", kind
+            )
         await link.send(
             rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of asking to join")
         )
