@@ -1,4 +1,4 @@
-"""What is submitted to the schedulers that run processes themselves: every replica, spelt out."""
+"""What is submitted to the schedulers that run processes themselves: every replica in full."""
 
 from __future__ import annotations
 

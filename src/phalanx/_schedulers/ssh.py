@@ -77,14 +77,14 @@ class SshScheduler(SupervisedScheduler):
         parse(host)
         return dataclasses.replace(replica, hostname=host)
 
-    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+    def arrange(self, replicas: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
         """Those on one host that want GPUs have ones of their own."""
-        devices = [str(i) for i in range(sum(replica.gpus for replica in spelt))]
+        devices = [str(i) for i in range(sum(replica.gpus for replica in replicas))]
         by_host: dict[str, list[ReplicaRequest]] = {}
-        for replica in spelt:
+        for replica in replicas:
             by_host.setdefault(replica.hostname, []).append(replica)
         arranged = [r for some in by_host.values() for r in distribute(some, devices)]
-        order = {replica.key: i for i, replica in enumerate(spelt)}
+        order = {replica.key: i for i, replica in enumerate(replicas)}
         return sorted(arranged, key=lambda replica: order[replica.key])
 
     def settings(self, options: SshOptions) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         app_id = make_app_id(app.name)
         logs = _log_root(options.log_dir, self.session_name, app_id)
         meant = replicas(app, app_id, rank0_env=self.rank0_env, root=self.root)
-        spelt = [self._spell(role, number, logs, options) for role, number in meant]
+        requests = [self._replica_request(role, number, logs, options) for role, number in meant]
         return AppRequest(
             app_id=app_id,
             name=app.name,
@@ -89,11 +89,11 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             session=self.session_name,
             starter=self.starter,
             stop_grace=options.stop_grace,
-            roles=AppRequest.roles_of(app, self.arrange(spelt)),
+            roles=AppRequest.roles_of(app, self.arrange(requests)),
             settings=self.settings(options),
         )
 
-    def _spell(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
+    def _replica_request(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
         own = logs / role.name / str(number)
         replica = ReplicaRequest(
             role=role.name,
@@ -119,12 +119,12 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
     def fill_in(self, replica: ReplicaRequest, options: Any) -> ReplicaRequest:
         """A replica with what depends on where it runs: interpreter, environment, host."""
 
-    def arrange(self, spelt: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
+    def arrange(self, replicas: Sequence[ReplicaRequest]) -> Sequence[ReplicaRequest]:
         """All replicas, with what depends on the others."""
-        return spelt
+        return replicas
 
     def settings(self, options: Any) -> dict[str, Any]:
-        """What the crew needs besides."""
+        """What the starter needs besides."""
         return {}
 
     def submit(self, request: AppRequest) -> str:

@@ -218,7 +218,7 @@ class Supervisor:
             self._do(self._lifecycle.begin())
 
     def _wait_for_crew(self, message: str) -> bool:
-        """What the crew waits for is said; a moment passes. False when the app is to end."""
+        """Say what the starter waits for; a moment passes. False when the app is to end."""
         if message != self._message:
             self._message = message
             self._tell()

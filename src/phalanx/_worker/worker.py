@@ -57,7 +57,7 @@ class Assignment:
 
 
 def adopt(prepare: wire.Prepare) -> None:
-    """Take on the part of a worker's surroundings that is the same for all of them."""
+    """Take on what is the same for all workers of a zygote."""
     for name in (*RANK_VARIABLES, *(PASSING if prepare.passing else ())):
         os.environ.pop(name, None)
     os.environ.update(prepare.environment)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from phalanx import _specs as specs
-from phalanx._specs import macros
+from phalanx import specs
 from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError
+from phalanx.specs import macros
 
 _DEBUG = {
     "CUDA_LAUNCH_BLOCKING": "1",

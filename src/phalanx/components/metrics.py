@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx import _specs as specs
+from phalanx import specs
 from phalanx.components._texts import program
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from phalanx import _specs as specs
+from phalanx import specs
 from phalanx._specs.app_def import SCRIPT
 from phalanx.components._texts import program
 from phalanx.errors import ConfigError

@@ -97,6 +97,6 @@ def _process() -> list[Any]:
 
 
 def digest(fingerprint: Fingerprint) -> str:
-    """A name for the surroundings."""
+    """A name for the fingerprint."""
     text = json.dumps(fingerprint, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]

@@ -159,7 +159,7 @@ os.register_at_fork(after_in_child=_empty_in_fork)
 
 
 def _host(fingerprint: Fingerprint) -> str | None:
-    """Which host an agent in these surroundings is on; None for this machine."""
+    """Which host an agent with this fingerprint is on; None for this machine."""
     target = fingerprint.get("host")
     return None if target is None else target.name
 
@@ -288,7 +288,7 @@ class KeptPool:
         self._place = directory()
 
     def take(self, fingerprint: Fingerprint) -> AgentProcess | None:
-        """Connect to an agent that waits in these surroundings."""
+        """Connect to an agent that waits with this fingerprint."""
         if self._place is None or "host" in fingerprint:
             return None
         for found in kept_agents(self._place, digest(fingerprint)):
