@@ -1,4 +1,4 @@
-"""C. Cleaning up: whatever dies, nothing of ours stays. The autouse fixture looks for the rest."""
+"""Cleaning up: whatever dies, nothing of ours stays. The autouse fixture looks for the rest."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""B. Failures: the real cause, with its traceback, at once."""
+"""Failures: the real cause, with its traceback, at once."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""E. Logs, environment, start, on one host."""
+"""Logs, environment, start, on one host."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A. Functions and values: what can be launched, and what comes back."""
+"""Functions and values: what can be launched, and what comes back."""
 
 import functools
 import os
@@ -188,7 +188,7 @@ def test_a_large_argument_arrives_intact():
 
 
 def test_a_value_that_cannot_be_pickled_is_named():
-    """A5: the rank, the type and the reason."""
+    """The rank, the type and the reason."""
 
     def f():
         import threading
@@ -202,7 +202,7 @@ def test_a_value_that_cannot_be_pickled_is_named():
 
 
 def test_a_value_that_cannot_be_unpickled_here_is_named():
-    """The launcher's side of A5."""
+    """The launcher holds it once, not twice."""
 
     def f():
         class Bad:

@@ -1,4 +1,4 @@
-"""Small pure parts: following files, names, results, reports, the public face."""
+"""Following the files that workers print into."""
 
 import ast
 import subprocess
@@ -55,42 +55,3 @@ def test_a_stream_of_a_file_that_never_came(tmp_path):
     stream = output_files.OutputFile(str(tmp_path / "none"), 0, "stdout")
     assert stream.read(final=True) == b""
     assert output_files.tail(str(tmp_path / "none")) == ""
-
-
-def test_log_files_are_named_by_host_and_local_rank():
-    """A host that is listed twice is told apart."""
-    table = ranks.members(["a", "b", "a"], [2, 1, 1])
-    assert spec.file_names(table, "T") == {
-        -1: "T-a.log",
-        0: "T-a[0].log",
-        1: "T-a[1].log",
-        -2: "T-b.log",
-        2: "T-b[0].log",
-        -3: "T-a#2.log",
-        3: "T-a#2[0].log",
-    }
-
-
-def test_lookups_that_fail_say_what_there_is():
-    """By rank, by host, by local rank."""
-    result = LaunchResult((1, 2), ranks.members(["a", "b"], [1, 1]))
-    assert result.index("b", 0) == 2
-    with pytest.raises(IndexError, match="0 to 1"):
-        result.rank(2)
-    with pytest.raises(IndexError, match="0 to 1"):
-        result.rank(-1)
-    with pytest.raises(KeyError, match="there were: a, b"):
-        result.index("c", 0)
-    with pytest.raises(IndexError, match="0 to 0"):
-        result.index("a", 1)
-
-
-def test_outcomes_describe_themselves():
-    """In a few words each."""
-    say = lambda kind, **f: Outcome(0, kind, 0.0, **f).describe()
-    assert say(Ended.KILLED, signal=11) == "was killed by SIGSEGV"
-    assert say(Ended.EXITED, code=3) == "exited with code 3"
-    assert say(Ended.LOST, detail="silence") == "was lost: silence"
-    assert say(Ended.RAISED, fault=Fault("E", "one\ntwo", "")) == "raised E: one"
-    assert say(Ended.RAISED, fault=Fault("E", "", "")) == "raised E"
-    assert signal_name(40).startswith("SIGRTMIN+")

@@ -1,0 +1,96 @@
+"""`phalanx launch`: files, values and functions of odd kinds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import AgentLost, ConfigError, LaunchError, WorkerFailed
+from tests.conftest import is_alive, phalanx_processes, wait_until
+from tests.process.test_cleanup import agents, find
+
+
+def cli(*args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", "launch", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", ["my.train.py", "p/m.py", "with-dash.py"])
+def test_any_file_can_be_launched(tmp_path, name):
+    """Names that cannot be imported, are taken, or are parts of a package."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    code = "def fn():\n    return 4\n"
+    if name == "p/m.py":
+        (tmp_path / "p" / "__init__.py").write_text("")
+        (tmp_path / "p" / "other.py").write_text("VALUE = 4\n")
+        code = "from .other import VALUE\ndef fn():\n    return VALUE\n"
+    path.write_text(code)
+    done = cli(f"{name}:fn", "--workers-per-host", "2", cwd=tmp_path)
+    assert done.stdout == "rank 0: 4\nrank 1: 4\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "code", ["import os\n1 / 0\n", "def broken(:\n", "import no_such_module_q\n"]
+)
+def test_a_file_that_does_not_load_shows_the_users_frames_only(tmp_path, code):
+    """Soon, although agents were warming already."""
+    (tmp_path / "bad.py").write_text(code)
+    done = cli("bad.py:f", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "bad.py" in done.stderr
+    assert "phalanx/" not in done.stderr
+    assert "importlib" not in done.stderr
+
+
+def test_values_and_functions_of_odd_kinds_on_the_command_line(tmp_path):
+    """A repr that raises, a coroutine."""
+    (tmp_path / "odd.py").write_text(
+        "class Bad:\n    def __repr__(self):\n        raise ValueError\n"
+        "def bad():\n    return Bad()\nasync def co():\n    pass\n"
+    )
+    done = cli("odd.py:bad", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0: <Bad whose repr raises ValueError>\n")
+    done = cli("odd.py:co", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is async" in done.stderr
+
+
+def test_ctrl_c_while_the_file_loads(tmp_path):
+    """Nothing of the function runs afterwards."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nopen('loading', 'w').close()\ntime.sleep(300)\n"
+        "def fn():\n    open('ran', 'w').close()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "launch", "slow.py:fn"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    wait_until((tmp_path / "loading").exists)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    wait_until(lambda: not phalanx_processes())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_missing_bash_is_a_clear_error(tmp_path, monkeypatch):
+    """It is needed for env_file only."""
+    (tmp_path / "env.sh").write_text("true\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="could not be started.*bash"):
+        phalanx.launch(print, workers_per_host=1, env_file="env.sh")

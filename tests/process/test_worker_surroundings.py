@@ -1,0 +1,209 @@
+"""Odd interpreters, directories, packages and env files, and what workers find there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import AgentLost, ConfigError, LaunchError, WorkerFailed
+from tests.conftest import is_alive, phalanx_processes, wait_until
+from tests.process.test_cleanup import agents, find
+
+
+def test_too_few_descriptors_is_an_error_not_a_hang(script):
+    """Named, within seconds."""
+    path = script.write("""
+        import phalanx
+        try:
+            print(len(phalanx.launch(lambda: 1, workers_per_host=40)))
+        except (phalanx.LaunchError, OSError) as error:
+            print("Too many open files" in str(error))
+    """)
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -n 64; exec {sys.executable} {path}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() in ("True", "40"), done.stdout + done.stderr
+
+
+def test_a_sitecustomize_that_prints_breaks_nothing(script, tmp_path):
+    """The channel has descriptors of its own."""
+    (tmp_path / "sitecustomize.py").write_text("print('hello from site')\n")
+    done = script(
+        """
+        import phalanx
+        print(list(phalanx.launch(lambda: 1, workers_per_host=2)))
+    """,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.stdout.splitlines()[-1] == "[1, 1]", done.stderr
+
+
+@pytest.mark.parametrize("name", ["tempfile", "asyncio", "msgpack", "phalanx"])
+def test_files_in_the_working_directory_shadow_nothing_of_ours(script, tmp_path, name):
+    """Agent and zygote are not run from a script there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
+    path = script.write(
+        "import phalanx\nprint(phalanx.launch(lambda: 1, workers_per_host=1).rank(0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=elsewhere, timeout=60
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-O"], ["-X", "dev"], ["-W", "error"]])
+@pytest.mark.parametrize("method", ["zygote", "spawn"])
+def test_interpreter_flags_are_passed_on(script, tmp_path, flags, method):
+    """And break nothing."""
+    path = script.write(f"""
+        import sys, phalanx
+        f = lambda: (sys.flags.isolated, sys.flags.optimize, sys.flags.dev_mode, sys.warnoptions)
+        here = f()
+        print(phalanx.launch(f, workers_per_host=1, start_method={method!r}).rank(0) == here)
+    """)
+    done = subprocess.run(
+        [sys.executable, *flags, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_an_env_file_may_take_longer_than_host_timeout(tmp_path):
+    """Silence counts from the agent's first word."""
+    (tmp_path / "env.sh").write_text("sleep 2\n")
+    assert (
+        phalanx.launch(lambda: 1, workers_per_host=1, env_file="env.sh", host_timeout=1).rank(0)
+        == 1
+    )
+
+
+def test_an_env_file_may_close_its_streams(tmp_path):
+    """Nothing of ours lands on their numbers."""
+    (tmp_path / "env.sh").write_text("exec 0<&- 1>&- 2>&-; export A=1\n")
+    result = phalanx.launch(
+        lambda: (print("x"), os.environ["A"])[1], workers_per_host=2, env_file="env.sh"
+    )
+    assert list(result) == ["1", "1"]
+
+
+def test_the_users_own_interface_wins():
+    """Over what an agent would choose."""
+    extra = {"GLOO_SOCKET_IFNAME": "eth7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    seen = phalanx.launch(
+        lambda: {n: os.environ[n] for n in extra}, workers_per_host=1, extra_env_vars=extra
+    )
+    assert seen.rank(0) == extra
+
+
+def test_spawned_workers_do_not_show_their_values_either():
+    """E5 for the other start method; and a value may be larger than a command line."""
+
+    def f():
+        with open("/proc/self/environ", "rb") as file:
+            return b"s3cret" in file.read(), len(os.environ["TOKEN"])
+
+    token = "s3cret" * 500_000
+    assert phalanx.launch(
+        f, workers_per_host=1, start_method="spawn", extra_env_vars={"TOKEN": token}
+    ).rank(0) == (False, len(token))
+
+
+def test_a_package_that_looks_for_its_own_variables_is_preloaded(script, tmp_path):
+    """tqdm, which torch imports, goes through the whole environment: that is no question of rank."""
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "looks.py").write_text(
+        "import os\nPID = os.getpid()\n"
+        "MINE = {k: v for k, v in os.environ.items() if k.startswith('LOOKS_')}\n"
+    )
+    done = script("""
+        import os, sys, phalanx
+        sys.path.append("lib")
+
+        def f():
+            import looks
+            return looks.PID == os.getpid()
+
+        print(list(phalanx.launch(f, workers_per_host=2, preload=["looks"])))
+    """)
+    assert done.stdout.strip() == "[False, False]", done.stderr
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(3)", "import os; os.abort()"])
+def test_a_package_that_ends_the_process_is_named(script, tmp_path, code):
+    """The zygote cannot say it any more, so it said it before."""
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "deadly.py").write_text(code + "\n")
+    done = script("""
+        import sys, phalanx
+        sys.path.append("lib")
+        phalanx.launch(print, workers_per_host=1, preload=["deadly"])
+    """)
+    assert "while importing deadly" in done.stderr
+
+
+def test_a_package_that_replaces_stdout_breaks_nothing(script, tmp_path):
+    """Its stream is kept."""
+    site = tmp_path / "lib"
+    site.mkdir()
+    (site / "replaces.py").write_text("import io, sys\nsys.stdout = io.StringIO()\n")
+    done = script("""
+        import sys, phalanx
+        sys.path.append("lib")
+        print(phalanx.launch(lambda: 1, workers_per_host=1, preload=["replaces"]).rank(0))
+    """)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_a_preload_that_fails_is_said_when_it_was_asked_for(caplog):
+    """By name, with the reason."""
+    phalanx.launch(lambda: 1, workers_per_host=1, preload=["no_such_package_x"])
+    assert "could not preload no_such_package_x" in caplog.text
+
+
+def test_a_daemon_thread_does_not_see_its_module_vanish(script, tmp_path):
+    """It may outlive the function."""
+    (tmp_path / "mine.py").write_text(
+        "import threading, time\nVALUE = 1\n"
+        "def loop():\n    while True:\n        VALUE + 1\n"
+        "def f():\n    threading.Thread(target=loop, daemon=True).start()\n"
+    )
+    done = script("""
+        import mine, phalanx
+        for _ in range(3):
+            phalanx.launch(mine.f, workers_per_host=1)
+    """)
+    assert "TypeError" not in done.stdout + done.stderr
+
+
+def test_modules_by_value_from_several_threads(script, tmp_path):
+    """cloudpickle's registry is one for all."""
+    done = script("""
+        import importlib.util, threading, phalanx
+        path = "loose_module.py"
+        open(path, "w").write("def f():\\n    return helper()\\ndef helper():\\n    return 7\\n")
+        spec = importlib.util.spec_from_file_location("not_on_the_path", path)
+        import sys
+        module = sys.modules["not_on_the_path"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        got = []
+        threads = [threading.Thread(target=lambda: got.append(phalanx.launch(module.f).rank(0)))
+                   for _ in range(6)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        print(got)
+    """)
+    assert done.stdout.strip() == "[7, 7, 7, 7, 7, 7]", done.stderr

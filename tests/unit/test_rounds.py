@@ -1,0 +1,31 @@
+"""The data of a round."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+from phalanx._core import ranks
+from phalanx._agent import output_files
+from phalanx.errors import PhalanxError
+from phalanx._launcher.result import LaunchResult
+from phalanx._logs import spec
+from phalanx._core.rounds import Ended, Fault, Outcome, signal_name
+
+SOURCE = Path(phalanx.__file__).parent
+
+
+def test_outcomes_describe_themselves():
+    """In a few words each."""
+    say = lambda kind, **f: Outcome(0, kind, 0.0, **f).describe()
+    assert say(Ended.KILLED, signal=11) == "was killed by SIGSEGV"
+    assert say(Ended.EXITED, code=3) == "exited with code 3"
+    assert say(Ended.LOST, detail="silence") == "was lost: silence"
+    assert say(Ended.RAISED, fault=Fault("E", "one\ntwo", "")) == "raised E: one"
+    assert say(Ended.RAISED, fault=Fault("E", "", "")) == "raised E"
+    assert signal_name(40).startswith("SIGRTMIN+")
