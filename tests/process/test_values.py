@@ -202,7 +202,7 @@ def test_a_value_that_cannot_be_pickled_is_named():
 
 
 def test_a_value_that_cannot_be_unpickled_here_is_named():
-    """The launcher holds it once, not twice."""
+    """Nor can the launcher load it: the rank and the reason are named."""
 
     def f():
         class Bad:

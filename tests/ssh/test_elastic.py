@@ -12,7 +12,7 @@ import pytest
 
 import phalanx
 from phalanx import events
-from phalanx._launcher.planning import added_host
+from phalanx._launcher.session import app_run
 from tests.conftest import wait_until
 
 
@@ -148,7 +148,7 @@ def test_a_host_that_is_added_while_the_app_ends_is_let_go(
     launcher, cluster, monkeypatch, *, ended
 ):
     """It was asked how many workers it takes, and an agent waits there."""
-    real = added_host.with_host
+    real = app_run.add_host
     app = launcher(1, "auto", max_hosts=2, keep_warm=0).start(time.sleep, args=(600,))
 
     def asked_late(*arguments):
@@ -159,7 +159,7 @@ def test_a_host_that_is_added_while_the_app_ends_is_let_go(
             app.wait()
         return plan
 
-    monkeypatch.setattr(added_host, "with_host", asked_late)
+    monkeypatch.setattr(app_run, "add_host", asked_late)
     if ended:
         with pytest.raises(phalanx.ConfigError, match="has ended"):
             app.add_host("box2")
