@@ -72,26 +72,26 @@ class LogLine:
     local_rank: int | None = None
     """Its number among the workers of its host, from 0."""
 
-    @classmethod
-    def of_rank(
-        cls, rank: int, hostname: str, local_rank: int, text: str, time: float | None = None
-    ) -> LogLine:
-        """A line of a launch's worker."""
-        return cls(
-            role="default",
-            replica=0,
-            text=text,
-            time=time,
-            rank=rank,
-            hostname=hostname,
-            local_rank=local_rank,
-        )
-
     def __str__(self) -> str:
         """The line behind whose it is."""
         if self.rank is None:
             return f"{self.role}/{self.replica} {self.text}"
         return f"{prefix((self.rank,), self.hostname)} {self.text}"
+
+
+def rank_line(
+    rank: int, hostname: str, local_rank: int, text: str, time: float | None = None
+) -> LogLine:
+    """A line of a launch's worker."""
+    return LogLine(
+        role="default",
+        replica=0,
+        text=text,
+        time=time,
+        rank=rank,
+        hostname=hostname,
+        local_rank=local_rank,
+    )
 
 
 def prefix(ranks: Iterable[int], hostname: str | None) -> str:

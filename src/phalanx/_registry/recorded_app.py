@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._logs import logger
-from phalanx._logs.lines import LogLine
+from phalanx._logs.lines import LogLine, rank_line
 from phalanx._registry import LAUNCH, VERSION, directory, place_name, read, replace
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._specs import AppState, HostState, RankState
@@ -308,7 +308,7 @@ class RecordedApp:
         replica = next(r for r in self.replicas if rank in r["ranks"])
         local_rank = replica["ranks"].index(rank)
         for moment, text in lines:
-            yield LogLine.of_rank(rank, replica["hostname"], local_rank, text, moment)
+            yield rank_line(rank, replica["hostname"], local_rank, text, moment)
 
 
 def see(log: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from phalanx._core.rounds import Member
-from phalanx._logs.lines import LogLine
+from phalanx._logs.lines import LogLine, rank_line
 from phalanx._registry.log_reader import LogReader
 
 
@@ -25,7 +25,7 @@ def read_lines(
         for rank, reader in readers.items():
             member = members[rank]
             for _, text in reader.read(final=final):
-                yield LogLine.of_rank(rank, member.hostname, rank - member.first_rank, text)
+                yield rank_line(rank, member.hostname, rank - member.first_rank, text)
         if final or not follow:
             return
         ended.wait(0.05)
