@@ -193,3 +193,16 @@ def test_all_errors_have_one_root():
     kinds = [getattr(errors, name) for name in errors.__all__]
     assert all(issubclass(kind, PhalanxError) for kind in kinds)
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+
+
+def test_public_errors_are_named_as_users_import_them():
+    """In tracebacks and pickles."""
+    import pickle
+
+    from phalanx import rendezvous
+
+    error = pickle.loads(pickle.dumps(rendezvous.RendezvousTimeoutError("late")))
+    assert type(error) is rendezvous.RendezvousTimeoutError
+    assert {
+        getattr(rendezvous, name).__module__ for name in rendezvous.__all__ if "Error" in name
+    } == {"phalanx.rendezvous"}

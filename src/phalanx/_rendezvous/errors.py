@@ -44,3 +44,7 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """The host is not needed, and may end."""
+
+
+for _name in __all__:  # tracebacks name them as users import them
+    globals()[_name].__module__ = "phalanx.rendezvous"
