@@ -320,7 +320,7 @@ TABLE = {
     "record of an app": record_of_an_app,
     "logs of a replica": logs_of_a_replica,
     "temporary files of workers": temporary_files_of_workers,
-    "agents that are kept": agents_that_are_kept,
+    "warm agents": agents_that_are_kept,
     "`.phalanxconfig`": configuration,
     "cancellation": cancellation,
 }
