@@ -1,4 +1,4 @@
-"""A process group is there when the function uses torch."""
+"""All-reduce on four workers: a function that uses torch gets a process group."""
 
 import phalanx
 

@@ -1,4 +1,4 @@
-"""A launcher filled from the command line: `python command_line.py --workers-per-host 2`."""
+"""Read a launcher from the command line: `python command_line.py --workers-per-host 2`."""
 
 import tyro
 

@@ -1,7 +1,7 @@
-"""DDP on four workers, with a checkpoint after every epoch from which the next run goes on.
+"""Train with DDP on four workers, save a checkpoint after every epoch, and resume from it.
 
-`python ddp_checkpoint.py DIRECTORY` trains three epochs more each time it is run. Without a
-directory it uses a temporary one, and trains twice to show it.
+`python ddp_checkpoint.py DIRECTORY` trains three more epochs each time. Without a directory it uses
+a temporary one and trains twice.
 """
 
 import os
@@ -18,7 +18,7 @@ import phalanx
 
 
 def save(state: dict[str, Any], path: str) -> None:
-    """Under another name first: whenever the job is killed, `path` is a whole checkpoint."""
+    """Save atomically: if the job is killed, `path` is still a complete checkpoint."""
     with open(path + ".new", "wb") as file:
         torch.save(state, file)
         file.flush()
@@ -27,7 +27,7 @@ def save(state: dict[str, Any], path: str) -> None:
 
 
 def train(directory: str, epochs: int) -> tuple[float, float]:
-    """Train for some epochs; gives the mean loss of the last one, and the sum of all weights."""
+    """Train for some epochs; return the mean loss of the last one and the sum of all weights."""
     rank = dist.get_rank()
     inputs = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(inputs, inputs.square().sum(dim=1, keepdim=True).sqrt())
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as directory:
             run(directory)
-            print("once more, from the checkpoint:")
+            print("resuming from the checkpoint:")
             run(directory)
 
 

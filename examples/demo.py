@@ -1,4 +1,4 @@
-"""`make demo`: one function on four workers, with values, logs and a failure to look at."""
+"""`make demo`: run a function on four workers, and show results, logs and a failure."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def main() -> None:
         f"\nphalanx.launch(estimate_pi, {{'samples': 1_000_000}}, workers_per_host={WORKERS})\n",
         style="cyan",
     )
-    console.print("what rank 0 prints is shown as it comes:", style="dim")
+    console.print("output of rank 0:", style="dim")
     launcher = phalanx.Launcher(workers_per_host=WORKERS)
     began = time.perf_counter()
     app = launcher.start(estimate_pi, {"samples": 1_000_000})
     result = app.result()
     seconds = time.perf_counter() - began
 
-    table = Table(title=f"\n{WORKERS} values, {seconds:.1f} s after the call", title_justify="left")
-    for name in ("rank", "pid", "its own estimate", "mean of all, by all_reduce"):
+    table = Table(title=f"\n{WORKERS} results after {seconds:.1f} s", title_justify="left")
+    for name in ("rank", "pid", "own estimate", "mean by all_reduce"):
         table.add_column(name, justify="right")
     for rank, value in enumerate(result):
         table.add_row(str(rank), str(value["pid"]), f"{value['mine']:.5f}", f"{value['mean']:.5f}")
     console.print(table)
-    console.print("\nthe log files of all ranks:", style="dim")
+    console.print("\nlog files:", style="dim")
     for path in app.log_files.values():
         console.print(os.path.relpath(path), markup=False, highlight=False)
 
-    console.print("\nwhat every rank printed, with app.logs():", style="dim")
+    console.print("\noutput of all ranks, from app.logs():", style="dim")
     for line in app.logs():
         console.print(str(line), markup=False, highlight=False)
 
-    console.print("\nand when a rank fails, the caller gets its exception:\n", style="dim")
+    console.print("\nwhen a rank fails, its exception is raised in your program:\n", style="dim")
     try:
         launcher.run(divide, {"by": [1, 2, 0, 4]})
     except ZeroDivisionError as error:

@@ -1,4 +1,4 @@
-"""The smallest launch: no torch needed."""
+"""Launch a function on four workers, without torch."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""Hugging Face's Trainer on two workers: a tiny Llama made here, that learns to count.
+"""Train a tiny Llama with the Hugging Face Trainer on two workers.
 
-Nothing is downloaded. Needs `pip install transformers accelerate`. To run: `python hf_trainer.py`.
+Nothing is downloaded. Install `transformers` and `accelerate`, then run `python hf_trainer.py`.
 """
 
 import tempfile
@@ -9,7 +9,7 @@ import phalanx
 
 
 def train(directory: str, steps: int) -> float:
-    """Train as a script for torchrun would; gives the mean loss over all steps."""
+    """Train as in a script for torchrun; return the mean loss over all steps."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
@@ -24,7 +24,7 @@ def train(directory: str, steps: int) -> float:
         num_hidden_layers=2,
         num_attention_heads=2,
     )
-    # The Trainer takes the process group that is there already, and its ranks.
+    # The Trainer uses the existing process group and ranks.
     arguments = TrainingArguments(
         output_dir=directory,
         max_steps=steps,
@@ -43,7 +43,7 @@ def train(directory: str, steps: int) -> float:
 
 
 def main() -> None:
-    # Made here, not in the workers: it is removed even when they are interrupted.
+    # Created here, not in the workers, so that it is removed even if they are interrupted.
     with tempfile.TemporaryDirectory() as directory:
         arguments = {"directory": directory, "steps": 30}
         losses = phalanx.launch(train, arguments, workers_per_host=2)

@@ -1,6 +1,6 @@
-"""Lightning's Trainer on two workers that Phalanx has started: DDP on random data.
+"""Train on random data with the Lightning Trainer and DDP on two workers.
 
-Needs `pip install lightning`. To run: `python lightning_trainer.py`.
+Install `lightning`, then run `python lightning_trainer.py`.
 """
 
 import os
@@ -9,7 +9,7 @@ import phalanx
 
 
 def train(epochs: int) -> float:
-    """Train as a script for torchrun would; gives the mean loss of the last epoch."""
+    """Train as in a script for torchrun; return the mean loss of the last epoch."""
     import lightning
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -31,8 +31,8 @@ def train(epochs: int) -> float:
     torch.manual_seed(0)
     inputs = torch.randn(512, 4)
     data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True) + 0.3 * torch.randn(512, 1))
-    # Workers have torchrun's variables: Lightning sees that they are started already, and starts
-    # none. It only wants to be told how many there are.
+    # Lightning detects torchrun's variables and starts no processes of its own. It needs the number
+    # of workers per host and the number of hosts.
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",

@@ -1,6 +1,6 @@
-"""Several launches in one script: data on one worker, training on four, evaluation on two.
+"""Launch several functions in one script: prepare data on 1 worker, train on 4, evaluate on 2.
 
-What one launch returns is an argument of the next: `python several_launches.py`.
+The result of one launch is an argument of the next. Run `python several_launches.py`.
 """
 
 import torch
@@ -18,7 +18,7 @@ def network() -> torch.nn.Module:
 
 
 def prepare(points: int) -> tuple[Data, Data]:
-    """Points of a square, and which are within a circle; some to train on, some held out."""
+    """Return labelled points, inside a circle or not, as a training set and a test set."""
     torch.manual_seed(0)
     inputs = 2 * torch.rand(points, 2) - 1
     labels = (inputs.square().sum(dim=1) < 0.6).long()
@@ -27,14 +27,14 @@ def prepare(points: int) -> tuple[Data, Data]:
 
 
 def share(data: Data) -> Data:
-    """Every n-th of n ranks."""
+    """Return this rank's part of the data."""
     inputs, labels = data
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     return inputs[mine], labels[mine]
 
 
 def train(data: Data, steps: int) -> State | None:
-    """Train on all ranks; the weights are the same on each, so that rank 0 alone returns them."""
+    """Train on all ranks; only rank 0 returns the weights, which are the same on every rank."""
     inputs, labels = share(data)
     model = DistributedDataParallel(network())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -49,7 +49,7 @@ def train(data: Data, steps: int) -> State | None:
 
 
 def evaluate(state: State, data: Data) -> float:
-    """The share of points that are told right, over all ranks."""
+    """Return the accuracy over all ranks."""
     inputs, labels = share(data)
     model = network()
     model.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""A `main()` written for torchrun runs unchanged, here or under torchrun itself."""
+"""Launch a `main()` that was written for torchrun. It also runs with torchrun itself."""
 
 import torch
 import torch.distributed as dist
