@@ -612,7 +612,7 @@ import importlib.metadata as metadata
 times = []
 real = metadata.distributions
 metadata.distributions = lambda **kwargs: times.append(kwargs) or real(**kwargs)
-from phalanx.cli import main
+from phalanx._cli import main
 main(["builtins"]); main(["runopts"]); main(["run", "--dryrun", "foo.baz.trainer"])
 print("read", len(times))
 """

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import phalanx
-from phalanx._registry import recorded_app
+from phalanx._registry import recorded_app, submission
 from tests.conftest import phalanx_processes, wait_until
 
 

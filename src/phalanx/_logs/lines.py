@@ -72,6 +72,15 @@ class LogLine:
     local_rank: int | None = None
     """Its number among the workers of its host, from 0."""
 
+    def to_dict(self) -> dict[str, object]:
+        """As `phalanx log --json` prints it: whose it is, by rank in a launch, else by replica."""
+        if self.rank is None:
+            own: dict[str, object] = {"role": self.role, "replica": self.replica}
+        else:
+            own = {"rank": self.rank, "hostname": self.hostname, "local_rank": self.local_rank}
+        stream = {} if self.rank is not None else {"stream": self.stream.value}
+        return {**own, "text": self.text, "time": self.time, **stream}
+
     def __str__(self) -> str:
         """The line behind whose it is."""
         if self.rank is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import json
@@ -134,8 +133,7 @@ def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:
             for line in found:
                 printed = True
                 if options.json:
-                    facts = {**dataclasses.asdict(line), "stream": line.stream.value}
-                    print(json.dumps(facts), flush=options.follow)
+                    print(json.dumps(line.to_dict()), flush=options.follow)
                 else:
                     printer.print(line)
         if options.follow or not printed:
@@ -169,7 +167,7 @@ def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
         )
     for line in lines:
         if options.json:
-            print(json.dumps(dataclasses.asdict(line)), flush=options.follow)
+            print(json.dumps(line.to_dict()), flush=options.follow)
         else:
             print(line if several else line.text, flush=options.follow)
 
