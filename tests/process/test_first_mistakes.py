@@ -273,8 +273,9 @@ def test_an_argument_that_the_function_must_have(tmp_path):
     assert "phalanx launch needs.py:f -- --help" in text
 
 
-def test_the_list_counts_replicas_as_replicas(tmp_path):
+def test_the_list_counts_replicas_as_replicas(tmp_path, monkeypatch):
     """How many workers each of them starts is its own affair."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     done = command("run", "--wait", "utils.echo", "--msg", "hi", "--num_replicas", "2")
     assert done.returncode == 0
     heads, row = command("list").stdout.splitlines()
