@@ -6,7 +6,6 @@ from phalanx._core.clock import Interval
 from phalanx._launcher.session.report import describe_failure, make_exception, message_of
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
-from phalanx._rendezvous.hostwise import HostwiseCoordinator
 from phalanx._rendezvous.membership import Host, choose, may_decide, natural
 from phalanx._rendezvous.protocol import (
     BeginRoundAction,
@@ -25,6 +24,7 @@ from phalanx._rendezvous.protocol import (
     TickEvent,
     WorkerEndedEvent,
 )
+from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 from phalanx._rendezvous.restarts import Budget
 from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 
@@ -32,12 +32,11 @@ from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 class Driver:
     """A coordinator, and hosts that do what they are told."""
 
-    def __init__(self, count, *, kind=Coordinator, past=None, workers=1, **policy):
+    def __init__(self, count, *, restart="all", past=None, workers=1, **options):
         self.now = 0.0
         self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
-        expected = () if policy.get("open") else self.hosts
-        more = {} if past is None else {"past": past}
-        self.c = kind(Policy(expected, 100, 3, **policy), 0.0, **more)
+        policy = Policy(() if options.get("open") else self.hosts, 100, 3, **options)
+        self.c = Coordinator(policy, RESTART_POLICIES[restart](policy), 0.0, past)
         self.ports = 1000
 
     def feed(self, event):
@@ -399,7 +398,7 @@ def test_one_that_takes_over_goes_on_counting():
 
 
 def hostwise(count, **policy):
-    return begun(count, kind=HostwiseCoordinator, restart="host", **policy)
+    return begun(count, restart="host", **policy)
 
 
 def test_a_failure_restarts_its_own_host_alone():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
@@ -35,8 +35,6 @@ class Policy:
     last_call: float = 0.0
     """Once there are enough for the first round, wait so long for more."""
     max_restarts: int = 0
-    restart: Literal["all", "host"] = "all"
-    """Whether a failure restarts all hosts' workers, or those of the host alone."""
     backoff: float = 0.5
     """Seconds before the second restart, twice that before the third, and so on."""
     same_failures: int = 0

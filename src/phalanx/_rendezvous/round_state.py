@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Member, Outcome
 from phalanx._rendezvous.causes import Failure, first_cause, misses_others
+from phalanx._rendezvous.membership import Host
 from phalanx._rendezvous.protocol import Reason, Verdict
 
 _SEEN_LATE = 0.1
@@ -60,6 +62,10 @@ class RoundState:
         """
         return all(misses_others(failure.outcome) for failure in self.failures)
 
+    def has_ended(self, agent: AgentId) -> bool:
+        """How each of a member's workers ended is known."""
+        return all(rank in self.outcomes for rank in self.members[agent].ranks)
+
     def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
         member = self.members.get(agent)
@@ -92,6 +98,21 @@ class RoundState:
         self.failures = [f for f in self.failures if f.agent != agent]
         for rank in self.members[agent].ranks:
             self.outcomes.pop(rank, None)
+
+    def replace(self, lost: AgentId, spare: Host) -> None:
+        """Give a lost host's ranks to another, which starts their workers anew."""
+        self.begin_again(lost)
+        # In place: the members stay in rank order.
+        self.members = {
+            (spare.agent if agent == lost else agent): (
+                dataclasses.replace(member, agent=spare.agent, hostname=spare.hostname)
+                if agent == lost
+                else member
+            )
+            for agent, member in self.members.items()
+        }
+        self.running.discard(lost)
+        self.running.add(spare.agent)  # it has a deadline of its own
 
     def _add_failure(self, agent: AgentId, outcome: Outcome, when: Interval) -> None:
         hostname = self.members[agent].hostname

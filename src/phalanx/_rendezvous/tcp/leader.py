@@ -34,6 +34,7 @@ from phalanx._rendezvous.protocol import (
     WorkerEndedEvent,
     WorkersStartedEvent,
 )
+from phalanx._rendezvous.restart_policy import RestartAll
 from phalanx._rendezvous.tcp.link import Link
 from phalanx._rendezvous.tcp.verdicts import frames_of
 from phalanx._wire import rendezvous_frames
@@ -58,7 +59,7 @@ class Leader:
         past: Inheritance | None = None,
     ) -> None:
         """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in."""
-        self.coordinator = Coordinator(policy, now(), past)
+        self.coordinator = Coordinator(policy, RestartAll(policy), now(), past)
         self.contacts: dict[AgentId, Endpoint] = {}
         self._takes_over = past is not None
         self._own = own

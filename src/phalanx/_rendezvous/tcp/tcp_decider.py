@@ -119,8 +119,7 @@ class TcpDecider:
     def take_happened(self) -> list[p.Happening]:
         """What has come to pass since the last time."""
         if self.leader is not None:
-            self._happened += self.leader.coordinator.happened
-            self.leader.coordinator.happened = []
+            self._happened += self.leader.coordinator.take_happened()
         happened, self._happened = self._happened, []
         return happened
 
