@@ -569,3 +569,38 @@ def test_hosts_that_restart_alone_are_all_stopped_in_their_own_rounds():
     assert halts == [HaltRoundAction(1, 3, (0, 2)), HaltRoundAction(2, 3, (1,))]
     (finish,) = d.clear(1, 0, 2)
     assert finish.verdict.reason is Reason.FAILED  # what it waited to restart after
+
+
+def test_one_hosts_wait_is_no_deadline_for_others_that_still_start():
+    """A host that fails again and again while another is slow to start."""
+    d = Driver(2, restart="host", max_restarts=5, backoff=4.0, last_call=5)
+    (begin,) = d.join(0, 1)
+    number = begin.round.number
+    for _ in range(2):
+        d.feed(WorkersStartedEvent(1, number))
+        d.fail(1, 1, number)
+        d.clear(number, 1)
+        number = d.c.round_of(1)
+    (begin,) = d.wait()
+    assert begin.agents == (1,)
+    (halt, *_) = d.wait()
+    assert isinstance(halt, HaltRoundAction)
+    assert d.now == 100  # the start timeout
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_host_lost_while_it_waits_for_its_restart_is_lost(spares):
+    """A spare takes its place, or the app has failed: it is not started anew where nobody is."""
+    d = hostwise(2 + spares, min_hosts=2, max_hosts=2, max_restarts=5, backoff=4.0)
+    for _ in range(2):
+        number = d.c.round_of(1)
+        d.feed(WorkersStartedEvent(1, number))
+        d.fail(1, 1, number)
+        d.clear(number, 1)
+    actions = d.lose(1)
+    if spares:
+        assert [action.agents for action in actions] == [(2,)]
+        return
+    assert actions == [HaltRoundAction(1, 3, (0,)), HaltRoundAction(2, 3, (1,))]
+    (finish,) = d.clear(1, 0)
+    assert finish.verdict.cause.agent == 1

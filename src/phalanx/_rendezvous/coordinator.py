@@ -283,16 +283,17 @@ class Coordinator:
             return self._gather(now)
         if self._number and agent not in self._round_state.members:
             return []  # it was waiting
-        if self.phase is p.Phase.RUNNING and not self._round_state.has_ended(agent):
+        finished = self._round_state.has_returned(agent)
+        if self.phase is p.Phase.RUNNING and not finished:
             member = self._round_state.members[agent]
             spare = self._restarts.host_lost(member, self._round_state, self._roster)
             if spare is not None:
                 return self._replace(agent, spare, f"{name} was lost: {event.reason}", now)
         self._round_state.lost.add(agent)
-        lost = self._round_state.lose(agent, event.reason, event.when)
+        self._round_state.lose(agent, event.reason, event.when)
         if self.phase is p.Phase.GATHERING:
             return self._gather(now)
-        return (self._fail(agent, now) if lost else []) + self._conclude(now)
+        return ([] if finished else self._fail(agent, now)) + self._conclude(now)
 
     def _fail(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
         """The round has failed, on this host."""
@@ -356,7 +357,7 @@ class Coordinator:
 
     def _due_in_round(self, now: float) -> list[p.CoordinatorAction]:
         late, state = self._restarts.late(now), self._round_state
-        if late or not state.all_run:
+        if late or (now >= self._give_up_at and not state.all_run):
             return self._time_out(late or state.members, state.running - set(late), now)
         return self._restart_hosts(now)
 

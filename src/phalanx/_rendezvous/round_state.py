@@ -62,9 +62,11 @@ class RoundState:
         """
         return all(misses_others(failure.outcome) for failure in self.failures)
 
-    def has_ended(self, agent: AgentId) -> bool:
-        """How each of a member's workers ended is known."""
-        return all(rank in self.outcomes for rank in self.members[agent].ranks)
+    def has_returned(self, agent: AgentId) -> bool:
+        """Every worker of a member has returned."""
+        ranks = self.members[agent].ranks if agent in self.members else range(0)
+        outcomes = [self.outcomes.get(rank) for rank in ranks]
+        return all(outcome is not None and outcome.succeeded for outcome in outcomes)
 
     def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
