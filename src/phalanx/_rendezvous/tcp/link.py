@@ -1,4 +1,4 @@
-"""A connection between two hosts that meet: frames, signs of life, the other's clock."""
+"""A connection between two hosts of a rendezvous: frames, signs of life, the other's clock."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ class Link:
             problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
-                f"whoever listens there is not of this run: {error}", closed=False
+                f"whoever listens there is not of this run: {error}", closed=False, stranger=True
             )
-            problem.stranger = True
         except OSError as error:
             gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)
             closed = gone and connection is None
@@ -84,6 +83,14 @@ class Link:
     def trust(self) -> None:
         """The other takes part: it may say as much as those do."""
         self._channel.session.limit = _LONGEST
+
+    def join(self, agent: AgentId, last_round: int) -> None:
+        """The other has said who it is, and which round it was last in."""
+        self.agent, self.last_round = agent, last_round
+
+    def forget_last_round(self) -> None:
+        """The other is told of a round of ours."""
+        self.last_round = 0
 
     async def send(self, frame: wire.Frame) -> None:
         """Say something; that the other is gone is heard where it is listened to."""
