@@ -527,13 +527,20 @@ def test_names_of_any_shape_can_be_ordered():
     from phalanx._rendezvous.tcp.leader import order_of
     from phalanx._wire import rendezvous_frames
 
-    def meet(name, rank=None):
+    def request(name, rank=None):
         return rendezvous_frames.JoinRequest(
             version="", run_id="", agent=1, key="", hostname=name, workers=1, node_rank=rank,
             contact=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
         )  # fmt: skip
 
-    listed = [meet("node10"), meet("node"), meet("node2"), meet("2"), meet("x", 0), meet("")]
+    listed = [
+        request("node10"),
+        request("node"),
+        request("node2"),
+        request("2"),
+        request("x", 0),
+        request(""),
+    ]
     ordered = sorted(listed, key=order_of)
     assert [m.hostname for m in ordered] == ["x", "", "2", "node", "node2", "node10"]
 

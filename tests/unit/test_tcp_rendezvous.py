@@ -1,4 +1,4 @@
-"""What must hold where hosts meet by themselves, over thousands of simulated histories.
+"""What must hold of a rendezvous over TCP, over thousands of simulated histories.
 
 The guarantees are those of docs/design.md: within a round everybody sees the same members, ranks
 and store; round numbers only grow; a member of an old round cannot act in a new one; with enough

@@ -1,7 +1,7 @@
 """What is started anew after a failure: all hosts' workers together, or one host's. Pure.
 
 The coordinator asks its restart policy while a round runs, and does what it answers. A new policy
-is a class here, and a name in `RESTART_POLICIES`.
+is a class here, a name in `RESTART_POLICIES`, and a value of the launch option `restart`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _ENDS_OF_THE_STOPPED = (0, 128 + signal.SIGTERM)
 
 
 class RoundState:
-    """The books of a round."""
+    """What has become of one round."""
 
     def __init__(self, members: Iterable[Member], began: float) -> None:
         """Nothing has happened yet."""

@@ -1,4 +1,4 @@
-"""What hosts that meet by themselves say to each other. Loaded where that is done, nowhere else."""
+"""What the hosts of a rendezvous say to each other. Loaded where that is done, nowhere else."""
 
 from __future__ import annotations
 
