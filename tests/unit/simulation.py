@@ -271,6 +271,7 @@ class SimulatedHost:
     def _act(self, action):
         match action:
             case p.BeginRoundAction(round_):
+                assert self.verdict is None, f"{self.name} begins {round_} after its end"
                 self.seen.append(round_)
                 self.current = round_.number
                 self._later(lambda: self._run(round_.number))
@@ -298,6 +299,11 @@ class SimulatedHost:
             self.decider.tell(
                 p.WorkerEndedEvent(self.agent, self.current, outcome, Interval(now, now))
             )
+
+    def cancel(self):
+        """Somebody wants the end here."""
+        if self.is_in:
+            self.decider.tell(p.CancelEvent())
 
     def crash(self):
         """End at once; peers are told by the closed connections, if they can be."""
@@ -334,6 +340,8 @@ async def play(history, count, least, most, seed, *, failure_window=40.0):
                 hosts[target % count].crash()
             case "fail":
                 hosts[target % count].fail()
+            case "cancel":
+                hosts[target % count].cancel()
             case "cut":
                 for number, host in enumerate(hosts):
                     net.sides[host.name] = int(bool(target >> number & 1))

@@ -106,6 +106,8 @@ class Follower:
             if not end.followed:
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, _LONGEST)
+                if self._state.is_over:
+                    return
             sent_on = False
             found = self._next_contact()
             if found is None:

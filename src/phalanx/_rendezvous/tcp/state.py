@@ -91,6 +91,7 @@ class TcpState:
     def lead(self, leader: Leader) -> None:
         """This host decides from now on."""
         assert self._link is None, "a host that follows another does not decide"
+        assert not self.is_over, "a host that has ended does not decide"
         self._leader, self._leader_agent = leader, self._agent
 
     def abdicate(self) -> Leader | None:
@@ -166,7 +167,9 @@ class TcpState:
         self._happened.append(happening)
 
     def begin(self, round_: Round) -> bool:
-        """A round begins; whether this host is in it."""
+        """A round begins; whether this host is in it. After the end here none does."""
+        if self.is_over:
+            return False
         self._round = round_
         self._outcomes = {}
         if self.is_member:
