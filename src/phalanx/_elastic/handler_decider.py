@@ -149,13 +149,13 @@ class HandlerDecider:
                 self._present.set()
                 self._join_next(self._wait)
             case p.WorkersStartedEvent():
-                self._round_state.running.add(self._own)
-                self._round_state.began = self.now()
+                self._round_state.start(self._own)
+                self._round_state.count_from(self.now())
             case p.WorkerEndedEvent(agent, _, outcome, when):
                 if self._round_state.end(agent, outcome, when) and not outcome.succeeded:
                     self._halt(self._plan.settings.stop_grace)
             case p.RoundClearedEvent():
-                self._round_state.cleared.add(self._own)
+                self._round_state.clear(self._own)
                 if event.endpoint is not None:
                     self._endpoint = event.endpoint
                 self._conclude()
@@ -165,7 +165,7 @@ class HandlerDecider:
                     self._finish(p.Reason.CANCELLED)
                 elif self.phase is not p.Phase.GATHERING:
                     self._round_state.lose(agent, reason, when)
-                    self._round_state.cleared.add(agent)
+                    self._round_state.clear(agent)
                     self._conclude()
             case p.CancelEvent(grace):
                 self._cancelled = True
@@ -178,7 +178,7 @@ class HandlerDecider:
             return
         if self.phase is p.Phase.RUNNING or self._cancelled:
             self.phase = p.Phase.STOPPING
-            self._round_state.halted_at = self._round_state.halted_at or self.now()
+            self._round_state.halt(self.now())
             failed = bool(self._round_state.failures) and not self._cancelled
             stacks = failed and self._round_state.is_stuck
             self._act(p.HaltRoundAction(self.round.number, grace, stacks=stacks))

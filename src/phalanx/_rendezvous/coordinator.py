@@ -71,10 +71,9 @@ class Coordinator:
             certain = agent in past.closed
             reason = "it has ended" if certain else "nothing is heard of it"
             self._roster.lose(agent, certain=certain)
-            self._round_state.lost.add(agent)
-            self._round_state.lose(agent, reason, Interval(now, now))
+            self._round_state.lose_host(agent, reason, Interval(now, now))
         self.phase = p.Phase.STOPPING
-        self._round_state.halted_at = now
+        self._round_state.halt(now)
         self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT
 
     # ── what is known ─────────────────────────────────────────────────────────
@@ -136,7 +135,7 @@ class Coordinator:
             case p.WorkersStartedEvent(agent):
                 return self._run(agent, now)
             case p.PreemptedEvent(agent):
-                self._roster.leaving.add(agent)
+                self._roster.preempt(agent)
                 return []
             case p.WorkerEndedEvent(agent, _, outcome, when):
                 if agent in self._roster.leaving and self._roster.can_spare_leavers:
@@ -239,14 +238,14 @@ class Coordinator:
 
     def _run(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
         ran = self._round_state.all_run
-        self._round_state.running.add(agent)
+        self._round_state.start(agent)
         self._restarts.workers_started(agent, now)
         if not self._round_state.all_run or self.phase is not p.Phase.RUNNING:
             return []
         self._set_deadline()
         if ran:
             return []  # a host that was started anew, alone
-        self._round_state.began = now
+        self._round_state.count_from(now)
         return self._grow(now)
 
     def _set_deadline(self) -> None:
@@ -258,11 +257,11 @@ class Coordinator:
     def _clear(
         self, agent: AgentId, endpoint: Endpoint | None, now: float
     ) -> list[p.CoordinatorAction]:
-        self._round_state.cleared.add(agent)
+        self._round_state.clear(agent)
         if self.phase is p.Phase.RUNNING and self._restarts.host_cleared(agent, now):
             return self._restart_hosts(now)
-        if endpoint is not None and agent in self._roster.joined:
-            self._roster.joined[agent] = endpoint
+        if endpoint is not None:
+            self._roster.move(agent, endpoint)
         if self.phase is p.Phase.STOPPING:
             return self._conclude(now)
         # Nothing of it runs any more: what it has not told us by now will never come.
@@ -274,9 +273,7 @@ class Coordinator:
         agent = event.agent
         if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
-        self._roster.lose(agent, certain=event.closed)
-        if event.left:
-            self._roster.left.add(agent)
+        self._roster.lose(agent, certain=event.closed, left=event.left)
         name = self._roster.hosts[agent].hostname
         self._happen("loss", now, hostname=name, reason=event.reason, certain=event.closed)
         if self._number and self.phase is p.Phase.GATHERING:
@@ -289,8 +286,7 @@ class Coordinator:
             spare = self._restarts.host_lost(member, self._round_state, self._roster)
             if spare is not None:
                 return self._replace(agent, spare, f"{name} was lost: {event.reason}", now)
-        self._round_state.lost.add(agent)
-        self._round_state.lose(agent, event.reason, event.when)
+        self._round_state.lose_host(agent, event.reason, event.when)
         if self.phase is p.Phase.GATHERING:
             return self._gather(now)
         return ([] if finished else self._fail(agent, now)) + self._conclude(now)
@@ -374,7 +370,7 @@ class Coordinator:
 
     def _halt(self, grace: float, now: float) -> list[p.CoordinatorAction]:
         self.phase = p.Phase.STOPPING
-        self._round_state.halted_at = now
+        self._round_state.halt(now)
         self.deadline = now + grace + CONFIRM_TIMEOUT
         return self._halts(grace)
 
@@ -473,7 +469,7 @@ class Coordinator:
 
     def _regroup(self, now: float) -> list[p.CoordinatorAction]:
         self.phase = p.Phase.GATHERING
-        self._round_state.began = now
+        self._round_state.count_from(now)
         self._give_up_at = max(now, self._not_before) + self.policy.start_timeout
         self._roster.let_go()
         return self._gather(now)

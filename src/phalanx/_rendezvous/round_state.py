@@ -68,6 +68,23 @@ class RoundState:
         outcomes = [self.outcomes.get(rank) for rank in ranks]
         return all(outcome is not None and outcome.succeeded for outcome in outcomes)
 
+    def start(self, agent: AgentId) -> None:
+        """A member's workers run."""
+        self.running.add(agent)
+
+    def count_from(self, now: float) -> None:
+        """What the round lasts is counted from here: its workers run, or it is over."""
+        self.began = now
+
+    def halt(self, now: float) -> None:
+        """Everybody is told to stop; the first time counts."""
+        if self.halted_at is None:
+            self.halted_at = now
+
+    def clear(self, agent: AgentId) -> None:
+        """Nothing is left of it on a member."""
+        self.cleared.add(agent)
+
     def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
         member = self.members.get(agent)
@@ -77,6 +94,11 @@ class RoundState:
         if not outcome.succeeded:
             self._add_failure(agent, outcome, when)
         return True
+
+    def lose_host(self, agent: AgentId, reason: str, when: Interval) -> bool:
+        """A member is gone: it will confirm nothing any more. Otherwise as `lose`."""
+        self.lost.add(agent)
+        return self.lose(agent, reason, when)
 
     def lose(self, agent: AgentId, reason: str, when: Interval) -> bool:
         """Take the ranks of which nothing was heard for lost; whether there were any."""
