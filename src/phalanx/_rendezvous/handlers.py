@@ -7,12 +7,12 @@ own blocks in `next_rendezvous`; the agent calls it on a thread.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from typing import Any
 
 from phalanx import _plugins as plugins
 from phalanx._core.rounds import Endpoint
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._rendezvous import settings as settings_
 from phalanx._rendezvous.handler_api import Factory, RendezvousParameters, problem_of
 from phalanx.errors import ConfigError, PluginError
@@ -70,8 +70,7 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     found = {plugin.name: plugin for plugin in plugins.of(GROUP)}
     if parameters.backend not in found:
         known = ["static", "tcp", "c10d", *found]
-        near = difflib.get_close_matches(parameters.backend, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+        hint = did_you_mean(closest(parameters.backend, known), f"There are: {', '.join(known)}.")
         raise ConfigError(f"there is no rendezvous {parameters.backend!r}.{hint}")
     plugin = found[parameters.backend]
     factory: Factory = plugin.load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import signal
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from phalanx._core import environment, ranks
 from phalanx._core.patterns import Patterns
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def _check_hosts(launcher: LaunchOptions) -> None:
     for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
         if isinstance(by_host, Mapping) and not isinstance(listed, str):
             for name in by_host.keys() - set(listed):
-                near = difflib.get_close_matches(str(name), listed, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(closest(str(name), listed))
                 raise ConfigError(f"{field} names {name!r}, which is not among hostnames.{hint}")
     count = launcher.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -189,8 +188,7 @@ def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
     if value in allowed:
         return
     names = [str(a) for a in allowed]
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" Choose from: {', '.join(names)}."
+    hint = did_you_mean(closest(str(value), names), f"Choose from: {', '.join(names)}.")
     raise ConfigError(f"{field}={value!r} is not one that there is.{hint}")
 
 
