@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from phalanx._channel.background import Background
+from phalanx._core import ranks
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
@@ -294,13 +295,11 @@ class HandlerDecider:
         if not alone and info.store is None and info.bootstrap_store_info is not None:
             boot = info.bootstrap_store_info
             store, torch = Endpoint(boot.master_addr, boot.master_port), False
-        members: list[Member] = []
-        first = 0
-        for rank, (hostname, workers, *_) in enumerate(told):
-            agent = self._own if rank == info.rank else AgentId(-1 - rank)
-            members.append(Member(agent, hostname, first, workers))
-            first += workers
-        return Round(number, tuple(members), store, self._budget.count, torch)
+        members = ranks.lay_out(
+            (self._own if rank == info.rank else AgentId(-1 - rank), hostname, workers)
+            for rank, (hostname, workers, *_) in enumerate(told)
+        )
+        return Round(number, members, store, self._budget.count, torch)
 
     async def _monitor(self, number: int) -> None:
         """Look whether others wait to come in."""

@@ -7,20 +7,18 @@ own blocks in `next_rendezvous`; the agent calls it on a thread.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 
 from phalanx import _plugins as plugins
 from phalanx._core.rounds import Endpoint
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._rendezvous import settings as settings_
+from phalanx._rendezvous.endpoints import DEFAULT_PORTS, is_address, parse_endpoint
 from phalanx._rendezvous.handler_api import Factory, RendezvousParameters, problem_of
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.rendezvous"
 """Where packages register rendezvous of their own: a function of `RendezvousParameters`."""
-
-STATIC_PORT = 29500
 
 
 def get_handler(
@@ -59,7 +57,7 @@ def get_handler(
 
         static = backend == "static"
         chosen = settings_.make(settings)
-        place = parse_endpoint(endpoint, STATIC_PORT if static else settings_.PORT)
+        place = _endpoint(endpoint, backend)
         return TcpHandler(
             backend, place, run_id or "none", most if static else min_hosts, most, chosen
         )
@@ -83,22 +81,12 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     return handler
 
 
-def parse_endpoint(text: str, port: int) -> Endpoint:
-    """`host`, `host:port`, `[::1]:port`; an empty one is any free port here. `ConfigError`."""
+def _endpoint(text: str, backend: str) -> Endpoint:
+    """Where hosts meet; a free port here if nothing is said. An address alone has the usual port.
+
+    Raises `ConfigError`.
+    """
     if not text:
         return Endpoint("localhost", 0)
-    host, colon, number = text.rpartition(":")
-    if not colon or _is_address(text):
-        host, number = text, str(port)
-    plain = ":" not in host or _is_address(host.strip("[]"))
-    if not number.isdigit() or int(number) > 65535 or not host or not plain:
-        raise ConfigError(f"rendezvous endpoint {text!r}: write HOST:PORT, such as node0:{port}.")
-    return Endpoint(host.strip("[]"), int(number))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+    host, port = parse_endpoint(f"[{text}]" if is_address(text) else text, backend)
+    return Endpoint(host, DEFAULT_PORTS[backend] if port is None else port)

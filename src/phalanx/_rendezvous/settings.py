@@ -17,9 +17,6 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx.errors import ConfigError
 
-PORT = 29400
-"""Where hosts meet, unless another port is given."""
-
 _OF_TORCH = {"read_timeout", "close_timeout", "heartbeat_timeout"}
 """Settings of how torch's rendezvous works within: there is nothing here that they could change."""
 

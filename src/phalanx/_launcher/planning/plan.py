@@ -160,7 +160,7 @@ class Draft:
         counts = count_workers(launcher, self.hosts, facts)
         members = ranks.members([host.name for host in self.hosts], counts)
         if part is not None:
-            members = (Member(part.agent, part.hostname, 0, counts[0]),)
+            members = ranks.lay_out([(part.agent, part.hostname, counts[0])])
         roots = {} if self.workspace is None else self.workspace.roots
         shared = SharedDirectories({name: root.path for name, root in roots.items()})
         app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
@@ -233,8 +233,8 @@ def make_plan(options: LaunchOptions, needs: Needs, title: str) -> Plan:
 
 def with_host(plan: Plan, host: ListedHost, workers: int) -> Plan:
     """The plan with a host in addition, as its last."""
-    total = sum(member.workers for member in plan.members)
-    member = Member(AgentId(len(plan.hosts)), host.name, total, workers)
+    known = [(member.agent, member.hostname, member.workers) for member in plan.members]
+    *_, member = ranks.lay_out([*known, (AgentId(len(known)), host.name, workers)])
     return dataclasses.replace(plan, hosts=(*plan.hosts, plan.frames.host_plan(host, member)))
 
 
