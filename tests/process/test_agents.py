@@ -348,7 +348,7 @@ def test_mistakes_are_told_before_anything_starts():
         get_handler("statc")
     with pytest.raises(ConfigError, match="HOST:PORT"):
         get_handler("tcp", "host:port:more")
-    with pytest.raises(ConfigError, match="the fewest not above"):
+    with pytest.raises(ConfigError, match="min_hosts=3 is more than max_hosts=2"):
         get_handler("tcp", min_hosts=3, max_hosts=2)
 
 

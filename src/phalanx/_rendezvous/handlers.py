@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx import _plugins as plugins
+from phalanx._core.host_bounds import check_bounds, host_bounds
 from phalanx._core.rounds import Endpoint
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._rendezvous import settings as settings_
@@ -46,22 +47,16 @@ def get_handler(
         ConfigError: An unknown kind or setting, or a value that cannot be.
         PluginError: The plugin that has the kind is broken.
     """
-    most = min_hosts if max_hosts is None else max_hosts
-    if not 1 <= min_hosts <= most:
-        raise ConfigError(
-            f"min_hosts={min_hosts}, max_hosts={most}: at least 1, and the fewest not above the "
-            "most."
-        )
+    check_bounds(min_hosts, max_hosts)
+    least, most = host_bounds(min_hosts, min_hosts, max_hosts)
     if backend in ("tcp", "c10d", "static"):
         from phalanx._rendezvous.tcp.handler import TcpHandler
 
         static = backend == "static"
         chosen = settings_.make(settings)
         place = _endpoint(endpoint, backend)
-        return TcpHandler(
-            backend, place, run_id or "none", most if static else min_hosts, most, chosen
-        )
-    return _from_plugin(RendezvousParameters(backend, endpoint, run_id, min_hosts, most, settings))
+        return TcpHandler(backend, place, run_id or "none", most if static else least, most, chosen)
+    return _from_plugin(RendezvousParameters(backend, endpoint, run_id, least, most, settings))
 
 
 def _from_plugin(parameters: RendezvousParameters) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx._core import environment, ranks
+from phalanx._core.host_bounds import check_bounds
 from phalanx._core.patterns import Patterns
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
@@ -158,17 +159,10 @@ def _check_inline(launcher: LaunchOptions) -> None:
         )
 
 
-def check_bounds(launcher: LaunchOptions, count: int) -> None:
+def check_host_count(launcher: LaunchOptions, count: int) -> None:
     """`min_hosts` and `max_hosts`, once the number of hosts is known."""
-    for name in ("min_hosts", "max_hosts"):
-        value = getattr(launcher, name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r}: give a number of hosts, at least 1.")
-    fewest, most = launcher.min_hosts, launcher.max_hosts
-    if fewest is not None and most is not None and fewest > most:
-        raise ConfigError(f"min_hosts={fewest} is more than max_hosts={most}.")
+    fewest = launcher.min_hosts
+    check_bounds(fewest, launcher.max_hosts)
     if fewest is not None and fewest > count:
         raise ConfigError(f"min_hosts={fewest}, and hostnames lists {count}. List that many.")
 
