@@ -83,6 +83,17 @@ def lay_out(hosts: Iterable[tuple[AgentId, str, int]]) -> tuple[Member, ...]:
     return tuple(table)
 
 
+def ranges(ranks: Iterable[int], dash: str = "–") -> str:
+    """Ranks in short: 0, 2–5."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}{dash}{r[-1]}" for r in runs)
+
+
 def worker_environment(
     round_: Round,
     member: Member,

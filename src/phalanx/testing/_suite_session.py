@@ -69,6 +69,11 @@ class SuiteSession:
             time.sleep(0.05)
         return status
 
+    def expect_no_more_lines(self, app_id: str, complaint: str) -> None:
+        before = len(self.lines(app_id))
+        time.sleep(0.5)
+        assert len(self.lines(app_id)) == before, complaint
+
     def lines(self, app_id: str, replica: int = 0, **options: Any) -> list[str]:
         return self._within(
             lambda: [line.text for line in self.scheduler.logs(app_id, "role", replica, **options)],
