@@ -147,7 +147,10 @@ def test_a_rendezvous_handler_of_ones_own(start_method):
 
 def test_hosts_that_wait_restart_the_workers_without_spending_a_restart():
     """As the handler tells it."""
-    handler = MyRendezvousHandler()
+
+    class OneWaits(MyRendezvousHandler):
+        def num_nodes_waiting(self):
+            return int(self.rounds == 1)
 
     def work():
         context = phalanx.context()
@@ -155,8 +158,7 @@ def test_hosts_that_wait_restart_the_workers_without_spending_a_restart():
             time.sleep(600)
         return context.round, context.restart_count
 
-    threading.Timer(1.0, lambda: setattr(handler, "waiting", 1)).start()
-    spec = WorkerSpec(rdzv_handler=handler, fn=work, max_restarts=0, monitor_interval=0.02)
+    spec = WorkerSpec(rdzv_handler=OneWaits(), fn=work, max_restarts=0, monitor_interval=0.02)
     result = LocalElasticAgent(spec).run()
     assert result.return_values == {0: (2, 0)}
 
