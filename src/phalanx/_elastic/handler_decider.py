@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from phalanx._channel.background import Background
+from phalanx._core import ranks
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
 from phalanx._rendezvous.restarts import Budget
 from phalanx._rendezvous.round_state import RoundState
 from phalanx._system import network
-
-T = TypeVar("T")
+from phalanx._system.daemon_thread import in_daemon_thread
 
 _MEMBER, _DONE = "phalanx/member", "phalanx/done"
 _BARRIER_STEP = 0.02
@@ -126,7 +125,7 @@ class HandlerDecider:
         shutdown = getattr(self._handler, "shutdown", None)
         if callable(shutdown):
             try:
-                await asyncio.wait_for(_in_thread(shutdown), 5.0)
+                await in_daemon_thread(shutdown, 5.0)
             except Exception as error:  # noqa: BLE001 the handler's own; the app has ended
                 self._happen("shutdown failed", error=f"{type(error).__name__}: {error}")
 
@@ -237,7 +236,7 @@ class HandlerDecider:
         await asyncio.sleep(wait)
         began = self.now()
         try:
-            value = await _in_thread(self._handler.next_rendezvous)
+            value = await in_daemon_thread(self._handler.next_rendezvous)
         except Exception as error:
             if type(error).__name__ == "RendezvousGracefulExitError":
                 self._round_state = RoundState((), self.now())
@@ -248,7 +247,7 @@ class HandlerDecider:
             return
         await self._present.wait()
         info = self._info = read_info(value)
-        round_ = await _in_thread(lambda: self._agree(info))
+        round_ = await in_daemon_thread(lambda: self._agree(info))
         if self.is_over:
             return
         self.round = round_
@@ -294,13 +293,11 @@ class HandlerDecider:
         if not alone and info.store is None and info.bootstrap_store_info is not None:
             boot = info.bootstrap_store_info
             store, torch = Endpoint(boot.master_addr, boot.master_port), False
-        members: list[Member] = []
-        first = 0
-        for rank, (hostname, workers, *_) in enumerate(told):
-            agent = self._own if rank == info.rank else AgentId(-1 - rank)
-            members.append(Member(agent, hostname, first, workers))
-            first += workers
-        return Round(number, tuple(members), store, self._budget.count, torch)
+        members = ranks.lay_out(
+            (self._own if rank == info.rank else AgentId(-1 - rank), hostname, workers)
+            for rank, (hostname, workers, *_) in enumerate(told)
+        )
+        return Round(number, members, store, self._budget.count, torch)
 
     async def _monitor(self, number: int) -> None:
         """Look whether others wait to come in."""
@@ -308,7 +305,7 @@ class HandlerDecider:
             await asyncio.sleep(self._interval)
             if self.phase is not p.Phase.RUNNING or self._round_state.all_returned:
                 return
-            if await _in_thread(self._handler.num_nodes_waiting) > 0:
+            if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
                 self._happen("join", round=number)
                 self._changing = True
                 self._halt(self._plan.settings.stop_grace)
@@ -318,36 +315,13 @@ class HandlerDecider:
         """All is done here: the others may still need this host, for a while."""
         info = self._info
         if info is not None and info.world_size > 1 and info.store is not None:
-            await _in_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
+            await in_daemon_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
             keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
             limit = self.now() + self._barrier
-            while not await _in_thread(lambda: info.store.check(keys)) and self.now() < limit:
-                if await _in_thread(self._handler.num_nodes_waiting) > 0:
+            while not await in_daemon_thread(lambda: info.store.check(keys)) and self.now() < limit:
+                if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
                     self.phase = p.Phase.GATHERING
                     self._join_next(0.0)
                     return
                 await asyncio.sleep(_BARRIER_STEP)
         self._finish(p.Reason.SUCCEEDED)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Run something that may block for ever, on a thread that the program's end does not await."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def set_outcome(method: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            method(value)
-
-    def run() -> None:
-        try:
-            value = call()
-        except BaseException as error:  # noqa: BLE001 whoever awaits it gets it
-            outcome: tuple[Any, Any] = (future.set_exception, error)
-        else:
-            outcome = (future.set_result, value)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(set_outcome, *outcome)
-
-    threading.Thread(target=run, name="phalanx-rendezvous", daemon=True).start()
-    return await future

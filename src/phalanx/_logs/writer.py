@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from phalanx._core.sanitize import sanitize
 from phalanx._logs import logger
@@ -18,6 +17,7 @@ from phalanx._logs.lines import Assembly, Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.records import of_line, unpack
 from phalanx._logs.spec import Route
+from phalanx._logs.stuck_handlers import forget, warn_aside
 
 RECORDS = "records"
 """The stream that carries records; the others carry what was printed."""
@@ -293,11 +293,10 @@ class HandlerThread:
             self._queue.put(item)
 
     def _say_left_out(self) -> None:
-        """Once, and on a thread: logging may be what the handler is stuck in."""
+        """Once."""
         if not self._told:
             self._told = True
-            text = "phalanx: the log handler %r is too slow: lines are left out"
-            threading.Thread(target=logger.warning, args=(text, self._handler), daemon=True).start()
+            warn_aside("phalanx: the log handler %r is too slow: lines are left out", self._handler)
 
     def close(self, patience: float) -> None:
         """Wait until the handler has had everything, if it gets on; else it goes on by itself."""
@@ -309,7 +308,7 @@ class HandlerThread:
             if self._handled == before:
                 break
         if self._thread.is_alive():
-            _forget(self._handler)
+            forget(self._handler)
             logger.warning(
                 "phalanx: the log handler %r is behind: the launch does not wait for it any longer",
                 self._handler,
@@ -346,10 +345,3 @@ class HandlerThread:
         except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
             with contextlib.suppress(Exception):
                 self._handler.handleError(record)
-
-
-def _forget(handler: logging.Handler) -> None:
-    """Have the interpreter's exit not wait for the lock of a handler that never returns."""
-    known: Any = getattr(logging, "_handlerList", None)
-    if known is not None:
-        known[:] = [reference for reference in known if reference() is not handler]

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from phalanx._core.clock import Interval
+from phalanx._core.host_bounds import host_bounds
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._rendezvous.causes import Failure
@@ -45,12 +46,12 @@ class Policy:
     @property
     def least(self) -> int:
         """The fewest hosts that a round may have."""
-        return self.min_hosts or len(self.hosts)
+        return host_bounds(len(self.hosts), self.min_hosts, self.max_hosts)[0]
 
     @property
     def most(self) -> int:
         """The most hosts that a round has."""
-        return self.max_hosts or len(self.hosts)
+        return host_bounds(len(self.hosts), self.min_hosts, self.max_hosts)[1]
 
 
 @dataclass(frozen=True, slots=True)

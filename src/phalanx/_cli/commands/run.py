@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import is_raised_outright, print_users_part
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner.component import HelpWanted
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 from phalanx._schedulers.options import parse
@@ -169,9 +169,8 @@ def split(
         if not flag.startswith("--"):
             own.append(word)  # argparse says what is wrong with it
             continue
-        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.8)
-        if near:
-            parser.error(f"run has no option {flag}. Did you mean {near[0]}?")
+        if near := closest(flag, parser._option_string_actions, cutoff=0.8):
+            parser.error(f"run has no option {flag}.{did_you_mean(near, quoted=False)}")
         if not equals:
             if not words:
                 parser.error(f"{flag} is not an option of run, and as a scheduler's needs a value")

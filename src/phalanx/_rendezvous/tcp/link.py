@@ -15,6 +15,7 @@ from phalanx._channel.channel import SocketChannel
 from phalanx._core.clock import ClockOffset
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
+from phalanx._core.silence import Silence
 from phalanx.errors import WireError
 
 CONNECTING = 2.0
@@ -45,11 +46,10 @@ class Link:
         """The round that it was in when it came, under another that decided."""
         self.clock = ClockOffset()
         self.last_heard = time.monotonic()
-        self.silent = 0.0
         self.is_over = False
         """Nothing that is said here counts any more."""
         self._channel = channel
-        self._heard = 0
+        self._silence = Silence()
 
     @classmethod
     async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
@@ -119,9 +119,12 @@ class Link:
 
     def pass_time(self, seconds: float) -> None:
         """So much time was waited for: silence is counted in it."""
-        heard = self._channel.heard
-        self.silent = self.silent + seconds if heard == self._heard else 0.0
-        self._heard = heard
+        self._silence.pass_time(seconds, self._channel.heard)
+
+    @property
+    def silent(self) -> float:
+        """How long nothing was heard."""
+        return self._silence.seconds
 
     async def ping(self) -> None:
         """A sign of life, which is answered."""
