@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Outcome
+from phalanx._core.rounds import Ended, Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Function, Inbox
 from phalanx._launcher.placement import Placement
@@ -446,6 +446,23 @@ class AppRun(Generic[R]):
         """How it ended, once it has."""
         assert self._verdict is not None
         return self._verdict
+
+    @property
+    def is_cause_elsewhere(self) -> bool:
+        """What it failed of happened on another host of those that meet, which tells it in full.
+
+        A lost one tells nothing.
+        """
+        cause = self.verdict.cause
+        if cause is None or cause.outcome.kind is Ended.LOST:
+            return False
+        return all(member.agent != cause.agent for member in self._plan.members)
+
+    @property
+    def is_cause_shown(self) -> bool:
+        """The cause's traceback was shown with what its worker printed: the end took long."""
+        cause, writer = self.verdict.cause, self._writer
+        return cause is not None and writer is not None and cause.outcome.rank in writer.shown
 
     def lost_output(self, result: object) -> OutputLost | None:
         """The error that it is that output could not be written, if any could not."""

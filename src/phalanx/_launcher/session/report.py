@@ -103,9 +103,15 @@ def message_of(verdict: Verdict) -> str:
 
 
 def describe_failure(
-    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+    verdict: Verdict,
+    stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
+    *,
+    shown: bool = False,
 ) -> str:
-    """What to print of a verdict that is not success, where nothing is raised."""
+    """What to print of a verdict that is not success, where nothing is raised.
+
+    `shown`: the cause's traceback has been, with what its worker printed.
+    """
     if verdict.reason is Reason.CANCELLED:
         return "it was cancelled"
     if verdict.reason is Reason.START_TIMEOUT:
@@ -119,10 +125,28 @@ def describe_failure(
         return "it failed, and no worker said why"
     outcome = cause.outcome
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
-    lines += _trace(cause)
+    if shown:
+        lines[0] += " (traceback above)"
+    else:
+        lines += _trace(cause)
     others = _others(cause, verdict.others, (), stopped_at)
     lines += [line for line in (others, attempts(verdict)) if line]
     return "\n".join(lines)
+
+
+def describe_elsewhere(
+    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+) -> str:
+    """What to print of a failure that another host tells of in full: one line.
+
+    Where this host's ranks were, if one gave up waiting for them, is known here alone.
+    """
+    assert verdict.cause is not None
+    own = sum(not other.consequence for other in verdict.others)
+    also = f"; {own} other {'rank' if own == 1 else 'ranks'} failed as well" if own else ""
+    missed = _missed(verdict.cause, verdict.others, stopped_at)
+    where = ["", *describe_stopped(missed)] if missed else []
+    return "\n".join([f"stopped: {verdict.cause.describe()}{also}", *where])
 
 
 def no_quorum(verdict: Verdict) -> str:
@@ -338,11 +362,8 @@ def _others(
     Ranks that had returned are named where they explain a peer that was missed.
     """
     own = [f for f in others if not f.consequence]
-    if not misses_others(cause.outcome):
-        stopped_at = {}  # it is known why the others were missed
-    gave_up = [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
-    missed = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
-    missed -= set(gave_up)
+    gave_up = _gave_up(others)
+    missed = _missed(cause, others, stopped_at)
     stopped = len(others) - len(own) - len(gave_up) - len(missed)
     lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
@@ -350,8 +371,7 @@ def _others(
     if lines:
         lines.insert(0, "\nAlso failed, later:")
     if missed:
-        where = describe_stopped({rank: stopped_at[rank] for rank in sorted(missed)})
-        lines += ["", *where]
+        lines += ["", *describe_stopped(missed)]
     if gave_up:
         lines.append(f"\n{in_short(gave_up)} gave up as well.")
     if stopped:
@@ -362,6 +382,21 @@ def _others(
         ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
         lines.append(f"\nThese ranks had already returned, and answer nobody: {ranks}.")
     return "\n".join(lines)
+
+
+def _gave_up(others: Collection[Failure]) -> list[int]:
+    """Those that had given up waiting when they were told to stop."""
+    return [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
+
+
+def _missed(
+    cause: Failure, others: Collection[Failure], stopped_at: Mapping[int, RankStacks]
+) -> dict[int, RankStacks]:
+    """Where those were that the cause may have waited for."""
+    if not misses_others(cause.outcome):
+        return {}  # it is known why the others were missed
+    ranks = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
+    return {rank: stopped_at[rank] for rank in sorted(ranks - {*_gave_up(others)})}
 
 
 def _log_file(rank: int, log_files: Mapping[int, Path]) -> str | None:
