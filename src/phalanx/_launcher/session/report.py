@@ -7,7 +7,9 @@ import linecache
 import os
 import re
 import stat
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,6 +33,16 @@ _LONGEST_SOURCE = 8 << 20
 _OTHERS_SHOWN = 8
 
 
+class TraceShown(Enum):
+    """How much of the worker's traceback is noted on what is raised."""
+
+    WHOLE = auto()
+    WITHOUT_ERROR = auto()
+    """Whoever prints the exception prints what the last line says."""
+    ABOVE = auto()
+    """None of it: it was shown with what the worker printed."""
+
+
 def make_exception(
     verdict: Verdict,
     members: tuple[Member, ...],
@@ -42,6 +54,7 @@ def make_exception(
     start_timeout: float,
     waits: Mapping[str, str] = MappingProxyType({}),
     stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
+    trace: TraceShown = TraceShown.WHOLE,
 ) -> BaseException:
     """The exception for a verdict that is not success.
 
@@ -74,7 +87,7 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        add_note(error, _where(cause, log_files, error))
+        add_note(error, _where(cause, log_files, error, trace))
     else:
         error = _ended(cause, log_files)
     if running:
@@ -310,7 +323,9 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     )
 
 
-def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) -> str:
+def _where(
+    cause: Failure, log_files: Mapping[int, Path], error: BaseException, shown: TraceShown
+) -> str:
     outcome, fault = cause.outcome, cause.outcome.fault
     assert fault is not None
     log_file = _log_file(outcome.rank, log_files)
@@ -318,7 +333,11 @@ def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) 
     text = fault.traceback.rstrip()
     if isinstance(error, NoTerminal):
         text = text.removesuffix(str(error)).rstrip(": ")  # it is long, and is said above
-    if (trace := text.splitlines())[1:]:  # not only what it is, as said above
+    if shown is TraceShown.WITHOUT_ERROR:
+        text = text.removesuffix("".join(traceback.format_exception_only(error)).rstrip()).rstrip()
+    if shown is TraceShown.ABOVE:
+        lines[0] += " (traceback above)"
+    elif (trace := text.splitlines())[1:]:  # not only what it is, as said above
         lines[0] += ":"
         lines += ["", *(f"  {line}" for line in with_source(trace))]
     if log_file is not None:
