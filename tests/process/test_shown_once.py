@@ -247,7 +247,9 @@ def test_a_traceback_that_was_shown_is_not_in_the_report(how):
 
 
 REPORTS = """
-import json, os, signal, sys
+import json, os, pathlib, signal, sys, time
+
+READY = pathlib.Path("ready")
 
 def report(message, elsewhere):
     extra = {"py_callstack": "in full\\nE: x", "rank": 1, "hostname": "far"}
@@ -257,10 +259,12 @@ def report(message, elsewhere):
     sys.exit(1)
 
 if os.environ["PHALANX_REPLICA_ID"] == "0":
+    while not READY.exists():
+        time.sleep(0.01)
     report("stopped: rank 1 on far raised E: x", True)
 signal.signal(signal.SIGTERM, lambda *_: report("E: x", False))
-while True:
-    signal.pause()
+READY.touch()
+time.sleep(600)
 """
 
 
