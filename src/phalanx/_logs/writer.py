@@ -69,6 +69,8 @@ class LogWriter:
         self._told: int | None = None
         self._release_at = math.inf
         self._held = 0
+        self.shown: set[int | None] = set()
+        """The ranks whose last traceback, held back for a while, was shown after all."""
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
 
@@ -177,10 +179,10 @@ class LogWriter:
 
     def _release(self, but: int | None = None) -> None:
         self._release_at, self._held = math.inf, 0
-        self._console.show_held(but)
+        self.shown.update(self._console.show_held(but))
         for route in self._routes.values():
             for raw in route.raw:
-                raw.show_held(but)
+                self.shown.update(raw.show_held(but))
 
     def _pause(self) -> float | None:
         due = min(self._console.due or math.inf, self._release_at)
@@ -204,6 +206,7 @@ class LogWriter:
             stream = "stderr"
         if held:
             self._held += len(data)
+            self.shown.discard(source.rank)
             self._release_at = min(self._release_at, time.monotonic() + _PATIENCE)
         for handler in route.handlers:
             self._threads[id(handler)].put((route.source, stream, data))

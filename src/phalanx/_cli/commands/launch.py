@@ -230,7 +230,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         _load_call(target, own)  # prints it, and exits: nothing is started for that
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
-    app.tell_failure()
+    app.tell_failure(prints=True)
     if not options.quiet:
         app.show_status()
     try:

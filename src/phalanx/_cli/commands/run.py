@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ _QUIET = 0.5
 """Seconds before a status line is shown."""
 _SHOWN = 4
 """Hosts that a note names."""
+_REMEMBERED = 10_000
+"""Lines of replicas among which a traceback is looked for."""
 _NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
@@ -335,21 +337,22 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
 
 
 def _wait(runner: Runner, handle: str, *, show: bool) -> int:
-    shown = _show_lines(runner, handle) if show else True
+    shown: deque[str] | None = deque(maxlen=_REMEMBERED) if show else None
+    taken = True if shown is None else _show_lines(runner, handle, shown)
     status = _until(runner, handle, AppStatus.is_terminal)
     if status is None:
         print(f"phalanx run: {handle} is gone", file=sys.stderr)
         return 1
     if status.state is not AppState.SUCCEEDED:
         with contextlib.suppress(OSError):  # a full disk is not how the app ended
-            _report(runner, handle, status)
-    return _exit_code(status) or int(not shown)
+            _report(runner, handle, status, shown)
+    return _exit_code(status) or int(not taken)
 
 
-def _show_lines(runner: Runner, handle: str) -> bool:
+def _show_lines(runner: Runner, handle: str, shown: deque[str]) -> bool:
     """Print what replicas print, until the app ends; False when stderr takes no more.
 
-    Then nothing can be said there either: it is in the exit code.
+    Then nothing can be said there either: it is in the exit code. `shown` gets the last lines.
     """
     from phalanx._cli.replica_log import Printer, bars, everyone, lines
 
@@ -358,6 +361,7 @@ def _show_lines(runner: Runner, handle: str) -> bool:
     chosen = everyone(runner, handle)
     with bars(runner, handle, chosen):
         for line in lines(runner, handle, chosen, follow=True):
+            shown.append(line.text.strip())
             try:
                 printer.print(line)
             except BrokenPipeError:
@@ -390,12 +394,21 @@ def _show_status(runner: Runner, text: str) -> None:
     STATUS.show(runner, text)
 
 
-def _report(runner: Runner, handle: str, status: AppStatus) -> None:
+def _report(runner: Runner, handle: str, status: AppStatus, shown: Collection[str] | None) -> None:
+    """How it ended; with the cause in full, where lines are shown and it was not among them."""
     print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
-    failed = [r for role in status.roles for r in role.replicas if r.state is AppState.FAILED]
+    replicas = [r for role in status.roles for r in role.replicas]
+    failed = [r for r in replicas if r.state is AppState.FAILED]
     texts = [f"{r.role}/{r.id} {r.describe()}" for r in failed]
     for text in [status.message] if status.message else texts:
         print(f"  {text}", file=sys.stderr)
+    told = (r for r in replicas if status.message.startswith(f"{r.role}/{r.id} "))
+    if shown is not None and (cause := next(told, None)) is not None:
+        lines = cause.traceback.splitlines()
+        if lines and lines[-1].strip() not in shown:
+            print("", *(f"    {line}" for line in lines), "", sep="\n", file=sys.stderr)
+        if cause.log is not None:
+            print(f"  Full log: {cause.log}", file=sys.stderr)
     log = f"; phalanx log {status.app}" if _has_printed(runner, handle) else ""
     print(f"  phalanx status {status.app}{log}", file=sys.stderr)
 
