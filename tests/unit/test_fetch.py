@@ -227,7 +227,7 @@ class Peer:
 
     def __init__(self, answer):
         self.lost = asyncio.Event()
-        self.checker = FrameChecker(shipped=True, began=0.0)
+        self.expect = FrameChecker(shipped=True, began=0.0).expect
         self.asked = []
         self._answer = answer
         self.files = None
