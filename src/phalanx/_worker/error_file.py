@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -72,7 +73,9 @@ def write(message: str, callstack: str, *, again: bool = True, where: Where | No
         with open(path, "w") as file:
             json.dump({"message": {"message": message, "extraInfo": extra}}, file)
     except (OSError, ValueError):
-        return
+        if os.path.isfile(path):  # half of it says nothing
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def read(path: str) -> Fault | None:
