@@ -22,7 +22,7 @@ from phalanx.errors import OutputLost
 from phalanx._core.rounds import Ended, Outcome
 from phalanx._launcher.payload import Inboxes
 from phalanx._logs.losses import Loss, describe
-from phalanx._registry import recorded_app, replace, reserve
+from phalanx._registry import append, recorded_app, replace, reserve
 from phalanx._system.network import free_port
 from tests.conftest import phalanx_processes, wait_until
 from tests.process.commands import phalanx as command
@@ -914,6 +914,21 @@ def test_nothing_half_written_stays(disk):
     replace(path, {"state": "FAILED", "message": "x" * 2000}, last=True)
     assert json.loads(path.read_text())["message"] == "x" * 2000
     assert sorted(os.listdir(disk.path)) == ["fill", "status.json"]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 10])
+def test_a_line_is_added_as_a_whole_or_not_at_all(disk, room):
+    """One that is cut would be continued by the next."""
+    path = disk / "times-0"
+    path.write_text("x" * (4095 - room) + "\n")
+    disk.fill()
+    before = path.read_text()
+    with pytest.raises(OSError, match="No space left"):
+        append(path, "123 4567.890\n")
+    assert path.read_text() == before
+    disk.repair()
+    append(path, "124 4567.890\n")
+    assert path.read_text() == before + "124 4567.890\n"
 
 
 def test_a_gap_is_marked():
