@@ -357,7 +357,7 @@ def questions_for_stacks(disk, case, trouble):
     reason = {
         "full": "No space left on device",
         "read-only": "Read-only file system",
-        "gone": f"{place.name} is not recorded any more",
+        "gone": f"{place.name} is no longer recorded",
     }[trouble]
     case.process.send_signal(signal.SIGSTOP)
     asking = subprocess.Popen(
@@ -419,7 +419,7 @@ def times_of_lines(disk, case, trouble):
 
 
 def gpus_that_are_given(disk, case, trouble):
-    """To an app that waits for them. The machine has one, as far as its tool says."""
+    """To an app that waits for one: there is one, as far as the machine's tool says."""
     tool = case.place / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 'GPU 0: one'\n")
@@ -427,8 +427,8 @@ def gpus_that_are_given(disk, case, trouble):
     case.environ |= {
         "XDG_STATE_HOME": str(disk.path),
         "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "0",
     }
-    case.environ.pop("CUDA_VISIBLE_DEVICES", None)
     logs = case.place / "logs"
     app = ["run", "-cfg", f"log_dir={logs}", "utils.sh", "--gpu", "1", WAITING]
     first, second = (case.ask(*app).stdout.strip() for _ in "ab")

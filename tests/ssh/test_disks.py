@@ -115,7 +115,8 @@ def host(cluster):
     """The first host, whose disk is as it was afterwards."""
     (made,) = cluster.hosts[:1]
     yield made
-    made.enter("sh", "-c", "rm -rf /root/began /root/go /tmp/phalanx-cache-*")
+    left = "/root/began /root/go /tmp/phalanx-cache-* /root/.cache/phalanx/trees/*"
+    made.enter("sh", "-c", f"rm -rf {left}")
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
         replace(question, {"seconds": seconds})
         while (found := read(answer)) is None:
             if not place.is_dir():
-                raise StacksUnanswered(f"{app.id} is not recorded any more")
+                raise StacksUnanswered(f"{app.id} is no longer recorded")
             if (state := app.state).is_final:
                 raise StacksUnanswered(f"{app.id} has ended: {state.value}")
             if time.monotonic() > limit:
