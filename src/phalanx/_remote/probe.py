@@ -1,6 +1,6 @@
 """What another host is and has, as `phalanx hosts check` asks for it.
 
-Like `arrival`, its text travels down the channel and stands alone; any Python from 3.6 on can read
+Like `bootstrap`, its text travels down the channel and stands alone; any Python from 3.6 on can read
 it. Nothing is kept on the host. Each question is a line of JSON, and so is each answer: the facts;
 `ping`, the clock; `peers`, whether other hosts are reached.
 """

@@ -57,7 +57,7 @@ class Decider(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When a `Tick` is due, by the clock it was given."""
+        """When a `TickEvent` is due, by the clock it was given."""
 
     def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
@@ -116,7 +116,7 @@ class LocalDecider:
 
     @property
     def deadline(self) -> float | None:
-        """When a `Tick` is due."""
+        """When a `TickEvent` is due."""
         return self.coordinator.deadline
 
     def round_of(self, agent: AgentId) -> int | None:

@@ -93,7 +93,7 @@ class Leader:
 
     @property
     def deadline(self) -> float | None:
-        """When a `Tick` is due."""
+        """When a `TickEvent` is due."""
         return self._coordinator.deadline
 
     @property

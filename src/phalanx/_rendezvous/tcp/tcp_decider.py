@@ -103,7 +103,7 @@ class TcpDecider:
 
     @property
     def deadline(self) -> float | None:
-        """When a `Tick` is due."""
+        """When a `TickEvent` is due."""
         leader = self._state.leader
         return None if leader is None else leader.deadline
 
