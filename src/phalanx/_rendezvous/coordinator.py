@@ -1,8 +1,9 @@
 """The one that decides: members, rounds, restarts, first cause, when to stop and when to give up.
 
 `Coordinator.handle(event, now) -> [action]` is pure: no clock, socket or process inside. Whoever
-hosts it turns frames into events, carries the actions out, and calls again with `TickEvent` no later
-than `deadline`. Events of another round are dropped. After `FinishAction` every event yields nothing.
+hosts it turns frames into events, carries the actions out, and calls again with `TickEvent` no
+later than `deadline`. Events of another round are dropped. After `FinishAction` events yield
+nothing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Single-threaded, the subreaper of everything below it. It hears from the agent o
 that ends, it kills all that is below it and leaves. It knows processes and their ranks, nothing of
 what they do.
 
-Descriptors that travel beside a `ForkWorkers`: the socket that workers report to, then, on the host that
-carries the store, the listening socket for it.
+Descriptors that travel beside a `ForkWorkers`: the socket that workers report to, then, on the host
+that carries the store, the listening socket for it.
 """
 
 from __future__ import annotations

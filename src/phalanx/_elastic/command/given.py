@@ -1,6 +1,6 @@
 """What was said to `phalanx torchrun`, on the command line or by variables, flag by flag.
 
-What it means together is for `options`.
+What it means together is for `torchrun_options`.
 """
 
 from __future__ import annotations

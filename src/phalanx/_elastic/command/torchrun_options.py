@@ -1,7 +1,7 @@
 """What a command line of `phalanx torchrun` means: torchrun's rules, resolved, in one object.
 
-No process is started and nothing is written. `flags` has the flags, `words` reads them, `meeting`
-says where hosts meet.
+No process is started and nothing is written. `flags` has the flags, `given_flags` reads them,
+`rendezvous_choice` says where hosts meet.
 """
 
 from __future__ import annotations
