@@ -1,8 +1,8 @@
 """What another host is and has, as `phalanx hosts check` asks for it.
 
 Like `bootstrap`, its text travels down the channel and stands alone; any Python from 3.6 on can
-read it. Nothing is kept on the host. Each question is a line of JSON, and so is each answer: the facts;
-`ping`, the clock; `peers`, whether other hosts are reached.
+read it. Nothing is kept on the host. Each question is a line of JSON, and so is each answer: the
+facts; `ping`, the clock; `peers`, whether other hosts are reached.
 """
 
 import importlib.util
