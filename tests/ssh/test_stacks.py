@@ -94,7 +94,7 @@ def test_a_host_that_is_lost_and_comes_back_is_followed(launcher, cluster):
     assert [worker["hostname"] for worker in second["workers"]] == ["box2"]
     assert second["rounds"][-1]["cause"].startswith("box1 was lost: ")
     row = command("list").stdout.splitlines()[-1].split()
-    assert row[3:5] == ["1", "box2"]
+    assert row[3:6] == ["1", "worker", "box2"]
     cluster.hosts[0].boot()
     third = wait_until(lambda: running(app, names), timeout=60)
     assert third["rounds"][-1]["cause"] == "box1 joined"
