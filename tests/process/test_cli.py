@@ -68,7 +68,7 @@ def test_version_and_help(cli):
     done = cli("lanch")
     assert (done.returncode, done.stderr) == (
         2,
-        "phalanx has no command 'lanch'. Did you mean 'launch'?\n",
+        "phalanx: unknown command 'lanch'. Did you mean 'launch'?\n",
     )
 
 
@@ -96,12 +96,12 @@ def test_help_of_the_options_and_of_the_function(cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "what to launch comes first"),
-        (["--workers-per-host", "2", "job.py:add"], "what to launch comes first"),
-        (["job.py:add", "--a", "5"], "own arguments go behind a '--'"),
-        (["job.py"], "is not FILE.py:FUNCTION"),
-        (["nope.py:f"], "there is no file nope.py"),
-        (["no_such_module:f"], "there is no module 'no_such_module'"),
+        ([], "name the function first"),
+        (["--workers-per-host", "2", "job.py:add"], "name the function first"),
+        (["job.py:add", "--a", "5"], "arguments after '--'"),
+        (["job.py"], "expected FILE.py:FUNCTION"),
+        (["nope.py:f"], "no such file: nope.py"),
+        (["no_such_module:f"], "no module named 'no_such_module'"),
         (["job.py:ad"], "Did you mean 'add'"),
         (["job.py:NOT_A_FUNCTION"], "has no function 'NOT_A_FUNCTION'"),
         (["job.py:add", "--workers-per-host", "0", "--", "--a", "1"], "at least 1"),

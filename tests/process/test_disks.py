@@ -194,7 +194,7 @@ def record_of_a_launch(disk, case, trouble):
         assert "status.json (Read-only file system)" in case.err
     else:
         assert case.code == 0
-        assert "no app is recorded yet" in case.ask("status").stderr
+        assert "no apps yet" in case.ask("status").stderr
     assert not list(disk.path.glob("**/*.new"))
 
 
@@ -289,7 +289,7 @@ def cancellation(disk, case, trouble):
     if trouble == "gone":
         pid = json.loads((place / "app.json").read_text())["owner"]["pid"]
         disk.harm(trouble)
-        assert "there is no app" in case.ask("cancel", place.name).stderr
+        assert "no such app" in case.ask("cancel", place.name).stderr
         os.kill(pid, signal.SIGTERM)
     else:
         disk.harm(trouble)

@@ -94,7 +94,7 @@ def test_cancel_from_another_terminal(tmp_path):
         app.result()
     again = command("cancel", app.id)
     assert again.returncode == 0
-    assert "has ended already: CANCELLED" in again.stdout
+    assert "has already ended: CANCELLED" in again.stdout
 
 
 def test_a_launcher_that_was_killed_is_not_running(script):
@@ -159,9 +159,9 @@ def test_mistakes_are_one_sentence():
     """Unknown apps and ranks, several that are meant, options that are none."""
     unknown = command("status", "nothing-here")
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "no app is recorded" not in unknown.stderr
-    assert "there is no app 'nothing-here'" in unknown.stderr
-    assert "no app is recorded yet" in command("log").stderr
+    assert "no apps" not in unknown.stderr
+    assert "no such app: 'nothing-here'" in unknown.stderr
+    assert "no apps yet" in command("log").stderr
     for _ in range(2):
         phalanx.launch(int, workers_per_host=1)
     assert "is the beginning of 2 apps" in command("status", "int").stderr
@@ -246,7 +246,7 @@ def test_a_registry_that_others_can_write_is_not_used(own_registry, tmp_path, sp
     assert (listed.returncode, listed.stderr.count(reason)) == (0, 1), listed
     refused = command("run", "utils.echo", "--msg", "hi", cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (1, ""), refused
-    assert refused.stderr.startswith(f"phalanx run: apps cannot be recorded: {own_registry} ")
+    assert refused.stderr.startswith(f"phalanx run: cannot record apps: {own_registry} ")
 
 
 def test_many_apps_are_pruned(own_registry, monkeypatch):
@@ -278,7 +278,7 @@ def test_output_into_a_pipe_that_closes():
 def test_warm_status_and_stop(tmp_path, monkeypatch, script):
     """In every state."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert command("warm", "status").stdout == "no agent waits\n"
+    assert command("warm", "status").stdout == "no warm agents\n"
     script(
         "import phalanx\nphalanx.launch(int, workers_per_host=1, keep_warm=60, preload=['wave'])"
     )

@@ -368,7 +368,7 @@ def test_files_without_a_directory_are_said_to_be_where_they_are(torchrun, tmp_p
     done = torchrun("import os; print('rank', os.environ['RANK'])", *flags, env=env)
     assert done.returncode == 0, done.stderr
     (logs,) = place.glob("phalanx_logs_*")
-    assert f"the workers' log files are in {logs}" in done.stderr
+    assert f"worker logs are in {logs}" in done.stderr
     files = sorted(str(path.relative_to(logs)) for path in logs.rglob("*.log"))
     assert [file.partition("/")[2] for file in files] == [
         "attempt_0/0/stdout.log",

@@ -90,7 +90,7 @@ def test_options_come_from_a_dataclass():
     assert make("mine", Settings, {"queue": '"a,b"'}).queue == "a,b"
     assert make("mine", Settings, {"queue": "q", "tags": ["x"]}).tags == ["x"]
     for wrong, said in (
-        ({}, "mine needs the option 'queue'"),
+        ({}, "mine: missing required option 'queue'"),
         ({"queue": "q", "sise": "1"}, "no option 'sise'. Did you mean 'size'"),
         ({"queue": "q", "size": "x"}, "mine's option 'size': 'x' is not a whole number"),
         ({"queue": "q", "env": {"A": []}}, "mine's option 'env'"),

@@ -69,7 +69,7 @@ def test_texts_become_values(text, hint, value):
         ("a", dict[str, str], "is not KEY=VALUE"),
         ("a=b,c", dict[str, str], "'c' is not KEY=VALUE"),
         ("=b", dict[str, str], "is not KEY=VALUE"),
-        ('"a', list[str], "is not closed"),
+        ('"a', list[str], "unclosed quote"),
     ],
 )
 def test_texts_that_are_no_values_say_so(text, hint, said):

@@ -389,7 +389,7 @@ def apps(root: Path | None = None, *, parts: bool = False) -> list[RecordedApp]:
 
 @functools.cache
 def _say_once(reason: str) -> None:
-    logger.warning("phalanx: no apps are known: %s", reason)
+    logger.warning("phalanx: cannot read the list of apps: %s", reason)
 
 
 def get(name: str) -> RecordedApp | None:
@@ -432,11 +432,11 @@ def find(text: str | None) -> RecordedApp:
     known = apps()
     if text is None:
         if not known:
-            raise LookupError("no app is recorded yet")
+            raise LookupError("no apps yet")
         return known[-1]
     wanted = text.rpartition("/")[2]
     if not wanted:
-        raise LookupError(f"{text!r} names no app. See: phalanx list")
+        raise LookupError(f"{text!r} is not an app. List apps with: phalanx list")
     exact = [app for app in apps(parts=True) if app.id == wanted]
     found = exact or [app for app in known if app.id.startswith(wanted)]
     if len(found) > 1:
@@ -449,5 +449,5 @@ def find(text: str | None) -> RecordedApp:
         more = "…, " if len(found) > 5 else ""
         raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {more}{names}")
     near = difflib.get_close_matches(wanted, [app.id for app in known], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " See: phalanx list"
-    raise LookupError(f"there is no app {text!r}.{hint}")
+    hint = f" Did you mean {near[0]!r}?" if near else " List apps with: phalanx list"
+    raise LookupError(f"no such app: {text!r}.{hint}")
