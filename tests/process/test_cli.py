@@ -104,7 +104,7 @@ def test_help_of_the_options_and_of_the_function(cli):
         (["no_such_module:f"], "no module named 'no_such_module'"),
         (["job.py:ad"], "Did you mean 'add'"),
         (["job.py:NOT_A_FUNCTION"], "has no function 'NOT_A_FUNCTION'"),
-        (["job.py:add", "--workers-per-host", "0", "--", "--a", "1"], "at least 1"),
+        (["job.py:add", "--workers-per-host", "0", "--", "--a", "1"], "must be 1 or more"),
         (["job.py:add", "--nonsense", "1"], "nonsense"),
         (["job.py:add", "--", "--a", "x"], "a"),
         (["job.py:add", "--"], "a"),

@@ -105,7 +105,7 @@ def test_a_lie_ends_its_host_and_the_others_go_on(second, lie, caplog, capfd):
     second(lie)
     result = elastic().run(work)
     assert result.values == ("value of rank 0",)
-    told = f"is lost: it sent .*{LIES[lie]}.*: it is not part of the app any more"
+    told = f"is lost: it sent .*{LIES[lie]}.* and was removed from the app"
     assert re.search(told, caplog.text), caplog.text
     assert "forged" not in capfd.readouterr().out + caplog.text
 

@@ -194,7 +194,7 @@ def test_what_is_not_a_component_is_listed_with_its_reason_and_refused(environme
         "m.mod.untyped: its parameter 'x' has no type",
         "m.mod.wrong: it returns int, not AppDef",
         "m.mod.silent: it does not say what it returns",
-        "m.mod.odd: its parameter 'x': object is not a type",
+        "m.mod.odd: its parameter 'x': object is not supported on the command line",
         "m.mod.broken: cannot read its annotations: NameError",
         "m.mod.keywords: **kwargs cannot be written",
     ):

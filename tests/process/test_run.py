@@ -956,16 +956,16 @@ def test_a_path_may_have_macros(tmp_path):
         (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
         (["--wiat", "utils.echo"], 2, "unknown option --wiat. Did you mean --wait?"),
         (["--dry-run", "utils.echo"], 2, "unknown option --dry-run. Did you mean --dryrun?"),
-        (["utils..echo"], 1, "is not a component's name"),
+        (["utils..echo"], 1, "is not a component name"),
         (["../x"], 1, "'../x' names no function: write ../x:FUNCTION"),
         (["train.py"], 1, "To run a script: phalanx run utils.python train.py"),
-        (["utils..echo"], 1, "is not a component's name"),
+        (["utils..echo"], 1, "is not a component name"),
         (["-s", "", "utils.echo"], 1, "unknown scheduler ''"),
         (["./odd.py:leaves"], 1, "./odd.py:leaves called sys.exit('boom')"),
         (["./odd.py:fine"], 1, "./odd.py:fine called sys.exit(0)"),
         (["./odd.py:literal"], 1, "cannot read its annotations"),
         (["./odd.py:maybe"], 1, "not AppDef"),
-        (["./odd.py:later"], 1, "it is async"),
+        (["./odd.py:later"], 1, "it is an async function"),
         (["./odd.py:fine", "--d", "a=1,a=2"], 2, "'a' is given twice"),
     ],
 )
@@ -1257,7 +1257,7 @@ def test_config_tells_what_is_wrong(tmp_path):
     assert done.returncode == 1
     for said in (
         f"{path}: local_cwd has no option 'grace'. Did you mean 'stop_grace'?",
-        f"{path}: local_cwd's option 'stop_grace': 'two' is not a number.",
+        f"{path}: local_cwd: option 'stop_grace': 'two' is not a number.",
         "[scheduler.local_cw]: unknown scheduler",
         f"{path}: utils.echo has no option 'msgg'. Did you mean --msg?",
         '[component."utils.ecco"]: unknown component',

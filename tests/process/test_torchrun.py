@@ -298,7 +298,7 @@ def test_restarts_come_back_every_time(torchrun):
     assert done.stdout.count("of 2: 2") == 8
     failed = torchrun(code, "--nproc-per-node", "2", "--max-restarts", "1")
     assert failed.returncode == 1
-    assert "It was restarted once" in failed.stderr
+    assert "Restarted once" in failed.stderr
 
 
 def test_error_files_are_written_and_read(torchrun, tmp_path):

@@ -105,9 +105,7 @@ def test_what_the_login_says_on_stdout_is_the_reason(launcher, bashrc):
 
 def test_a_program_that_is_no_python(launcher):
     """It says which was tried."""
-    with pytest.raises(
-        phalanx.StartFailed, match="/bin/true was started there, and ended with code 0"
-    ):
+    with pytest.raises(phalanx.StartFailed, match="/bin/true exited with code 0"):
         launcher(1, python="/bin/true").run(print)
 
 

@@ -92,7 +92,7 @@ def test_options_come_from_a_dataclass():
     for wrong, said in (
         ({}, "mine: missing required option 'queue'"),
         ({"queue": "q", "sise": "1"}, "no option 'sise'. Did you mean 'size'"),
-        ({"queue": "q", "size": "x"}, "mine's option 'size': 'x' is not a whole number"),
+        ({"queue": "q", "size": "x"}, "mine: option 'size': 'x' is not a whole number"),
         ({"queue": "q", "env": {"A": []}}, "mine's option 'env'"),
     ):
         with pytest.raises(ConfigError, match=said):

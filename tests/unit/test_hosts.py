@@ -40,7 +40,7 @@ def test_names_of_hosts(name, parts):
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "me@", "@host", "a\nb", "me@-x"])
 def test_what_is_no_name_of_a_host(name):
     """Above all, no option of ssh."""
-    with pytest.raises(ConfigError, match="is not a host"):
+    with pytest.raises(ConfigError, match="is not a valid host"):
         targets.parse(name)
 
 

@@ -25,8 +25,8 @@ NOTHING = Needs((), torch=False)
         ({"hostnames": "slurm"}, "slurm"),
         ({"workers_per_host": [1, 2]}, "2 entries for 1 hosts"),
         ({"hostnames": ["localhost"] * 2, "workers_per_host": [1]}, "1 entries for 2 hosts"),
-        ({"workers_per_host": 0}, "must be at least 1"),
-        ({"workers_per_host": -1}, "must be at least 1"),
+        ({"workers_per_host": 0}, "must be 1 or more"),
+        ({"workers_per_host": -1}, "must be 1 or more"),
         ({"workers_per_host": True}, "not a number of workers"),
         ({"workers_per_host": "gpus"}, "not a number of workers"),
         ({"workers_per_host": 1.5}, "not a number of workers"),
@@ -42,11 +42,11 @@ NOTHING = Needs((), torch=False)
         ({"extra_env_vars": {"A": 1}}, "must be strings"),
         ({"extra_env_vars": {"A=B": "1"}}, "not a name"),
         ({"extra_env_vars": {"A": "x\0y"}}, "NUL"),
-        ({"extra_env_vars": {"RANK": "1"}}, "RANK is set by phalanx"),
-        ({"extra_env_vars": ["A"]}, "is a dict"),
+        ({"extra_env_vars": {"RANK": "1"}}, "RANK cannot be set"),
+        ({"extra_env_vars": ["A"]}, "must be a dict"),
         (
             {"hostnames": ["localhost"], "host_env_vars": {"localhost": {"RANK": "1"}}},
-            r"^host_env_vars\['localhost'\]: RANK is set by phalanx",
+            r"^host_env_vars\['localhost'\]: RANK cannot be set",
         ),
         (
             {"hostnames": ["localhost"], "host_env_vars": {"localhost": {"A": 1}}},
@@ -54,11 +54,11 @@ NOTHING = Needs((), torch=False)
         ),
         (
             {"start_method": "inline", "env_file": os.devnull},
-            "env_file cannot be sourced .*in this process",
+            "env_file cannot be used .*in this process",
         ),
         (
             {"start_method": "inline", "max_restarts": 2},
-            "max_restarts=2 cannot be honoured .*there is no worker to restart",
+            "max_restarts=2 cannot be used .*in this process",
         ),
         ({"env_file": "/no/such/file"}, "No such file"),
         ({"preload": "torch"}, "list of modules"),
@@ -96,7 +96,7 @@ def test_an_unknown_option_suggests_the_right_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: launch(3), "3 cannot be called"),
+        (lambda: launch(3), "3 is not callable"),
         (lambda: launch(print, ["a"]), "not a dict"),
         (lambda: launch(_coroutine), "is async"),
         (lambda: launch(_generator), "is a generator"),

@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if not files:
         print(
-            f"phalanx log: {app.id} has no log files: it was started without a log directory (--log-dir)",
+            f"phalanx log: {app.id} has no log files. Launch with --log-dir DIR to write them",
             file=sys.stderr,
         )
         return 1
@@ -126,9 +126,7 @@ def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:
             known = runner.replicas(handle)
         place = _with_role(place, known)
         if place.role is not None and place.role not in known:
-            raise LookupError(
-                f"{handle} has no role {place.role!r}; choose one of {', '.join(known)}"
-            )
+            raise LookupError(f"{handle} has no role {place.role!r}; it has {', '.join(known)}")
         chosen = [
             (role, i)
             for role, count in known.items()

@@ -40,8 +40,8 @@ FILE.py:FUNCTION. Show its options with 'phalanx run COMPONENT --help'. Pass sch
 
 _EPILOG = """\
 exit codes: 0 submitted or, with --wait, succeeded; N with --wait, the exit code of the first
-replica that failed (128 + N for signal N); 1 not submitted, cancelled, or output could not be written;
-2 invalid command line; 130 interrupted (the app keeps running).
+replica that failed (128 + N for signal N); 1 not submitted, cancelled, or output could not be
+written; 2 invalid command line; 130 interrupted (the app keeps running).
 """
 
 
@@ -71,9 +71,7 @@ def main(arguments: list[str]) -> int:
         )
         if options.stdin:
             if component is not None or flags or {"-s", "--scheduler", "-cfg"} & {*own}:
-                parser.error(
-                    "--stdin takes the component, scheduler and options from the JSON, not from arguments"
-                )
+                parser.error("with --stdin, give the component, scheduler and options as JSON")
             wanted = _from_stdin(wanted)
         if wanted.component is None and flags:
             parser.error(f"unknown option --{next(iter(flags))}, or missing component")
