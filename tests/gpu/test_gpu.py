@@ -180,7 +180,7 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         too_many = runner.run(app(show, 1, replicas=have + 1))
         status = runner.wait(too_many)
         assert status.state is AppState.FAILED
-        assert f"it wants {have + 1} GPUs, and there are {have}" in status.message
+        assert f"it needs {have + 1} GPUs, but there are {have}" in status.message
         cfg = {"auto_set_cuda_visible_devices": False}
         shared = runner.run(app(show, 1, replicas=have + 1), cfg=cfg)
         assert runner.wait(shared).state is AppState.SUCCEEDED

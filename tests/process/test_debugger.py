@@ -130,7 +130,7 @@ def test_spawned_workers_and_threads_say_it_too():
         return caught[-1]
 
     (said,) = phalanx.launch(in_a_thread, workers_per_host=1, start_method="spawn")
-    assert said.startswith("NoTerminal: rank 0 has come to a breakpoint")
+    assert said.startswith("NoTerminal: rank 0 stopped at a breakpoint")
 
 
 def test_a_debugger_that_is_given_its_commands_needs_no_terminal():
@@ -273,7 +273,7 @@ def test_torchrun_without_a_terminal_says_it():
         check=False,
     )
     assert done.returncode == 1
-    assert "rank 0 has come to a breakpoint" in done.stderr
+    assert "rank 0 stopped at a breakpoint" in done.stderr
     assert "has no terminal" in done.stderr
     assert "BdbQuit" not in done.stderr + done.stdout
 

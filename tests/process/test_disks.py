@@ -151,7 +151,7 @@ def log_files_of_a_launch(disk, case, trouble):
     if trouble == "full":
         assert case.code == 1
         assert case.err.count("phalanx: cannot write to") == 1
-        assert "].log: No space left on device. The launch goes on" in case.err
+        assert "].log: No space left on device. The launch continues" in case.err
         assert "OutputLost: output could not be written: " in case.err
         disk.repair()
         (log,) = (disk / "logs").glob("*].log")
@@ -466,7 +466,7 @@ def test_a_disk_that_has_room_again_takes_the_rest(disk, case):
     for path in (log, disk / "train.log"):
         text = path.read_text()
         assert "\nlast\n" in text
-        marks = re.findall(r"\n\[phalanx: (\d+) bytes are missing here: No space left.*\]\n", text)
+        marks = re.findall(r"\n\[phalanx: (\d+) bytes missing: No space left.*\]\n", text)
         there = len(re.sub(r"\n\[phalanx: .*\]\n", "", text))
         assert there + sum(map(int, marks)) == whole
 
@@ -619,7 +619,7 @@ def test_a_gap_is_marked():
     assert (bool(loss), loss.mark()) == (False, b"")
     loss.add(3, OSError(28, "No space left on device"))
     loss.add(4, OSError(28, "No space left on device"))
-    assert loss.mark() == b"\n[phalanx: 7 bytes are missing here: No space left on device]\n"
+    assert loss.mark() == b"\n[phalanx: 7 bytes missing: No space left on device]\n"
     loss.close_gap()
     assert (bool(loss), loss.mark()) == (True, b"")
     assert describe([loss] * 5).endswith("and to 2 other places")

@@ -129,4 +129,4 @@ time.sleep(60)
     visit.arrive()
     visit.try_peers([("box3", "a", 1), ("box4", "b", 1), ("box5", "c", 1)])
     visit.leave()
-    assert visit.report.unreached == {"box4": r"no \x1b[2J", "box5": "it did not say"}
+    assert visit.report.unreached == {"box4": r"no \x1b[2J", "box5": "no answer"}

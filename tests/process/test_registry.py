@@ -164,10 +164,10 @@ def test_mistakes_are_one_sentence():
     assert "no apps yet" in command("log").stderr
     for _ in range(2):
         phalanx.launch(int, workers_per_host=1)
-    assert "is the beginning of 2 apps" in command("status", "int").stderr
+    assert "is ambiguous: it matches 2 apps" in command("status", "int").stderr
     app = recorded_app.apps()[-1].id
     assert f"Did you mean '{app}'?" in command("log", app[:-1] + "x").stderr
-    assert "has ranks 0 to 0, not 7" in command("log", app, "-r", "7").stderr
+    assert "has no rank 7; its ranks are 0 to 0" in command("log", app, "-r", "7").stderr
     for wrong in (
         ["log", "--since", "soon"],
         ["log", "-r", "x"],
@@ -226,7 +226,7 @@ def _of_another(apps):
 
 def _for_all_to_write(apps):
     apps.chmod(0o777)
-    return "can be written by others. Run: chmod 700"
+    return "is writable by others. Run: chmod 700"
 
 
 @pytest.mark.parametrize("spoil", [_of_another, _for_all_to_write])

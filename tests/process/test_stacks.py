@@ -247,7 +247,7 @@ def test_ranks_elsewhere_at_one_place_are_one():
         phalanx.Launcher(workers_per_host=4, process_group_timeout=3).run(work)
     notes = "\n".join(caught.value.__notes__)
     assert "ranks 1-2 were not in the collective: they were in test_stacks.py:" in notes
-    assert "rank 3 gave no stack: it is stopped" in notes
+    assert "rank 3 returned no stack: it is stopped" in notes
 
 
 def test_a_death_is_told_as_before():

@@ -210,11 +210,9 @@ def test_one_that_does_not_begin_with_who_it_is_is_refused(pair, first):
     (answer,) = prove_and_say(two.port, TOKEN, first)
     kind = type(first).__name__
     assert answer == rendezvous_frames.JoinRefused(
-        reason=f"it began with {kind} instead of asking to join"
+        reason=f"it sent {kind} instead of a request to join"
     )
-    assert f"a host was refused: it began with {kind} instead of asking to join" in said_by(
-        two.leader
-    )
+    assert f"refused a host: it sent {kind} instead of a request to join" in said_by(two.leader)
     two.join()
     two.end()
 

@@ -629,7 +629,7 @@ def test_hosts_that_do_not_belong_together_are_told(torchrun):
     assert "belongs to run 'b'" in other.stderr
     another = torchrun(code, "--nnodes", "3", *where, "--rdzv-id", "a")
     assert another.returncode == 1
-    assert "was started for 3 hosts, and those that meet here for 1:2" in another.stderr
+    assert "was started for 3 hosts, the others for 1:2" in another.stderr
     first.communicate(timeout=60)
     assert first.returncode == 0
 

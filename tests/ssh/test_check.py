@@ -58,7 +58,7 @@ def test_hosts_that_do_not_reach_each_other_are_told(cluster):
     finally:
         cluster.hosts[1].enter("iptables", "-D", *rule)
     assert done.returncode == 1
-    assert "warning: box1 does not reach box2: Connection refused" in done.stderr
+    assert "warning: box1 cannot reach box2: Connection refused" in done.stderr
 
 
 def test_another_python_is_a_warning_and_not_usable(cluster):

@@ -451,7 +451,9 @@ def test_files_of_replicas_come_home(cluster):
         handle = runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["same"]})
         assert runner.wait(handle).state is AppState.SUCCEEDED
         log = registry.directory() / handle.rpartition("/")[2] / "supervisor.log"
-        assert "same was written here while the app ran: that of box2 takes" in log.read_text()
+        assert (
+            "same was written here while the app ran: replaced by that of box2" in log.read_text()
+        )
         assert Path("same").read_text() == "box2\n"
         runner.delete(handle)
         with pytest.raises(phalanx.ConfigError, match="below the working directory"):
@@ -480,7 +482,7 @@ def test_a_deep_file_comes_and_one_that_is_too_deep_is_the_only_one_that_does_no
     assert Path(deep).read_text() == "deep"
     (problem,) = caught.value.problems
     assert problem.startswith("ckpt/far/nnn")
-    assert "on box1 cannot be fetched: its path has" in problem
+    assert "from box1: its path has" in problem
     assert "at most 4000 are possible" in problem
 
 

@@ -124,7 +124,9 @@ def test_a_changed_host_key_comes_with_no_advice_to_accept_it(cluster, tmp_path)
 
 def test_an_interface_that_is_not_there(launcher):
     """It says which are."""
-    with pytest.raises(phalanx.StartFailed, match=r"no network interface 'ib0'; there are: .*eth0"):
+    with pytest.raises(
+        phalanx.StartFailed, match=r"no network interface 'ib0'; choose one of .*eth0"
+    ):
         launcher(interface="ib0").run(print)
 
 

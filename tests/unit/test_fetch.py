@@ -202,7 +202,7 @@ def test_a_listing_is_bounded():
         listing.add([wire.WrittenFile(f"f{i}", 1, DIGEST) for i in range(FILES_LIMIT + 1)])
     unread = Listing(Patterns(["*"]))
     unread.add([wire.WrittenFile("a", 1), wire.WrittenFile("b", 1, "nonsense")])
-    problem = "it cannot be read"
+    problem = "cannot be read"
     assert (unread.files, unread.unread) == ({}, {"a": problem, "b": problem})
 
 

@@ -264,7 +264,7 @@ def test_what_cannot_be_a_handler_is_refused():
     metrics.configure(handler)
     with pytest.raises(ConfigError, match=r"Collecting is a class.*Pass an instance: Collecting()"):
         metrics.configure(Collecting)
-    with pytest.raises(ConfigError, match=r"cannot be a handler: it has no method emit\(\)"):
+    with pytest.raises(ConfigError, match=r"is not a handler: it has no method emit\(\)"):
         metrics.configure(object())
     with pytest.raises(ConfigError, match="None cannot be a handler"):
         metrics.configure(None)

@@ -31,7 +31,7 @@ def test_texts_and_torchs_names():
         ({"store_type": "file"}, "over TCP"),
         ({"stop_grace": 3}, "no setting 'stop_grace'"),
         ({"rank": 1, "node_rank": 2}, "rank=1 and node_rank=2 differ"),
-        ({"rank": "first"}, "rank='first' is not a number"),
+        ({"rank": "first"}, "rank='first': must be a number"),
     ],
 )
 def test_mistakes(given, said):

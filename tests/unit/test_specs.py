@@ -120,7 +120,7 @@ def test_what_was_given_is_not_kept():
         (lambda: specs.from_dict({"name": "a", "roles": [3]}), r"app.roles\[0\]"),
         (
             lambda: specs.from_dict({"name": "a", "roles": [{"name": "r", "retry_policy": "X"}]}),
-            "retry_policy: 'X' is none of",
+            "retry_policy: 'X': choose one of",
         ),
         (
             lambda: specs.from_dict({"name": "a", "roles": [{"name": "r", "mounts": [{}]}]}),

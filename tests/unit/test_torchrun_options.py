@@ -193,7 +193,7 @@ def test_threads_are_limited_where_several_workers_share_a_host():
     """Unless the user has said how many."""
     said = options("--nproc-per-node 2 x")
     assert said.omp_num_threads == "1"
-    assert said.notes == ("OMP_NUM_THREADS is not set, and is 1 for each worker",)
+    assert said.notes == ("OMP_NUM_THREADS is not set: using 1 for each worker",)
     assert options("--nproc-per-node 2 x", OMP_NUM_THREADS="4").omp_num_threads is None
     assert options("--nproc-per-node 2 x", OMP_NUM_THREADS="4").notes == ()
 
@@ -229,16 +229,16 @@ def test_the_command_line_wins_over_variables():
     [
         (
             "--standalone --rdzv-id 5 --node-rank 1 x",
-            "not used with --standalone: --rdzv-id 5, --node-rank 1",
+            "ignored with --standalone: --rdzv-id 5, --node-rank 1",
         ),
-        ("--node-rank 1 x", "not used with the rendezvous c10d: --node-rank 1"),
+        ("--node-rank 1 x", "ignored with --rdzv-backend c10d: --node-rank 1"),
         (
             "--rdzv-endpoint a:1 --master-addr b x",
-            "not used with the rendezvous static: --master-addr b",
+            "ignored with --rdzv-backend static: --master-addr b",
         ),
         (
             "--rdzv-backend c10d --nnodes 2 x",
-            "no --rdzv-endpoint: hosts meet at localhost, which is this one alone",
+            "no --rdzv-endpoint: using localhost, which other hosts cannot reach",
         ),
     ],
 )
@@ -255,8 +255,8 @@ def test_what_is_not_used_is_noted(line, note):
             "--nnodes 3:2 x",
             "--nnodes 3:2: the maximum must be at least the minimum. Try --nnodes 2:3.",
         ),
-        ("--nnodes 1:2:3 x", "neither a number of hosts nor MIN:MAX"),
-        ("--nnodes two x", "--nnodes two: neither a number"),
+        ("--nnodes 1:2:3 x", "must be a number of hosts or MIN:MAX"),
+        ("--nnodes two x", "--nnodes two: must be a number"),
         ("--nproc-per-node 0 x", "at least 1 worker"),
         ("--nproc-per-node npu x", "Give a number, auto, cpu or gpu."),
         ("--nproc-per-node xpu x", "Give the number of yours."),
@@ -267,30 +267,30 @@ def test_what_is_not_used_is_noted(line, note):
         ("--rdzv-backend= x", "a name is missing"),
         ("--rdzv-backend c10d --rdzv-endpoint a:0 --nnodes 2 x", "a:0: other hosts cannot find"),
         ("--rdzv-backend c10d --rdzv-id= --nnodes 2 x", "--rdzv-id is empty"),
-        ("--standalone --nnodes 2 x", "--standalone is for one host, and --nnodes 2 for more."),
-        ("--rdzv-conf a x", "--rdzv-conf a: 'a' is not KEY=VALUE."),
-        ("--rdzv-conf a=1, x", "'' is not KEY=VALUE."),
-        ("--rdzv-conf a= x", "'a=' is not KEY=VALUE."),
-        ("--nnodes 2 --node-rank 2 x", "--node-rank 2: with 2 hosts they are 0 to 1."),
-        ("--nnodes 2 --rdzv-conf rank=2 x", "--rdzv-conf rank=2: with 2 hosts they are 0 to 1."),
+        ("--standalone --nnodes 2 x", "--standalone cannot be used with --nnodes 2"),
+        ("--rdzv-conf a x", "--rdzv-conf a: 'a': expected KEY=VALUE."),
+        ("--rdzv-conf a=1, x", "'': expected KEY=VALUE."),
+        ("--rdzv-conf a= x", "'a=': expected KEY=VALUE."),
+        ("--nnodes 2 --node-rank 2 x", "--node-rank 2: must be 0 to 1 with 2 hosts."),
+        ("--nnodes 2 --rdzv-conf rank=2 x", "--rdzv-conf rank=2: must be 0 to 1 with 2 hosts."),
         ("--nnodes 2 --rdzv-conf rank=a x", "--rdzv-conf rank=a: must be a whole number."),
         (
             "--nnodes 2 --node-rank 0 --rdzv-conf rank=1 x",
-            "--node-rank 0 and --rdzv-conf rank=1 differ. Leave one of them out.",
+            "--node-rank 0 and --rdzv-conf rank=1 differ. Remove one of them.",
         ),
-        ("--master-port 70000 x", "--master-port 70000: a port is between 0 and 65535."),
-        ("--max-restarts -1 x", "--max-restarts -1: it must be at least 0."),
+        ("--master-port 70000 x", "--master-port 70000: must be a port between 0 and 65535."),
+        ("--max-restarts -1 x", "--max-restarts -1: must be 0 or more."),
         ("--max-restarts x", "--max-restarts: 'x' is not a whole number."),
         ("--monitor-interval nan x", "--monitor-interval nan: not a time."),
         ("--monitor-interval a x", "--monitor-interval: 'a' is not a number."),
-        ("--shutdown-timeout -1 x", "--shutdown-timeout -1: it must be at least 0."),
+        ("--shutdown-timeout -1 x", "--shutdown-timeout -1: must be 0 or more."),
         (
             "--start-method thread x",
             "--start-method: 'thread': choose one of spawn, fork, forkserver.",
         ),
         ("--numa-binding all x", "--numa-binding: 'all': choose one of node, socket"),
-        ("--signals-to-handle SIGTERM,SIGFOO x", "there is no signal 'SIGFOO'"),
-        ("--signals-to-handle SIGKILL x", "nobody can handle SIGKILL"),
+        ("--signals-to-handle SIGTERM,SIGFOO x", "unknown signal 'SIGFOO'"),
+        ("--signals-to-handle SIGKILL x", "SIGKILL cannot be handled"),
         ("-r 4 x", "--redirects 4: neither one of 0 to 3"),
         ("-t 0:4 x", "--tee 0:4: neither one of 0 to 3"),
         ("--local-ranks-filter a x", "--local-ranks-filter a: not a list of ranks."),
@@ -302,7 +302,7 @@ def test_what_is_not_used_is_noted(line, note):
         ("--nproc-per-node 2", "missing script"),
         ("--nprocs=2", "unknown flag --nprocs. Did you mean --nproc-per-node?"),
         ("--nprocs 2 x", "unknown flag --nprocs. Did you mean --nproc-per-node?"),
-        ("-nproc_per_node 2 x", "no flag -nproc_per_node. Did you mean --nproc-per-node?"),
+        ("-nproc_per_node 2 x", "unknown flag -nproc_per_node. Did you mean --nproc-per-node?"),
         ("--nodes 2 x", "Did you mean --nnodes?"),
         ("--quack x", "unknown flag --quack. See: phalanx torchrun --help."),
         ("--n 2 x", "ambiguous flag --n: could be --nnodes, --no-python, --node-rank,"),

@@ -57,6 +57,6 @@ def check_may_launch(environ: Mapping[str, str]) -> None:
     depth = environ.get(DEPTH, "0")
     if depth.isdigit() and int(depth) >= DEEPEST:
         raise ConfigError(
-            f"a launch within {depth} others: does the function launch itself? If that is meant, "
-            f"remove {DEPTH} from the environment first."
+            f"{depth} nested launches: does the function launch itself? If this is intended, "
+            f"remove {DEPTH} from the environment."
         )

@@ -199,7 +199,7 @@ class HandlerDecider:
             return
         if not self._tally.failures and self.phase is not p.Phase.STOPPING:
             now = self.now()
-            reason = "its host has nothing left of it, and did not say how it ended"
+            reason = "it is no longer running, and its host did not report how it ended"
             self._tally.lose(self._own, reason, Interval(now, now))
         wait = 0.0
         if self._tally.failures and not self._changing:

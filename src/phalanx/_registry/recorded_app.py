@@ -122,7 +122,9 @@ class RecordedApp:
             owner = self.facts["owner"]
             who = "launcher" if self.is_launch else "supervisor"
             status["state"] = AppState.FAILED.value
-            status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
+            status["message"] = (
+                f"its {who} (pid {owner['pid']} on {owner['host']}) no longer exists"
+            )
             if not self.is_launch:
                 status["message"] += see(self.path / "supervisor.log")
             status["seconds"] = None
@@ -268,7 +270,9 @@ class RecordedApp:
             known.update(replica["ranks"])
             files |= {int(rank): Path(path) for rank, path in replica["logs"].items()}
         if unknown := set(ranks or ()) - known:
-            raise LookupError(f"{self.id} has ranks 0 to {len(known) - 1}, not {min(unknown)}")
+            raise LookupError(
+                f"{self.id} has no rank {min(unknown)}; its ranks are 0 to {len(known) - 1}"
+            )
         return {r: p for r, p in sorted(files.items()) if ranks is None or r in ranks}
 
     def agent_log_files(self) -> dict[str, Path]:
@@ -447,7 +451,7 @@ def find(text: str | None) -> RecordedApp:
         same = len({app.id for app in found}) < len(found)
         names = ", ".join(app.handle if same else app.id for app in found[-5:])
         more = "…, " if len(found) > 5 else ""
-        raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {more}{names}")
+        raise LookupError(f"{text!r} is ambiguous: it matches {len(found)} apps: {more}{names}")
     near = difflib.get_close_matches(wanted, [app.id for app in known], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " List apps with: phalanx list"
     raise LookupError(f"no such app: {text!r}.{hint}")

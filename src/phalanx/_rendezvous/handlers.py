@@ -71,8 +71,8 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     if parameters.backend not in found:
         known = ["static", "tcp", "c10d", *found]
         near = difflib.get_close_matches(parameters.backend, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
-        raise ConfigError(f"there is no rendezvous {parameters.backend!r}.{hint}")
+        hint = f" Did you mean {near[0]!r}?" if near else f" Choose one of {', '.join(known)}."
+        raise ConfigError(f"unknown rendezvous backend {parameters.backend!r}.{hint}")
     plugin = found[parameters.backend]
     factory: Factory = plugin.load()
     try:

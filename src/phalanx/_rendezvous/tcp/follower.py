@@ -127,10 +127,10 @@ class Follower:
                 first = await anext(frames)
         except TimeoutError:
             link.abort()
-            return _End(f"no word within {limit:g} s", closed=False)
+            return _End(f"no response within {limit:g} s", closed=False)
         except StopAsyncIteration:
             link.close()
-            return _End("the connection ended", closed=True)
+            return _End("the connection was closed", closed=True)
         match first:
             case rendezvous_frames.JoinAccepted():
                 decider.follow(link, first.leader)
@@ -139,7 +139,7 @@ class Follower:
                 return _End("it is elsewhere", closed=False, moved=first.contact)
             case rendezvous_frames.JoinRefused():
                 link.close()
-                raise RendezvousError(f"this host cannot take part: {first.reason}.")
+                raise RendezvousError(f"this host cannot join: {first.reason}.")
             case _:
                 link.close()
                 said = f"it answered the request to join with {type(first).__name__}"
@@ -153,7 +153,7 @@ class Follower:
             decider.obey(frame)
         link.close()
         decider.unfollow(link)
-        return _End("the connection ended", closed=link.silent < limit, followed=True)
+        return _End("the connection was closed", closed=link.silent < limit, followed=True)
 
     def _say(self, place: Endpoint, reason: str) -> None:
         """Say what is waited for, and why; once."""
@@ -168,5 +168,5 @@ class Follower:
         place, patience = self._decider.part.endpoint, self._decider.part.settings.join_timeout
         return RendezvousTimeoutError(
             f"no rendezvous at {place.address}:{place.port} within {patience:g} s (join_timeout): "
-            f"{reason}. Is the host up that was to carry it, and the port open?"
+            f"{reason}. Check that its host is up and the port is open."
         )

@@ -60,11 +60,9 @@ class IncomingPeers:
         kind = type(frame).__name__
         if kind not in self._refused:
             self._refused.add(kind)
-            logger.warning(
-                "phalanx: a host was refused: it began with %s instead of asking to join", kind
-            )
+            logger.warning("phalanx: refused a host: it sent %s instead of a request to join", kind)
         await link.send(
-            rendezvous_frames.JoinRefused(reason=f"it began with {kind} instead of asking to join")
+            rendezvous_frames.JoinRefused(reason=f"it sent {kind} instead of a request to join")
         )
 
     async def _receive(self, link: Link, meet: rendezvous_frames.JoinRequest) -> None:

@@ -122,17 +122,17 @@ class Leader:
         if meet.version != __version__:
             return f"it runs phalanx {meet.version}, this host {__version__}"
         if meet.run_id != self._run_id:
-            return f"it belongs to run {meet.run_id[:80]!r}, and those that meet here to another"
+            return f"it belongs to another run, {meet.run_id[:80]!r}"
         if self._keys.get(meet.agent, meet.key) != meet.key:
-            return "it comes in the name of another host"
+            return "it uses the identity of another host"
         if meet.agent not in self._links and len(self._links) >= self._most_links:
-            return f"{self._most_links} hosts are here, or wait, already"
+            return f"the maximum of {self._most_links} hosts has already joined"
         if meet.restarts > self._policy.max_restarts:
             return f"it has seen {meet.restarts} restarts, of at most {self._policy.max_restarts}"
         bounds = (self._policy.least, self._policy.most)
         if meet.bounds != bounds:
             told, here = _bounds(meet.bounds), _bounds(bounds)
-            return f"it was started for {told} hosts, and those that meet here for {here}"
+            return f"it was started for {told} hosts, the others for {here}"
         return ""
 
     async def serve(self, link: Link, meet: rendezvous_frames.JoinRequest) -> None:
@@ -143,7 +143,7 @@ class Leader:
             link.close()
             return
         if (before := self._links.get(meet.agent)) is not None:
-            self.lose(before, "it came anew", closed=True)
+            self.lose(before, "it rejoined", closed=True)
         self._know(link)
         link.agent, link.last_round = meet.agent, meet.last_round
         self._links[meet.agent] = link
@@ -154,7 +154,7 @@ class Leader:
             # It may have to wait, and then must know whom to turn to when we are lost.
             await link.send(rendezvous_frames.RoundFormed.make(round_, self._own, self.contacts))
         self.join(meet)
-        reason = "its connection ended"
+        reason = "its connection was closed"
         async for frame in link.frames():
             if link.is_over:
                 continue
@@ -167,7 +167,7 @@ class Leader:
 
     def _say_refusal(self, meet: rendezvous_frames.JoinRequest, problem: str) -> None:
         """Say it on this host as well, a few times: whoever looks here should see why few come."""
-        said = f"{sanitize_line(meet.hostname)} cannot take part: {sanitize_line(problem)}"
+        said = f"{sanitize_line(meet.hostname)} cannot join: {sanitize_line(problem)}"
         if said not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
             self._refusals.add(said)
             logger.warning("phalanx: %s", said)
