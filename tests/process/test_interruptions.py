@@ -81,7 +81,7 @@ def test_a_killed_store_ends_the_app(script, tmp_path):
     (store,) = find("store")
     os.kill(store, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
-    assert "the process that carries the store ended" in errors
+    assert "the process that hosts the store ended" in errors
 
 
 def test_agent_and_zygote_killed_at_once_leave_nothing(script, tmp_path):

@@ -203,7 +203,7 @@ def test_a_flood_is_bounded_and_the_rest_counted(monkeypatch, caplog):
     events.configure()
     assert events.flush()
     assert handler.names == ["in hand", "0", "1", "2", "3", "4"]
-    assert "phalanx: Collecting.record was too slow: 995 items were left out" in caplog.messages
+    assert "phalanx: Collecting.record was too slow: 995 items were dropped" in caplog.messages
 
 
 def test_what_cannot_be_a_handler_is_refused_and_nothing_changes():

@@ -228,7 +228,7 @@ def test_warnings_tell_how_hosts_differ():
         HostReport("e", problem="no route"),
     ]
     text = "\n".join(warnings(reports, "3.11.2"))
-    assert "c has Python 3.12.1, the launcher 3.11.2" in text
+    assert "c has Python 3.12.1, the launcher has 3.11.2" in text
     assert "torch differ: most have 2.13.0; c: 2.12.0" in text
     assert "GPUs differ: most have 8 × H200; c: 4 × H200" in text
     assert "d has 5 MiB of disk left" in text

@@ -184,8 +184,8 @@ def test_what_does_not_fit_is_counted_and_said(monkeypatch, warnings):
     assert metrics.flush()
     assert [data.value for data in handler.got] == list(range(11))
     assert warnings.texts == [
-        "phalanx: Collecting.emit is behind: 10 items wait for it, what comes on top is left out",
-        "phalanx: Collecting.emit was too slow: 20 items were left out",
+        "phalanx: Collecting.emit is too slow: 10 items are queued, dropping further ones",
+        "phalanx: Collecting.emit was too slow: 20 items were dropped",
     ]
 
 
