@@ -266,7 +266,7 @@ def test_what_cannot_be_a_handler_is_refused():
         metrics.configure(Collecting)
     with pytest.raises(ConfigError, match=r"is not a handler: it has no method emit\(\)"):
         metrics.configure(object())
-    with pytest.raises(ConfigError, match="None cannot be a handler"):
+    with pytest.raises(ConfigError, match="None is not a handler"):
         metrics.configure(None)
     metrics.put_metric("a", 1)
     assert metrics.flush()
