@@ -169,7 +169,7 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         first = runner.run(app(f"{show}; sleep 600", have))
         wait_until(lambda: list(runner.log_lines(first)))
         second = runner.run(app(show, 1))
-        wait_until(lambda: "waits for 1 GPUs" in runner.status(second).message)
+        wait_until(lambda: "waiting for 1 GPUs" in runner.status(second).message)
         assert runner.status(second).state is AppState.PENDING
         unasked = runner.run(app(show, 0))
         assert runner.wait(unasked).state is AppState.SUCCEEDED
@@ -187,7 +187,7 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         third = runner.run(app("sleep 600", have))
         wait_until(lambda: runner.status(third).state is AppState.RUNNING)
         waiting = runner.run(app(show, 1))
-        wait_until(lambda: "waits for" in runner.status(waiting).message)
+        wait_until(lambda: "waiting for" in runner.status(waiting).message)
         runner.cancel(waiting)
         assert runner.status(waiting).state is AppState.CANCELLED
         runner.cancel(third)

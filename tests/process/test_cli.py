@@ -1,5 +1,6 @@
 """The command line, from outside."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import textwrap
 import pytest
 
 import phalanx
+from phalanx._cli import launch_help
 from tests.conftest import phalanx_processes, wait_until
 
 
@@ -72,6 +74,14 @@ def test_version_and_help(cli):
     )
 
 
+def test_the_help_of_launch_has_every_option_under_a_heading():
+    """Once each: a new field of a launcher wants a place there."""
+    known = [field.name for field in dataclasses.fields(phalanx.Launcher)]
+    shown = [name for group in launch_help.GROUPS.values() for name in group]
+    of_command = {"log_dir", "show", "quiet", "verbose"}
+    assert sorted(shown) == sorted({*known, *of_command} - {"log_spec"})
+
+
 @pytest.mark.parametrize("target", ["job.py:add", "./job.py:add", "job:add"])
 def test_a_function_of_a_file_or_module_with_its_own_arguments(cli, target):
     """Options before `--`, the function's own behind it."""
@@ -87,7 +97,10 @@ def test_a_nested_function(cli):
 
 def test_help_of_the_options_and_of_the_function(cli):
     """Both come from docstrings."""
-    assert "Seconds between SIGTERM and SIGKILL" in cli("launch", "--help").stdout
+    shown = cli("launch", "--help").stdout
+    assert "Seconds between SIGTERM and SIGKILL" in shown
+    assert shown.count("usage:") == 1
+    assert cli("launch", "job.py:add", "--help").stdout == shown
     done = cli("launch", "job.py:add", "--", "--help")
     assert "the first number" in done.stdout
     assert done.returncode == 0

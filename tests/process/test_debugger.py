@@ -166,7 +166,7 @@ def test_a_notebook_cell_does_not_end_without_a_word():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "has no terminal" in done.stdout
+    assert "without a terminal" in done.stdout
     assert "raised bdb.BdbQuit" in done.stdout
 
 
@@ -258,7 +258,7 @@ def test_in_the_background_the_terminal_is_left_alone(tmp_path):
     terminal = Terminal(sys.executable, "-c", code)
     terminal.wait_for("code 1")
     terminal.finish()
-    assert "has no terminal" in shown_at_the_end(terminal)
+    assert "without a terminal" in shown_at_the_end(terminal)
 
 
 def test_torchrun_without_a_terminal_says_it():
@@ -274,7 +274,7 @@ def test_torchrun_without_a_terminal_says_it():
     )
     assert done.returncode == 1
     assert "rank 0 stopped at a breakpoint" in done.stderr
-    assert "has no terminal" in done.stderr
+    assert "without a terminal" in done.stderr
     assert "BdbQuit" not in done.stderr + done.stdout
 
 

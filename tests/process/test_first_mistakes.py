@@ -218,7 +218,7 @@ def test_a_directory_is_a_script_if_python_can_run_it(tmp_path):
     (tmp_path / "package").mkdir()
     for component in ("dist.ddp", "utils.python"):
         text = is_one_sentence(command("run", component, "--script", "package"))
-        assert "package is a directory, without a __main__.py" in text
+        assert "package is a directory without a __main__.py" in text
     (tmp_path / "package" / "__main__.py").write_text("print('ran')")
     done = command("run", "--wait", "--log", "utils.python", "--script", "package")
     assert done.returncode == 0
@@ -272,7 +272,7 @@ def test_an_argument_that_the_function_must_have(tmp_path):
     """Its name, and where all of them are listed."""
     (tmp_path / "needs.py").write_text("def f(lr: float, path: str): pass\n")
     text = is_one_sentence(command("launch", "needs.py:f"))
-    assert "missing: --lr, --path." in text
+    assert "missing required --lr, --path." in text
     assert "phalanx launch needs.py:f -- --help" in text
 
 

@@ -193,7 +193,7 @@ def test_what_is_not_a_component_is_listed_with_its_reason_and_refused(environme
         "1. m.mod.good  It is good.",
         "m.mod.untyped: its parameter 'x' has no type",
         "m.mod.wrong: it returns int, not AppDef",
-        "m.mod.silent: it does not say what it returns",
+        "m.mod.silent: it has no return annotation",
         "m.mod.odd: its parameter 'x': object is not supported on the command line",
         "m.mod.broken: cannot read its annotations: NameError",
         "m.mod.keywords: **kwargs cannot be written",
@@ -429,7 +429,7 @@ def test_a_scheduler_of_a_package_adds_to_ours(environment):
         "type=bind,src=/a,dst=/b",
         "true",
     )
-    assert (done.returncode, "cannot mount" in done.stderr) == (2, True)
+    assert (done.returncode, "does not support mounts" in done.stderr) == (2, True)
 
 
 def test_the_last_of_a_plugin_gone_its_apps_can_still_be_listed(environment, tmp_path):
@@ -601,7 +601,7 @@ def test_commands_of_a_package(environment):
     assert "Traceback" not in done.stderr
     done = environment("--help")
     assert "hello       from p" in done.stdout
-    assert "has the name of a command of ours" in done.stderr
+    assert "phalanx has a command of that name" in done.stderr
     assert environment("run", "--wait", "utils.echo").returncode == 0
     assert "Did you mean 'hello'?" in environment("helo").stderr
 

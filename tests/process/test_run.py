@@ -435,7 +435,11 @@ def test_everything_from_stdin():
     given = {"component_name": "utils.sh", "component_args": ["exit 4"], "wait": True}
     given |= {"scheduler": "local_cwd", "scheduler_args": {"stop_grace": 1}}
     assert run("--stdin", input=json.dumps(given)).returncode == 4
-    for text, said in (("{", "not JSON"), ("[]", "component_name"), ('{"component_name": 1}', "")):
+    for text, said in (
+        ("{", "invalid JSON"),
+        ("[]", "component_name"),
+        ('{"component_name": 1}', ""),
+    ):
         done = run("--stdin", input=text)
         assert done.returncode == 2
         assert said in done.stderr
@@ -521,7 +525,7 @@ def test_list_describe_and_delete():
     for verb in ("status", "describe", "log", "delete", "cancel"):
         done = phalanx(verb, handle)
         assert (done.returncode, done.stdout) == (1, ""), verb
-        assert "no app" in done.stderr
+        assert "no such app" in done.stderr
 
 
 def test_cancelling_what_ignores_sigterm():
@@ -675,7 +679,7 @@ def test_components_and_commands_are_configured_too(tmp_path):
     done = phalanx("config")
     assert "configured" in done.stdout
     env = {**os.environ, "PHALANX_RUN_SCHEDULER": "nowhere"}
-    assert "no scheduler 'nowhere'" in run("utils.echo", env=env).stderr
+    assert "unknown scheduler 'nowhere'" in run("utils.echo", env=env).stderr
 
 
 @pytest.mark.parametrize(
@@ -709,7 +713,7 @@ def test_configure_writes_a_file_to_begin_with(tmp_path):
     assert run("--wait", "utils.echo").returncode == 0
     done = phalanx("configure")
     assert done.returncode == 1
-    assert "stays as it is" in done.stderr
+    assert "already exists" in done.stderr
     assert phalanx("configure", "--print", "-s", "ssh").stdout.count("[scheduler.") == 1
     assert phalanx("configure", "--print", "-s", "nowhere").returncode == 1
 
@@ -1030,7 +1034,7 @@ def test_stdin_where_a_scheduler_is_configured(tmp_path):
     """The JSON counts, and what it does not say is as configured."""
     (tmp_path / ".phalanxconfig").write_text('[command.run]\nscheduler = "nowhere"\n')
     given = {"component_name": "utils.echo", "wait": True}
-    assert "no scheduler 'nowhere'" in run("--stdin", input=json.dumps(given)).stderr
+    assert "unknown scheduler 'nowhere'" in run("--stdin", input=json.dumps(given)).stderr
     given["scheduler"] = "local_cwd"
     assert run("--stdin", input=json.dumps(given)).returncode == 0
 
@@ -1064,9 +1068,9 @@ def test_streams_that_are_closed_or_full():
 def test_directories_that_are_gone_or_closed(tmp_path):
     """One sentence each."""
     done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx run utils.echo; phalanx configure")
-    assert "the current directory is gone" in done.stderr
+    assert "the current directory no longer exists" in done.stderr
     done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx launch os:getpid")
-    assert "the current directory is gone" in done.stderr
+    assert "the current directory no longer exists" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" not in done.stderr
     env = {**os.environ, "XDG_STATE_HOME": "relative"}
@@ -1265,7 +1269,7 @@ def test_config_tells_what_is_wrong(tmp_path):
     ):
         assert said in done.stderr
     path.write_text('[scheduler.local_cwd]\nstop_grace = "two"\n')
-    assert f"{path}: local_cwd's option" in run("utils.echo").stderr
+    assert f"{path}: local_cwd: option" in run("utils.echo").stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a table of processes of its own needs root")

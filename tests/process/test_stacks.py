@@ -155,7 +155,7 @@ def test_what_a_program_does_of_its_own_is_not_disturbed(running, tmp_path):
     told = {one.rank: one.problem for one in first}
     assert "closed" in told[0]
     assert "no answer" in told[1]
-    assert "does not answer" in told[2]
+    assert "does not handle" in told[2]
     assert told[3] == ""
     assert "stopped" in told[4]
     os.kill(pids[4], signal.SIGCONT)

@@ -506,8 +506,8 @@ def test_what_cannot_be_honoured_is_an_error(torchrun):
     """One sentence, exit code 2, nothing started."""
     for flags, said in {
         ("--logs-specs", "mine"): "--log-dir",
-        ("--event-log-handler", "mine"): "null and console",
-        ("--rdzv-backend", "etdc"): "There are",
+        ("--event-log-handler", "mine"): "null or console",
+        ("--rdzv-backend", "etdc"): "Choose one of",
         ("--rdzv-conf", "join_timout=3", "--rdzv-backend", "c10d"): "join_timeout",
         ("--nnodes", "0:1"): "at least 1",
     }.items():
@@ -626,7 +626,7 @@ def test_hosts_that_do_not_belong_together_are_told(torchrun):
     wait_until(lambda: _listens(first.pid, port))
     other = torchrun(code, "--nnodes", "1:2", *where, "--rdzv-id", "b")
     assert other.returncode == 1
-    assert "belongs to run 'b'" in other.stderr
+    assert "belongs to another run, 'b'" in other.stderr
     another = torchrun(code, "--nnodes", "3", *where, "--rdzv-id", "a")
     assert another.returncode == 1
     assert "was started for 3 hosts, the others for 1:2" in another.stderr
@@ -755,7 +755,7 @@ def test_what_is_waited_for_is_said(torchrun):
     alone = torchrun(
         "print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", f"localhost:{free_port()}"
     )
-    assert "up to 4 s (join_timeout): 1 of at least 2 hosts came: " in alone.stderr
+    assert "up to 4 s (join_timeout): 1 of at least 2 hosts joined: " in alone.stderr
 
 
 SILENT_RESOLVER = """

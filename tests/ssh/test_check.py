@@ -89,7 +89,7 @@ def test_mistakes_of_the_command(cluster):
         )
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
-    assert check(cluster, "not a host").returncode == 2
+    assert check(cluster, "not a valid host").returncode == 2
 
 
 def test_without_hosts_it_is_this_machine():

@@ -52,7 +52,7 @@ def test_files_come_home_at_the_end(launcher, cluster, caplog):
         save(f"ckpt/{rank}.pt", f"of rank {rank}")
         save("ckpt/deep/er/.metadata", "same")
         os.symlink(f"{rank}.pt", f"ckpt/latest{rank}")
-        save("notes.txt", "not asked for")
+        save("notes.txt", "not requested")
         return int(rank)
 
     assert list(launcher(2, fetch=["ckpt/*"]).run(work)) == [0, 1]
@@ -252,7 +252,7 @@ def test_a_file_that_cannot_be_written_here_is_an_error_and_values_are_kept(
         launcher(1, fetch=["ckpt/*"]).run(work)
     assert list(caught.value.result) == [7]
     assert not list((tmp_path / "outside").iterdir())
-    assert not [message for message in caplog.messages if "no file that fits" in message]
+    assert not [message for message in caplog.messages if "no file that matches" in message]
 
 
 def test_a_disk_that_is_full_here_is_said(launcher, caplog):
@@ -278,7 +278,7 @@ def test_a_disk_that_is_full_here_is_said(launcher, caplog):
 def test_a_pattern_that_nothing_fits_is_said(launcher, caplog):
     """It may be a mistake."""
     launcher(1, fetch=["chkpt/*"]).run(os.getpid)
-    assert any("no file that fits 'chkpt/*'" in message for message in caplog.messages)
+    assert any("no file that matches 'chkpt/*'" in message for message in caplog.messages)
 
 
 def test_without_fetch_the_first_restart_warns_and_names_the_file(launcher, caplog):

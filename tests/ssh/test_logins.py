@@ -99,7 +99,7 @@ def test_what_the_login_says_on_stdout_is_the_reason(launcher, bashrc):
     with pytest.raises(phalanx.StartFailed, match="this account is locked"):
         launcher().run(print)
     bashrc("exit 0\n")
-    with pytest.raises(phalanx.StartFailed, match="login shell ended at once"):
+    with pytest.raises(phalanx.StartFailed, match="login shell exited at once"):
         launcher().run(print)
 
 

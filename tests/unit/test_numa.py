@@ -108,7 +108,9 @@ def test_only_what_this_process_may_use_is_given(four):
         four.choose("exclusive", 2)
     four.allowed = {0}
     for kind in ("node", "socket", "exclusive", "core-complex"):
-        with pytest.raises(ConfigError, match="too few CPUs available on NUMA node 3.*local rank 0"):
+        with pytest.raises(
+            ConfigError, match="too few CPUs available on NUMA node 3.*local rank 0"
+        ):
             four.choose(kind, 1)
 
 
