@@ -329,7 +329,7 @@ def test_a_name_that_is_no_worker_is_said(caplog):
     assert "no agent or worker named 'localhost[7]'" in caplog.text
     with pytest.raises(phalanx.ConfigError, match="lists of handlers"):
         phalanx.launch(int, workers_per_host=1, log_spec=Map({"localhost[0]": "nothing"}))
-    with pytest.raises(phalanx.ConfigError, match="not an instance"):
+    with pytest.raises(phalanx.ConfigError, match="must be a LogSpec instance"):
         phalanx.launch(int, workers_per_host=1, log_spec=DefaultLogSpec)
 
 

@@ -196,7 +196,7 @@ def test_what_is_not_a_component_is_listed_with_its_reason_and_refused(environme
         "m.mod.silent: it has no return annotation",
         "m.mod.odd: its parameter 'x': object is not supported on the command line",
         "m.mod.broken: cannot read its annotations: NameError",
-        "m.mod.keywords: **kwargs cannot be written",
+        "m.mod.keywords: **kwargs cannot be given",
     ):
         assert said in done.stdout
     assert "_private" not in done.stdout
@@ -417,7 +417,7 @@ def test_a_scheduler_of_a_package_adds_to_ours(environment):
     ]
     assert "RUNNING" in environment("status", handle).stdout
     assert json.loads(environment("describe", handle).stdout)["name"] == "echo"
-    assert "echo-in-fast: RUNNING, and asked" in environment("cancel", handle).stdout
+    assert "echo-in-fast: RUNNING, cancelling" in environment("cancel", handle).stdout
     done = environment(
         "run",
         "-s",
@@ -597,7 +597,7 @@ def test_commands_of_a_package(environment):
         assert (done.returncode, done.stdout) == (4, "hello ['--flag', 'x']\n")
     done = environment("oops")
     assert done.returncode == 1
-    assert "the plugin 'oops' of p (phalanx.cli: cmds.broken) is broken" in done.stderr
+    assert "plugin 'oops' of p (phalanx.cli: cmds.broken) is broken" in done.stderr
     assert "Traceback" not in done.stderr
     done = environment("--help")
     assert "hello       from p" in done.stdout

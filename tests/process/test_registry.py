@@ -108,7 +108,7 @@ def test_a_launcher_that_was_killed_is_not_running(script):
     process.communicate()
     (app,) = ask("list")
     assert app["status"]["state"] == "FAILED"
-    assert "is gone" in app["status"]["message"]
+    assert "no longer exists" in app["status"]["message"]
     assert "FAILED" in command("status").stdout
     assert "FAILED" in command("list").stdout
     wait_until(lambda: not phalanx_processes())

@@ -206,9 +206,7 @@ def describe_left(hosts: Sequence[str], given_up: Sequence[str] = ()) -> str:
     """What is known to be left where; that nothing is, only where it was seen."""
     if hosts:
         names = ", ".join(hosts)
-        return (
-            f"no answer from {names}: processes may be left there (check with: pgrep -fa phalanx:)"
-        )
+        return f"{names} did not answer: processes may be left there (check: pgrep -fa phalanx:)"
     if given_up:
         return f"gave up the login to {', '.join(dict.fromkeys(given_up))}"
     return "nothing is left running"
