@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_written_here_is_an_error_and_values_are_kept(
         save("ckpt/last.txt", "x")
         return 7
 
-    with pytest.raises(phalanx.FetchError, match=r"ckpt/last.txt on box1 .*is a link") as caught:
+    with pytest.raises(phalanx.FetchError, match=r"ckpt/last.txt from box1.*is a link") as caught:
         launcher(1, fetch=["ckpt/*"]).run(work)
     assert list(caught.value.result) == [7]
     assert not list((tmp_path / "outside").iterdir())
@@ -481,7 +481,7 @@ def test_a_deep_file_comes_and_one_that_is_too_deep_is_the_only_one_that_does_no
     assert Path("ckpt/plain").read_text() == "plain"
     assert Path(deep).read_text() == "deep"
     (problem,) = caught.value.problems
-    assert problem.startswith("ckpt/far/nnn")
+    assert problem.startswith("cannot fetch ckpt/far/nnn")
     assert "from box1: its path has" in problem
     assert "at most 4000 are possible" in problem
 
