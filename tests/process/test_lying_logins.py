@@ -62,7 +62,7 @@ ARRIVALS = {
     "variables that are none": ("ready(changed=[[], {}])", "it sent "),
     "many GPUs": ("ready(gpus=10**9)", "it claims 2 CPUs and 1000000000 GPUs"),
     "fewer than no GPUs": ("ready(gpus=-1)", "it claims 2 CPUs and -1 GPUs"),
-    "many processors": ("ready(processors=10**9)", "it claims 1000000000 processors"),
+    "many processors": ("ready(processors=10**9)", "it claims 1000000000 CPUs"),
     "half a processor": ("ready(processors=0.5)", "it sent "),
     "a closed channel": ("begin(); os.close(1); time.sleep(60)", "closed its channel"),
     "deaf, and without end": (

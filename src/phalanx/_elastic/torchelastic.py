@@ -79,7 +79,7 @@ class WorkerSpec:
             raise ConfigError("give either fn or entrypoint, not both.")
         self.entrypoint = self.entrypoint if self.fn is None else self.fn
         if self.entrypoint is None:
-            raise ConfigError("WorkerSpec: missing fn, the function for workers to call.")
+            raise ConfigError("WorkerSpec needs fn=..., the function for workers to call.")
         if not isinstance(self.local_world_size, int) or self.local_world_size < 1:
             raise ConfigError(f"local_world_size={self.local_world_size!r}: must be 1 or more.")
         if self.rdzv_handler is not None and (problem := problem_of(self.rdzv_handler)):

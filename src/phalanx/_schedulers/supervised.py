@@ -183,7 +183,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         """What a replica has printed, in the order of time as far as it is known."""
         app = self._find(app_id)
         if app is None:
-            raise LookupError(f"there is no app {app_id!r}")
+            raise LookupError(f"no such app: {app_id!r}")
         wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
         known = _find_replica(app, role, replica)
         cwd = known.get("cwd", os.sep)

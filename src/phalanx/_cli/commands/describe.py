@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if app is None:
         print(
-            f"phalanx describe: {found.handle} was not submitted from this machine", file=sys.stderr
+            f"phalanx describe: no such app: {found.handle} (not submitted from here)",
+            file=sys.stderr,
         )
         return 1
     parsing.print_json(to_dict(app))
