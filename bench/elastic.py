@@ -258,7 +258,7 @@ def phases(workers: int) -> dict[str, float]:
 # ── a rendezvous of many ──────────────────────────────────────────────────────
 
 
-async def _meet(count: int) -> float:
+async def _rendezvous_seconds(count: int) -> float:
     """Seconds from the first connection until the last of so many agents has its round."""
     from phalanx._core.rounds import Endpoint
     from phalanx._rendezvous import protocol as p
@@ -307,7 +307,7 @@ def rendezvous() -> dict[int, list[float]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     times: dict[int, list[float]] = {}
     for count in AGENTS:
-        times[count] = [asyncio.run(_meet(count)) for _ in range(3)]
+        times[count] = [asyncio.run(_rendezvous_seconds(count)) for _ in range(3)]
         say(f"rendezvous of {count}: {statistics.median(times[count]):.3f} s")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return times

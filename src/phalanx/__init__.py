@@ -9,8 +9,9 @@ The layers, each importing only from those above it: pure data (`errors`, `round
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from phalanx._core.lazy import loader
 
 __version__ = "0.1.0"
 
@@ -115,12 +116,7 @@ if TYPE_CHECKING:
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

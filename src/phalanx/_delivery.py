@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -18,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from phalanx._logs import logger
+from phalanx._logs.stuck_handlers import forget_stuck, warn, warn_aside
 from phalanx.errors import ConfigError
 
 BOUND = 10_000
@@ -103,7 +102,7 @@ class Delivery:
         with self._lock:
             left_out, self._left_out = self._left_out, 0
         if left_out:
-            _warn("phalanx: %s was too slow: %d items were dropped", self.name, left_out)
+            warn("phalanx: %s was too slow: %d items were dropped", self.name, left_out)
 
     def _leave_out(self) -> None:
         with self._lock:
@@ -111,9 +110,7 @@ class Delivery:
             told, self._told_behind = self._told_behind, True
         if not told:
             text = "phalanx: %s is too slow: %d items are queued, dropping further ones"
-            with contextlib.suppress(RuntimeError):  # as in _start
-                # Logging may block as well, above all if it is what the handler is stuck in.
-                threading.Thread(target=_warn, args=(text, self.name, BOUND), daemon=True).start()
+            warn_aside(text, self.name, BOUND)
 
     def _is_idle(self) -> bool:
         with self._lock:
@@ -156,7 +153,7 @@ class Delivery:
             if not self._told_raised:
                 self._told_raised = True
                 text = "phalanx: %s raised %s: %s (reported once; it keeps getting items)"
-                _warn(text, self.name, type(error).__name__, error)
+                warn(text, self.name, type(error).__name__, error)
 
 
 class Deliveries:
@@ -203,11 +200,6 @@ class Deliveries:
 _KINDS: list[Deliveries] = []
 
 
-def _warn(text: str, *args: object) -> None:
-    with contextlib.suppress(Exception):  # the user's logging
-        logger.warning(text, *args)
-
-
 def _seconds_to(until: float) -> float:
     return min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
 
@@ -225,24 +217,11 @@ def _at_exit() -> None:
         delivery.keep(wanted=False)
     until = time.monotonic() + PATIENCE
     late = {delivery: count for delivery in deliveries if (count := delivery.finish(until))}
-    if late and not _is_logging_free():
+    if late and not forget_stuck():
         return
     for delivery, count in late.items():
         delivery.report_left_out()
-        _warn("phalanx: %s is too slow: %d items were lost at exit", delivery.name, count)
-
-
-def _is_logging_free() -> bool:
-    """Whether logging can be used; `logging.shutdown` will not wait for what a handler blocks."""
-    known: list[Callable[[], logging.Handler | None]] = getattr(logging, "_handlerList", [])
-    before = len(known)
-    for reference in list(known):
-        lock = getattr(reference(), "lock", None) or threading.RLock()
-        if lock.acquire(timeout=0.1):
-            lock.release()
-        else:
-            known.remove(reference)
-    return len(known) == before
+        warn("phalanx: %s is too slow: %d items were lost at exit", delivery.name, count)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -155,9 +155,10 @@ class JSONLinesEventHandler(EventHandler):
         """
         self._stream: TextIO | None = None
         self._path = ""
+        self._is_torn = False
+        """The disk was full in the middle of a line."""
         if isinstance(path_or_stream, str | os.PathLike):
             self._path = os.path.abspath(path_or_stream)
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._append(b"")
         elif hasattr(path_or_stream, "write"):
             self._stream = path_or_stream
@@ -174,10 +175,14 @@ class JSONLinesEventHandler(EventHandler):
             self._stream.flush()
 
     def _append(self, line: bytes) -> None:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         with open(self._path, "ab", buffering=0) as file:
-            if file.write(line) != len(line):
-                file.write(b"\n")  # the disk is full: let the next line begin as a line
+            line = b"\n" + line if self._is_torn else line
+            written = file.write(line)
+            if written != len(line):
+                self._is_torn = True
                 raise OSError(f"an event was only partly written to {self._path}")
+            self._is_torn = False
 
 
 class LoggingEventHandler(EventHandler):

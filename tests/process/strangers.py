@@ -15,7 +15,7 @@ TOKEN = "the token of these tests"
 ENVIRON = {tokens.VARIABLE: TOKEN}
 
 
-def meet(**fields):
+def join_request(**fields):
     """A host's first word, as good as a stranger can make it up."""
     defaults = {
         "version": "0.1.0",

@@ -147,7 +147,12 @@ def test_a_rendezvous_handler_of_ones_own(start_method):
 
 def test_hosts_that_wait_restart_the_workers_without_spending_a_restart():
     """As the handler tells it."""
-    handler = MyRendezvousHandler()
+
+    class SomebodyWaits(MyRendezvousHandler):
+        def next_rendezvous(self):
+            info = super().next_rendezvous()
+            self.waiting = int(self.rounds == 1)
+            return info
 
     def work():
         context = phalanx.context()
@@ -155,8 +160,7 @@ def test_hosts_that_wait_restart_the_workers_without_spending_a_restart():
             time.sleep(600)
         return context.round, context.restart_count
 
-    threading.Timer(1.0, lambda: setattr(handler, "waiting", 1)).start()
-    spec = WorkerSpec(rdzv_handler=handler, fn=work, max_restarts=0, monitor_interval=0.02)
+    spec = WorkerSpec(rdzv_handler=SomebodyWaits(), fn=work, max_restarts=0, monitor_interval=0.02)
     result = LocalElasticAgent(spec).run()
     assert result.return_values == {0: (2, 0)}
 

@@ -1,25 +1,33 @@
 """Every file that we write, on a disk that is full, read-only, or whose files are removed.
 
-The table is docs/files.md, row by row: a row has a test here, or names the one that it has.
+The table is docs/files.md, row by row: a row has a case here, or in tests/ssh/test_disks.py.
 """
 
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
 
 import phalanx
+from phalanx import _wire as wire, events
 from phalanx.errors import OutputLost
+from phalanx._core.rounds import Ended, Outcome
+from phalanx._launcher.payload import Inboxes
 from phalanx._logs.losses import Loss, describe
-from phalanx._registry import recorded_app, replace, reserve
+from phalanx._registry import append, recorded_app, replace, reserve
+from phalanx._system.network import free_port
 from tests.conftest import phalanx_processes, wait_until
 from tests.process.commands import phalanx as command
 from tests.process.disks import Disk
+from tests.ssh.test_disks import TABLE as TABLE_OF_HOSTS
 
 LINES = [f"line {i}" for i in range(20_000)]
 DOCS = Path(__file__).parents[2] / "docs" / "files.md"
@@ -45,6 +53,9 @@ PROGRAM = """
         while not os.path.exists("go"):
             time.sleep(0.01)
         return 7
+
+    def deep(frames=90):
+        return deep(frames - 1) if frames else quiet()
 
     if __name__ == "__main__":
         main()
@@ -312,6 +323,305 @@ def _pid_ended(case, place):
     return "SIGTERM" if (place / "supervisor.log").stat().st_size else ""
 
 
+def supervisor_log(disk, case, trouble):
+    """Of a supervisor that is killed. One that does not say anything is not pointed at."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    logs = f"log_dir={case.place / 'logs'}"
+    case.ask("run", "-cfg", logs, "utils.sh", "echo begun; sleep 1000")
+    wait_until(lambda: has_begun(case.place / "logs"))
+    (place,) = (disk / "phalanx" / "apps").iterdir()
+    log = place / "supervisor.log"
+    keeper = json.loads((place / "app.json").read_text())["owner"]["pid"]
+    (supervisor,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    if trouble == "gone":
+        log.unlink()
+    elif trouble:
+        disk.harm(trouble)
+    os.kill(int(supervisor), signal.SIGKILL)
+    if trouble == "read-only":  # it is open, and has more to say
+        wait_until(lambda: "status.json: Read-only file system" in log.read_text())
+        disk.repair()
+    wait_until(lambda: not phalanx_processes())
+    message = case.status()["message"]
+    assert message.startswith("its supervisor ended: killed by SIGKILL")
+    says_something = log.exists() and log.stat().st_size > 0
+    assert (str(log) in message) == says_something == (trouble in (None, "read-only"))
+
+
+def questions_for_stacks(disk, case, trouble):
+    """Those that cannot be asked, and those that cannot be answered; the app goes on."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    case.start("launch", "program.py:deep")
+    wait_until(lambda: has_begun(case.place / "logs"))
+    (place,) = (disk / "phalanx" / "apps").iterdir()
+    reason = {
+        "full": "No space left on device",
+        "read-only": "Read-only file system",
+        "gone": f"{place.name} is no longer recorded",
+    }[trouble]
+    case.process.send_signal(signal.SIGSTOP)
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "stacks", "--timeout", "1"],
+        env=case.environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: list(place.glob("stacks/*.ask")))
+    disk.harm(trouble)
+    case.process.send_signal(signal.SIGCONT)
+    _, said = asking.communicate(timeout=30)
+    assert (asking.returncode, said.count("\n"), reason in said) == (1, 1, True), said
+    done = case.ask("stacks")
+    reason = "no app is running" if trouble == "gone" else reason
+    assert (done.returncode, done.stderr.count("\n"), reason in done.stderr) == (1, 1, True)
+    disk.repair()
+    assert "rank 0: 7" in case.finish().out
+    assert case.code == 0, case.err
+
+
+WAITING = """
+    echo begun; until [ -e go ]; do sleep 0.01; done
+    echo middle; until [ -e again ]; do sleep 0.01; done
+    echo last
+"""
+
+
+def times_of_lines(disk, case, trouble):
+    """Of an app, and of a launch: no line is left out because it is not known when it came."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    logs = case.place / "logs"
+    words = ["launch", "program.py:twice", "--log-dir", logs / "launch"]
+    case.start(*words, stdout=subprocess.DEVNULL)
+    assert case.ask("run", "-cfg", f"log_dir={logs / 'app'}", "utils.sh", WAITING).returncode == 0
+    wait_until(lambda: has_begun(logs / "launch") and has_begun(logs / "app"))
+    places = {path.name.rpartition("-")[0]: path for path in (disk / "phalanx/apps").iterdir()}
+    app, launch = places.pop("sh"), next(iter(places.values()))
+    times = launch / "times-0", app / "times" / "sh-0-stdout"
+    wait_until(lambda: all(path.exists() and path.read_text() for path in times))
+    if trouble == "gone":
+        for path in times:
+            path.unlink()
+        times[1].parent.rmdir()
+    else:
+        disk.harm(trouble)
+    case.go()
+    read = lambda: "".join(path.read_text() for path in logs.rglob("*.log"))
+    wait_until(lambda: "line 15000\n" in read() and "middle\n" in read())
+    disk.repair()
+    (case.place / "again").touch()
+    assert case.finish().code == 0, case.err
+    wait_until(lambda: not phalanx_processes())
+    for path, lines in ((launch, ["begun", *LINES, "last"]), (app, ["begun", "middle", "last"])):
+        done = case.ask("log", "--since", "1h", path.name)
+        shown = [line.removeprefix("sh/0 ") for line in done.stdout.splitlines()]
+        assert shown == lines
+    assert all(path.read_text() for path in times)
+
+
+def gpus_that_are_given(disk, case, trouble):
+    """To an app that waits for one: there is one, as far as the machine's tool says."""
+    tool = case.place / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'GPU 0: one'\n")
+    tool.chmod(0o755)
+    case.environ |= {
+        "XDG_STATE_HOME": str(disk.path),
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    logs = case.place / "logs"
+    app = ["run", "-cfg", f"log_dir={logs}", "utils.sh", "--gpu", "1", WAITING]
+    first, second = (case.ask(*app).stdout.strip() for _ in "ab")
+    wait_until(lambda: has_begun(logs))
+    status = lambda handle: json.loads(case.ask("status", "--json", handle).stdout)["status"]
+    wait_until(lambda: "waits for 1 GPU" in status(second)["message"])
+    keeper = json.loads((_place(disk, second) / "app.json").read_text())["owner"]["pid"]
+    (supervisor,) = map(int, _children_of(keeper))
+    os.kill(supervisor, signal.SIGSTOP)
+    disk.harm(trouble)
+    if trouble == "full":
+        (case.place / "go").touch()
+        (case.place / "again").touch()
+        wait_until(lambda: status(first)["state"] == "SUCCEEDED")
+        disk.fill()  # once more: it has left some room
+    os.kill(supervisor, signal.SIGCONT)
+    wait_until(lambda: not _children_of(keeper) or trouble == "read-only")
+    if trouble == "read-only":
+        wait_until(lambda: (_place(disk, second) / "supervisor.log").stat().st_size)
+    disk.repair()
+    wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
+    if trouble != "gone":
+        reason = {"full": "No space left on device", "read-only": "Read-only file system"}[trouble]
+        ended = status(second)
+        assert ended["state"] == "FAILED"
+        assert ended["message"].startswith("which GPUs it has cannot be noted: ")
+        assert reason in ended["message"]
+    assert len(list(logs.rglob("stdout.log"))) == 1  # it was not started
+    case.go()
+    (case.place / "again").touch()
+    wait_until(lambda: not phalanx_processes())
+
+
+def _place(disk, handle):
+    return disk / "phalanx" / "apps" / handle.rpartition("/")[2]
+
+
+def _children_of(pid):
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
+def error_files(disk, case, trouble):
+    (case.place / "failing.py").write_text(
+        textwrap.dedent("""
+            import os, sys, time
+            import phalanx
+
+            @phalanx.record
+            def main():
+                for stream in (sys.stdout, sys.stderr):
+                    print("begun", file=stream, flush=True)
+                while not os.path.exists("go"):
+                    time.sleep(0.01)
+                raise ValueError("in the file " + "x" * 5000)
+
+            try:
+                main()
+            except ValueError:
+                sys.exit("on stderr")
+        """)
+    )
+    case.ask("run", "-cfg", f"log_dir={disk.path}", "utils.python", "--script", "failing.py")
+    wait_until(lambda: has_begun(disk.path, "**/stderr.log"))
+    (log,) = disk.path.glob("**/stderr.log")
+    disk.harm(trouble)
+    case.go()
+    wait_until(lambda: not phalanx_processes())
+    status = case.status()
+    assert status["state"] == "FAILED"
+    shown = status["roles"][0]["replicas"][0]["error"]
+    if trouble == "gone":  # whoever writes it makes the directory
+        assert shown.startswith("ValueError: in the file")
+    else:
+        assert shown == "on stderr"
+        disk.repair()
+        assert not log.with_name("error.json").exists()
+
+
+def values_on_their_way_in(disk, case, trouble):
+    """The launcher has another place for them than the workers."""
+    (disk / "tmp").mkdir()
+    (case.place / "large.py").write_text(
+        textwrap.dedent("""
+            import os, sys, tempfile, time
+            import phalanx
+
+            def large():
+                print("begun", flush=True)
+                while not os.path.exists("go"):
+                    time.sleep(0.01)
+                return bytes(5 << 20)
+
+            if __name__ == "__main__":
+                tempfile.tempdir = sys.argv[1]
+                try:
+                    phalanx.launch(large, workers_per_host=1)
+                except phalanx.LaunchError as error:
+                    print(type(error).__name__, error)
+        """)
+    )
+    case.process = subprocess.Popen(
+        [sys.executable, "large.py", disk / "tmp"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=case.place,
+        env=case.environ,
+    )
+    wait_until(lambda: has_begun(case.place / "logs"))
+    disk.harm(trouble)
+    case.finish()
+    reason = {
+        "full": "No space left on device",
+        "read-only": "No space left on device|Read-only file system",
+        "gone": "No such file or directory",
+    }[trouble]
+    assert case.code == 0, case.err
+    assert re.search(
+        rf"ResultError rank 0 .*there is no place for it here: ({reason})", case.out
+    ), case.out
+
+
+def token_of_hosts_that_meet_here(disk, case, trouble):
+    """Without one they meet all the same, which each of them says."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    case.go()
+    (disk / "phalanx").mkdir()
+    disk.harm(trouble)
+    words = [sys.executable, "-m", "phalanx", "torchrun", "--nnodes", "2"]
+    words += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-backend", "c10d"]
+    hosts = [
+        subprocess.Popen(
+            [*words, "program.py"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=case.place,
+            env=case.environ,
+        )
+        for _ in range(2)
+    ]
+    said = [host.communicate(timeout=60)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    warned = ["can join this rendezvous" in text for text in said]
+    assert warned == [trouble != "gone"] * 2, said
+    disk.repair()
+    tokens = [path.name for path in disk.path.rglob("*token*")]
+    assert tokens == (["loopback.token"] if trouble == "gone" else [])
+
+
+def events_as_lines(disk, case, trouble):
+    """Whole lines, or none; what could not be written is said once."""
+    path = disk / "events" / "all.jsonl"
+    warnings = []
+    said = logging.Handler()
+    said.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("phalanx").addHandler(said)
+    record = lambda name: events.record(events.Event(name, events.EventSource.AGENT))
+    try:
+        events.configure(events.JSONLinesEventHandler(path))
+        record("first")
+        assert events.flush()
+        path.write_text(path.read_text() + " " * (4096 - path.stat().st_size - 51) + "\n")
+        disk.harm(trouble)
+        for name in ("second", "third"):
+            record(name)
+        assert events.flush()
+        disk.repair()
+        record("last")
+        assert events.flush()
+    finally:
+        events.configure()
+        logging.getLogger("phalanx").removeHandler(said)
+    names = [line["name"] for line in map(_as_json, path.read_text().splitlines()) if line]
+    if trouble == "gone":
+        assert (names, warnings) == (["second", "third", "last"], [])
+    else:
+        assert names == ["first", "last"]
+        reason = {"full": "only a part|No space left", "read-only": "Read-only file system"}
+        (warning,) = warnings
+        assert re.search(reason[trouble], warning)
+
+
+def _as_json(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
 TABLE = {
     "standard output": standard_output,
     "log files of a launch": log_files_of_a_launch,
@@ -323,6 +633,14 @@ TABLE = {
     "warm agents": agents_that_are_kept,
     "`.phalanxconfig`": configuration,
     "cancellation": cancellation,
+    "`supervisor.log`": supervisor_log,
+    "stack requests and answers": questions_for_stacks,
+    "times of lines": times_of_lines,
+    "GPU assignments": gpus_that_are_given,
+    "error files": error_files,
+    "results over 4 MiB in transit": values_on_their_way_in,
+    "rendezvous token of this machine": token_of_hosts_that_meet_here,
+    "events": events_as_lines,
 }
 
 
@@ -341,11 +659,11 @@ def test_what_a_disk_does_to_a_file(name, trouble, disk, case):
 
 
 def test_the_table_in_the_docs_has_every_row():
-    """And no other, but those that name their own test."""
+    """And no other: those of other hosts are tried on some."""
     rows = re.findall(r"^\| ([^|]+?) \|", DOCS.read_text(), re.MULTILINE)
     rows = [row for row in rows if not row.startswith("-") and row != "file"]
-    own = [row for row in rows if "ᵗ" not in row]
-    assert sorted(re.sub(r" \(.*\)$", "", row) for row in own) == sorted(TABLE)
+    names = [re.sub(r" \(.*\)$", "", row) for row in rows]
+    assert sorted(names) == sorted([*TABLE, *TABLE_OF_HOSTS])
 
 
 # ── standard output of every command ──────────────────────────────────────────
@@ -576,24 +894,9 @@ def _replicas_of(app):
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_a_log_that_is_pointed_at_says_something(full, disk, case):
+def test_a_log_that_is_pointed_at_says_something(disk, case):
     """Of a supervisor that was killed."""
-    case.environ["XDG_STATE_HOME"] = str(disk.path)
-    logs = f"log_dir={case.place / 'logs'}"
-    case.ask("run", "-cfg", logs, "utils.sh", "echo begun; sleep 1000")
-    wait_until(lambda: has_begun(case.place / "logs"))
-    (place,) = (disk / "phalanx" / "apps").iterdir()
-    keeper = json.loads((place / "app.json").read_text())["owner"]["pid"]
-    (supervisor,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-    if full:
-        disk.fill()
-    os.kill(int(supervisor), signal.SIGKILL)
-    wait_until(lambda: not phalanx_processes())
-    message = case.status()["message"]
-    assert message.startswith("its supervisor ended: killed by SIGKILL")
-    log = place / "supervisor.log"
-    assert (str(log) in message) == bool(log.stat().st_size) == (not full)
+    supervisor_log(disk, case, None)
 
 
 # ── parts ─────────────────────────────────────────────────────────────────────
@@ -611,6 +914,21 @@ def test_nothing_half_written_stays(disk):
     replace(path, {"state": "FAILED", "message": "x" * 2000}, last=True)
     assert json.loads(path.read_text())["message"] == "x" * 2000
     assert sorted(os.listdir(disk.path)) == ["fill", "status.json"]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 10])
+def test_a_line_is_added_as_a_whole_or_not_at_all(disk, room):
+    """One that is cut would be continued by the next."""
+    path = disk / "times-0"
+    path.write_text("x" * (4095 - room) + "\n")
+    disk.fill()
+    before = path.read_text()
+    with pytest.raises(OSError, match="No space left"):
+        append(path, "123 4567.890\n")
+    assert path.read_text() == before
+    disk.repair()
+    append(path, "124 4567.890\n")
+    assert path.read_text() == before + "124 4567.890\n"
 
 
 def test_a_gap_is_marked():
@@ -648,3 +966,22 @@ def test_a_launch_is_recorded_to_its_end_or_not_at_all(disk, script, pages):
     states = [app.state.value for app in recorded_app.apps(disk / "phalanx" / "apps")]
     assert states == ([] if "cannot record" in done.stderr else ["SUCCEEDED"])
     assert not list(disk.path.rglob("*.new"))
+
+
+@pytest.mark.parametrize("rest", [1, 4096, 1 << 20])
+def test_a_value_for_which_room_was_there_and_is_not_any_more(disk, monkeypatch, rest):
+    """Found out when its last bytes come, however few they are, and nowhere else."""
+    large = Disk(disk / "large", "8m")
+    try:
+        monkeypatch.setattr(tempfile, "tempdir", str(large.path))
+        inboxes, total = Inboxes(), (5 << 20) + rest
+        piece = {"key": "payload", "total": total, "rank": 0}
+        inboxes.collect(wire.Piece(**piece, offset=0, data=bytes(5 << 20)), 0)
+        large.fill()
+        inboxes.collect(wire.Piece(**piece, offset=5 << 20, data=bytes(rest)), 0)
+        ended = inboxes.complete(Outcome(0, Ended.RETURNED, 0.0, 1))
+        text = "there is no place for it here: No space left on device"
+        assert (ended.kind, ended.fault.message) == (Ended.RAISED, text)
+        inboxes.forget(None)
+    finally:
+        large.close()

@@ -16,7 +16,7 @@ from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome
 from phalanx._wire import rendezvous_frames
-from tests.process.strangers import meet
+from tests.process.strangers import join_request
 
 KEY = trust.key_of("the token of these tests", "rendezvous")
 COUNT = int(os.environ.get("FUZZ", "300"))
@@ -80,30 +80,30 @@ async def play(seed):
         quorum=True, max_restarts=10**6, backoff=0.0,
     )  # fmt: skip
     settings = Settings(is_host=True)
-    part = TcpHost(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
-    seat = TcpDecider(part)
+    host = TcpHost(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
+    decider = TcpDecider(host)
 
     def act(action):
         match action:
             case p.BeginRoundAction(round_):
                 begun.append(round_)
-                seat.tell(p.WorkersStartedEvent(1, round_.number))
+                decider.tell(p.WorkersStartedEvent(1, round_.number))
             case p.HaltRoundAction(number, _):
-                seat.tell(p.RoundClearedEvent(1, number, Endpoint("", 1)))
+                decider.tell(p.RoundClearedEvent(1, number, Endpoint("", 1)))
 
-    await seat.start(act, failures.append)
-    seat.tell(p.JoinedEvent(1, Endpoint("", 1)))
-    port = seat._listener.port
+    await decider.start(act, failures.append)
+    decider.tell(p.JoinedEvent(1, Endpoint("", 1)))
+    port = decider._listener.port
     for number in range(COUNT):
         channel = await connect(port)
-        first = wire.encode(meet(agent=100 + number))
+        first = wire.encode(join_request(agent=100 + number))
         await channel.send_encoded(first if chance.random() < 0.7 else mutate(first, chance))
         try:
             for _ in range(chance.randint(0, 5)):
                 await channel.send_encoded(mutate(wire.encode(chance.choice(FRAMES)), chance))
         except ConnectionError:
             pass
-        seat.tell(p.TickEvent())
+        decider.tell(p.TickEvent())
         await asyncio.sleep(0)
         if chance.random() < 0.5:
             await channel.flush()
@@ -111,7 +111,7 @@ async def play(seed):
         assert not failures, (number, failures)
     done = len(begun)
     honest = await connect(port)
-    await honest.send(meet(agent=7, hostname="honest", workers=1))
+    await honest.send(join_request(agent=7, hostname="honest", workers=1))
     async with asyncio.timeout(20):
         async for frame in honest.frames():
             if isinstance(frame, rendezvous_frames.RoundFormed) and 7 in frame.agents:
@@ -120,11 +120,11 @@ async def play(seed):
                 await honest.send(wire.RoundCleared(round=frame.round, port=5))
             if isinstance(frame, wire.Ping):
                 await honest.send(wire.Pong(sent=frame.sent, clock=1.0))
-            seat.tell(p.TickEvent())
+            decider.tell(p.TickEvent())
     assert not failures
-    assert not seat.is_over
+    assert not decider.is_over
     honest.close()
-    await seat.close()
+    await decider.close()
     await asyncio.sleep(0.05)
     return done
 

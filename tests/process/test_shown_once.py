@@ -1,13 +1,16 @@
 """What a worker prints comes out where it was printed to, and its exception once."""
 
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import phalanx
+from phalanx._system.network import free_port
 from tests.process.terminal import phalanx as at_terminal
 
 JOB = """
@@ -157,3 +160,122 @@ def test_one_that_waits_for_others_is_shown_before_the_end():
         assert process.poll() is None
         process.communicate()
     assert process.returncode == 1
+
+
+# ── several hosts, or what counts as such ─────────────────────────────────────
+
+MEETS = """
+import os, pathlib, signal, time
+
+RANK, TRY = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+def together():
+    pathlib.Path(f"here-{RANK}-{TRY}").touch()
+    while len(list(pathlib.Path().glob(f"here-*-{TRY}"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+"""
+
+
+def ddp(shape, code):
+    """`run --wait --log` of a script on several local replicas."""
+    Path("train.py").write_text(MEETS + code)
+    script = ("--script", "train.py")
+    return command("run", "--wait", "--log", "dist.ddp", "-j", shape, *script)
+
+
+def times_told(text, error):
+    """How often the traceback's last line is there as a line, whoever's it is."""
+    return len(re.findall(rf"^(?:\w+/\d )?(?:\[\w+\]:)?\s*{re.escape(error)}$", text, re.MULTILINE))
+
+
+def test_several_replicas_tell_a_failure_once():
+    """The one that it happened in; the other names it, and the last words point there."""
+    code = "together()\nif RANK == 3:\n    raise ValueError('boom')\ntime.sleep(600)\n"
+    done = ddp("2x2", code)
+    assert done.returncode == 1
+    shown = done.stderr
+    assert times_told(done.stdout + shown, "ValueError: boom") == 1, shown
+    assert shown.count("Traceback (most recent call last)") == 1
+    (teller,) = re.findall(r"^train/(\d)   ValueError: boom$", shown, re.MULTILINE)
+    (host,) = re.findall(r"torchrun: rank 3 on (\S+) \(pid", shown)
+    stopped = f"phalanx torchrun: stopped: rank 3 on {host} raised ValueError: boom"
+    assert shown.count(stopped) == 1
+    assert f"train/{1 - int(teller)} {stopped}" in shown
+    assert f"  train/{teller} exited with code 1: ValueError: boom (rank 3 on {host})\n" in shown
+    assert f"/train/{teller}/stderr.log\n" in shown
+
+
+def test_two_that_fail_by_themselves():
+    """The first is named everywhere, the other counted; each has its traceback once."""
+    done = ddp("2x1", "together()\nraise ValueError(f'boom of {RANK}')\n")
+    told = [times_told(done.stderr, f"ValueError: boom of {rank}") for rank in (0, 1)]
+    (first,) = re.findall(r"torchrun: stopped: rank (\d)", done.stderr)
+    assert told[int(first)] == 1, done.stderr
+    if "1 other rank failed as well" in done.stderr:  # both were seen in time
+        assert told == [1, 1]
+        assert "Also failed, later:" in done.stderr
+
+
+def test_each_attempt_is_told_once():
+    """Its traceback when it goes on, the last one's at the end."""
+    code = "together()\nif RANK == 1:\n    raise ValueError('try ' + TRY)\ntime.sleep(600)\n"
+    Path("train.py").write_text(MEETS + code)
+    where = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+    words = ("torchrun", *where, f"localhost:{free_port()}", "--max-restarts", "1", "train.py")
+    with ThreadPoolExecutor() as pool:
+        shown = "".join(done.stderr for done in pool.map(lambda _: command(*words), range(2)))
+    told = [times_told(shown, f"ValueError: try {number}") for number in (0, 1)]
+    assert told == [1, 1], shown
+    assert shown.count("It was restarted once, after:") == 1
+    assert shown.count("torchrun: stopped: rank 1 on ") == 1
+
+
+@pytest.mark.parametrize("how", ["torchrun", "launch"])
+def test_a_traceback_that_was_shown_is_not_in_the_report(how):
+    """Another worker took its time to stop."""
+    call = "if __name__ == '__main__':\n    fail(0, True)\n"
+    Path("stubborn.py").write_text(JOB.partition("if __name__")[0] + call)
+    words = {
+        "torchrun": "torchrun --nproc-per-node 2 --shutdown-timeout 4 stubborn.py",
+        "launch": "launch job.py:fail --workers-per-host 2 --stop-grace 4 -- --stubborn",
+    }[how]
+    done = command(*words.split())
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "rank 0 on " in done.stderr
+    assert "(traceback above)" in done.stderr
+
+
+REPORTS = """
+import json, os, pathlib, signal, sys, time
+
+READY = pathlib.Path("ready")
+
+def report(message, elsewhere):
+    extra = {"py_callstack": "in full\\nE: x", "rank": 1, "hostname": "far"}
+    said = {"message": message, "extraInfo": {**extra, "elsewhere": elsewhere}}
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": said}, file)
+    sys.exit(1)
+
+if os.environ["PHALANX_REPLICA_ID"] == "0":
+    while not READY.exists():
+        time.sleep(0.01)
+    report("stopped: rank 1 on far raised E: x", True)
+signal.signal(signal.SIGTERM, lambda *_: report("E: x", False))
+READY.touch()
+time.sleep(600)
+"""
+
+
+def test_the_replica_that_had_it_is_blamed_though_another_ended_first():
+    """And what nobody has printed is in the last words, in full."""
+    Path("reports.py").write_text(REPORTS)
+    done = command("run", "--log", "utils.python", "--num_replicas", "2", "--script", "reports.py")
+    lines = done.stderr.splitlines()
+    assert lines[1] == "  python/1 exited with code 1: E: x (rank 1 on far)", done.stderr
+    assert lines[2:6] == ["", "    in full", "    E: x", ""]
+    assert lines[6].endswith("/python/1/stderr.log")
+    status = command("status").stdout
+    assert "python/1  FAILED  localhost  exit code 1  E: x" in status
+    assert "python/0  FAILED  localhost  exit code 1  stopped: rank 1 on far raised E: x" in status

@@ -16,7 +16,7 @@ from phalanx._system.processes import descendants
 from tests.conftest import wait_until
 from tests.process import strangers
 from tests.process.commands import phalanx
-from tests.process.strangers import ENVIRON, TOKEN, meet, prove_and_say, say
+from tests.process.strangers import ENVIRON, TOKEN, join_request, prove_and_say, say
 from tests.process.test_torchrun import free_port, torchrun  # noqa: F401
 
 RUNS = """
@@ -34,7 +34,7 @@ def listens(port):
 
 
 class Pair:
-    """Two hosts that meet on this machine; `go` lets them end."""
+    """Two hosts of a rendezvous on this machine; `go` lets them end."""
 
     def __init__(self, torchrun, tmp_path, *flags, env=ENVIRON):
         self.port = free_port()
@@ -65,14 +65,14 @@ def pair(torchrun, tmp_path):  # noqa: F811
 
 
 BAD = [
-    meet(),
-    meet(bounds=()),
-    meet(hostname="9" * 5000),
-    meet(hostname="9" * 200),
-    meet(workers=5),
-    meet(workers=-1),
-    meet(agent=-5),
-    meet(run_id="another"),
+    join_request(),
+    join_request(bounds=()),
+    join_request(hostname="9" * 5000),
+    join_request(hostname="9" * 200),
+    join_request(workers=5),
+    join_request(workers=-1),
+    join_request(agent=-5),
+    join_request(run_id="another"),
     rendezvous_frames.LeaderMoved(app="run", contact=Endpoint("127.0.0.1", 1)),
     rendezvous_frames.LeaderMoved(contact=Endpoint("127.0.0.1", 1)),
     rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", members=()),
@@ -106,7 +106,7 @@ def test_frames_of_one_that_has_the_token_are_checked_too(pair):
     two = pair()
     for frame in (*BAD[1:3], *BAD[5:7], *BAD[9:]):
         prove_and_say(two.port, TOKEN, frame, patience=0.5)
-    broken = wire.encode(meet())
+    broken = wire.encode(join_request())
     for data in (
         b"",
         b"nonsense",
@@ -116,7 +116,7 @@ def test_frames_of_one_that_has_the_token_are_checked_too(pair):
     ):
         assert prove_and_say(two.port, TOKEN, data, patience=0.2) == []
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
-    refused = prove_and_say(two.port, TOKEN, meet(run_id="another"))
+    refused = prove_and_say(two.port, TOKEN, join_request(run_id="another"))
     assert isinstance(refused[0], rendezvous_frames.JoinRefused)
     assert "'run'" not in refused[0].reason
     two.end()
@@ -126,10 +126,10 @@ def test_nobody_comes_in_the_name_of_a_member(pair):
     """Though the ids of members are told to all that wait."""
     two = pair()
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
-    told = prove_and_say(two.port, TOKEN, meet(agent=1), patience=1.0)
+    told = prove_and_say(two.port, TOKEN, join_request(agent=1), patience=1.0)
     (assemble,) = [frame for frame in told if isinstance(frame, rendezvous_frames.RoundFormed)]
     for agent in assemble.agents:
-        answer = prove_and_say(two.port, TOKEN, meet(agent=agent))
+        answer = prove_and_say(two.port, TOKEN, join_request(agent=agent))
         assert isinstance(answer[0], rendezvous_frames.JoinRefused), answer
         assert "the identity of another host" in answer[0].reason
     two.end()
@@ -255,7 +255,7 @@ def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noq
 def test_hosts_of_one_user_on_one_machine_need_no_token(pair):
     """They share a file that nobody else can read."""
     two = pair(env={})
-    assert prove_and_say(two.port, "", meet()) is None
+    assert prove_and_say(two.port, "", join_request()) is None
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     two.end()
 
@@ -385,8 +385,8 @@ def test_a_long_frame_is_not_gathered_from_many_records(pair):
 def test_what_a_host_claims_of_its_past_is_plausible_or_refused(pair):
     """Otherwise one could spend all restarts, or the numbers of rounds."""
     two = pair()
-    (refused,) = prove_and_say(two.port, TOKEN, meet(restarts=1 << 30))
+    (refused,) = prove_and_say(two.port, TOKEN, join_request(restarts=1 << 30))
     assert isinstance(refused, rendezvous_frames.JoinRefused)
-    assert prove_and_say(two.port, TOKEN, meet(last_round=1 << 61)) == []
+    assert prove_and_say(two.port, TOKEN, join_request(last_round=1 << 61)) == []
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     two.end()

@@ -51,9 +51,10 @@ dist.destroy_process_group()
 class Commands:
     """`phalanx torchrun` on hosts, and what each has printed."""
 
-    def __init__(self, cluster, directory):
+    def __init__(self, cluster, directory, script=TRAIN):
         self.cluster = cluster
         self.directory = directory
+        self.script = script
         self.running = {}
         self.logs = {}
 
@@ -71,7 +72,7 @@ class Commands:
             input=pack,
             check=True,
         )
-        host.write("/root/train.py", TRAIN)
+        host.write("/root/train.py", self.script)
         where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{endpoint}:{PORT}"]
         conf = ["--rdzv-conf", "host_timeout=3,last_call_timeout=30,join_timeout=60"]
         with open(log, "wb") as file:
@@ -113,19 +114,23 @@ class Commands:
         host.enter("kill", "-USR2", str(pid))
         return [self.running[host.name].wait(60) for host in hosts]
 
+    def stop(self):
+        """Leave nothing of them."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+        for host in self.cluster.hosts:
+            if host.pid is not None:
+                host.mend()
+                for pid in host.pids("phalanx"):
+                    host.enter("kill", "-9", str(pid), check=False)
+
 
 @pytest.fixture
 def commands(cluster, tmp_path):
     made = Commands(cluster, tmp_path)
     yield made
-    for process in made.running.values():
-        process.kill()
-        process.wait()
-    for host in cluster.hosts:
-        if host.pid is not None:
-            host.mend()
-            for pid in host.pids("phalanx"):
-                host.enter("kill", "-9", str(pid), check=False)
+    made.stop()
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])

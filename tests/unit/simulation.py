@@ -1,4 +1,4 @@
-"""Hosts that meet, without hosts: the real seats on a loop whose time is not the clock's.
+"""A rendezvous without hosts: the real deciders on a loop whose time is not the clock's.
 
 Time passes when nothing else can happen. Connections are queues; what is sent takes a while, as
 long as the history says, and is lost where the history has cut the network in two. A host that
@@ -67,6 +67,12 @@ class Link:
         self._changed = asyncio.Event()
         net.links.append(self)
 
+    def join(self, agent, last_round):
+        self.agent, self.last_round = agent, last_round
+
+    def forget_last_round(self):
+        self.last_round = 0
+
     async def send(self, frame):
         self.net.deliver(self, ("frame", frame))
 
@@ -121,12 +127,14 @@ class Listener:
 
     def __init__(self, net, host, port):
         self.net, self.host, self.port = net, host, port
-        self.store = None
         self.take = None
         net.listeners[host, port] = self
 
     def serve(self, take, do):
         self.take, self.do = take, do
+
+    def share_with(self, store):
+        pass
 
     def know(self, link):
         pass
@@ -135,8 +143,8 @@ class Listener:
         self.net.listeners.pop((self.host, self.port), None)
 
 
-class Wires:
-    """One host's access to the net."""
+class SimulatedConnector:
+    """One host's access to the net; as `phalanx._rendezvous.tcp.connector.Connector`."""
 
     def __init__(self, net, host):
         self.net, self.host = net, host
@@ -233,8 +241,8 @@ class SimulatedHost:
             max_restarts=max_restarts,
             quorum=True,
         )
-        part = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
-        self.decider = TcpDecider(part, net.loop.time, Wires(net, self.name))
+        host = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
+        self.decider = TcpDecider(host, net.loop.time, SimulatedConnector(net, self.name))
         self.tasks = []
 
     async def start(self):
@@ -263,6 +271,7 @@ class SimulatedHost:
     def _act(self, action):
         match action:
             case p.BeginRoundAction(round_):
+                assert self.verdict is None, f"{self.name} begins {round_} after its end"
                 self.seen.append(round_)
                 self.current = round_.number
                 self._later(lambda: self._run(round_.number))
@@ -290,6 +299,11 @@ class SimulatedHost:
             self.decider.tell(
                 p.WorkerEndedEvent(self.agent, self.current, outcome, Interval(now, now))
             )
+
+    def cancel(self):
+        """Somebody wants the end here."""
+        if self.is_in:
+            self.decider.tell(p.CancelEvent())
 
     def crash(self):
         """End at once; peers are told by the closed connections, if they can be."""
@@ -326,6 +340,8 @@ async def play(history, count, least, most, seed, *, failure_window=40.0):
                 hosts[target % count].crash()
             case "fail":
                 hosts[target % count].fail()
+            case "cancel":
+                hosts[target % count].cancel()
             case "cut":
                 for number, host in enumerate(hosts):
                     net.sides[host.name] = int(bool(target >> number & 1))

@@ -10,6 +10,7 @@ from phalanx._core.ranks import members
 from phalanx._rendezvous.causes import Failure, first_cause
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
 from phalanx._rendezvous.membership import Host
+from phalanx._rendezvous.restart_policy import RestartAll
 from phalanx._rendezvous.protocol import (
     BeginRoundAction,
     CancelEvent,
@@ -33,7 +34,7 @@ STORE = Endpoint("127.0.0.1", 1234)
 def coordinator(*workers, failure_window=0.0, start_window=0.0):
     table = tuple(Host(i, f"h{i}", count, (i,)) for i, count in enumerate(workers))
     policy = Policy(table, 10, 3, failure_window=failure_window, start_window=start_window)
-    return Coordinator(policy, now=0.0)
+    return Coordinator(policy, RestartAll(policy), now=0.0)
 
 
 def at(t):

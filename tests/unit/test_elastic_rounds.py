@@ -6,7 +6,6 @@ from phalanx._core.clock import Interval
 from phalanx._launcher.session.report import describe_failure, make_exception, message_of
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
-from phalanx._rendezvous.hostwise import HostwiseCoordinator
 from phalanx._rendezvous.membership import Host, choose, may_decide, natural
 from phalanx._rendezvous.protocol import (
     BeginRoundAction,
@@ -25,6 +24,7 @@ from phalanx._rendezvous.protocol import (
     TickEvent,
     WorkerEndedEvent,
 )
+from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 from phalanx._rendezvous.restarts import Budget
 from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 
@@ -32,12 +32,11 @@ from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 class Driver:
     """A coordinator, and hosts that do what they are told."""
 
-    def __init__(self, count, *, kind=Coordinator, past=None, workers=1, **policy):
+    def __init__(self, count, *, restart="all", past=None, workers=1, **options):
         self.now = 0.0
         self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
-        expected = () if policy.get("open") else self.hosts
-        more = {} if past is None else {"past": past}
-        self.c = kind(Policy(expected, 100, 3, **policy), 0.0, **more)
+        policy = Policy(() if options.get("open") else self.hosts, 100, 3, **options)
+        self.c = Coordinator(policy, RESTART_POLICIES[restart](policy), 0.0, past)
         self.ports = 1000
 
     def feed(self, event):
@@ -399,7 +398,7 @@ def test_one_that_takes_over_goes_on_counting():
 
 
 def hostwise(count, **policy):
-    return begun(count, kind=HostwiseCoordinator, restart="host", **policy)
+    return begun(count, restart="host", **policy)
 
 
 def test_a_failure_restarts_its_own_host_alone():
@@ -528,13 +527,20 @@ def test_names_of_any_shape_can_be_ordered():
     from phalanx._rendezvous.tcp.leader import order_of
     from phalanx._wire import rendezvous_frames
 
-    def meet(name, rank=None):
+    def request(name, rank=None):
         return rendezvous_frames.JoinRequest(
             version="", run_id="", agent=1, key="", hostname=name, workers=1, node_rank=rank,
             contact=Endpoint("10.0.0.1", 1), port=1, torch=None, bounds=(1, 1),
         )  # fmt: skip
 
-    listed = [meet("node10"), meet("node"), meet("node2"), meet("2"), meet("x", 0), meet("")]
+    listed = [
+        request("node10"),
+        request("node"),
+        request("node2"),
+        request("2"),
+        request("x", 0),
+        request(""),
+    ]
     ordered = sorted(listed, key=order_of)
     assert [m.hostname for m in ordered] == ["x", "", "2", "node", "node2", "node10"]
 
@@ -570,3 +576,38 @@ def test_hosts_that_restart_alone_are_all_stopped_in_their_own_rounds():
     assert halts == [HaltRoundAction(1, 3, (0, 2)), HaltRoundAction(2, 3, (1,))]
     (finish,) = d.clear(1, 0, 2)
     assert finish.verdict.reason is Reason.FAILED  # what it waited to restart after
+
+
+def test_one_hosts_wait_is_no_deadline_for_others_that_still_start():
+    """A host that fails again and again while another is slow to start."""
+    d = Driver(2, restart="host", max_restarts=5, backoff=4.0, last_call=5)
+    (begin,) = d.join(0, 1)
+    number = begin.round.number
+    for _ in range(2):
+        d.feed(WorkersStartedEvent(1, number))
+        d.fail(1, 1, number)
+        d.clear(number, 1)
+        number = d.c.round_of(1)
+    (begin,) = d.wait()
+    assert begin.agents == (1,)
+    (halt, *_) = d.wait()
+    assert isinstance(halt, HaltRoundAction)
+    assert d.now == 100  # the start timeout
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_host_lost_while_it_waits_for_its_restart_is_lost(spares):
+    """A spare takes its place, or the app has failed: it is not started anew where nobody is."""
+    d = hostwise(2 + spares, min_hosts=2, max_hosts=2, max_restarts=5, backoff=4.0)
+    for _ in range(2):
+        number = d.c.round_of(1)
+        d.feed(WorkersStartedEvent(1, number))
+        d.fail(1, 1, number)
+        d.clear(number, 1)
+    actions = d.lose(1)
+    if spares:
+        assert [action.agents for action in actions] == [(2,)]
+        return
+    assert actions == [HaltRoundAction(1, 3, (0,)), HaltRoundAction(2, 3, (1,))]
+    (finish,) = d.clear(1, 0)
+    assert finish.verdict.cause.agent == 1

@@ -20,6 +20,7 @@ from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import Coordinator
 from phalanx._rendezvous.membership import Host
+from phalanx._rendezvous.restart_policy import RestartAll
 from phalanx._core.rounds import Endpoint
 from phalanx._channel.transfer import WINDOW, Incoming, Outgoing, in_batches
 
@@ -226,7 +227,7 @@ class Peer:
 
     def __init__(self, answer):
         self.lost = asyncio.Event()
-        self.checker = FrameChecker(shipped=True, began=0.0)
+        self.expect = FrameChecker(shipped=True, began=0.0).expect
         self.asked = []
         self._answer = answer
         self.files = None
@@ -468,7 +469,7 @@ def test_time_in_which_files_move_does_not_count_against_the_start():
     """A round that waits for them is begun so much later; another one's word does not count."""
     host = Host(0, "a", 1, (0,))
     policy = p.Policy((host,), start_timeout=10.0, stop_grace=1.0, max_restarts=1)
-    coordinator = Coordinator(policy, 0.0)
+    coordinator = Coordinator(policy, RestartAll(policy), 0.0)
     coordinator.handle(p.JoinedEvent(0, Endpoint("", 1)), 1.0)
     assert coordinator.deadline == 10.0
     assert coordinator.handle(p.DelayedEvent(1), 8.0) == []

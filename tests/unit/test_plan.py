@@ -11,7 +11,8 @@ from phalanx._core import environment, ranks
 from phalanx._system import machine
 from phalanx._launcher.planning.imports import Needs
 from phalanx._launcher.planning.plan import make_plan
-from phalanx._core.rounds import Endpoint, Round
+from phalanx._core.ids import AgentId
+from phalanx._core.rounds import Endpoint, Member, Round
 
 NOTHING = Needs((), torch=False)
 
@@ -122,6 +123,14 @@ def test_cpu_means_the_processors_we_may_use():
     """Not those of the machine."""
     plan = make_plan(Launcher(workers_per_host="cpu"), NOTHING, "f")
     assert plan.members[0].workers == len(os.sched_getaffinity(0))
+
+
+def test_ranks_follow_the_order_of_hosts():
+    """Whoever the agents are; without hosts there are none."""
+    hosts = [(AgentId(7), "b", 2), (AgentId(-1), "a", 1), (AgentId(3), "b", 3)]
+    table = ranks.lay_out(iter(hosts))
+    assert table == (Member(7, "b", 0, 2), Member(-1, "a", 2, 1), Member(3, "b", 3, 3))
+    assert ranks.lay_out([]) == ()
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))

@@ -1,4 +1,4 @@
-"""What must hold where hosts meet by themselves, over thousands of simulated histories.
+"""What must hold of a rendezvous over TCP, over thousands of simulated histories.
 
 The guarantees are those of docs/design.md: within a round everybody sees the same members, ranks
 and store; round numbers only grow; a member of an old round cannot act in a new one; with enough
@@ -130,6 +130,17 @@ def test_only_a_majority_survives_silence(count, side):
         else:
             for host in here:
                 assert not host.is_in, (host.name, host.current)
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.03, 0.05, 0.07, 0.1])
+@pytest.mark.parametrize("seed", range(10))
+def test_one_that_is_cancelled_while_it_looks_for_a_leader_has_ended(pause, seed):
+    """It does not come to decide, and begins nothing any more."""
+    history = [(8.0, "nothing", 0), (0.0, "crash", 0), (pause, "cancel", 1)]
+    hosts = simulate(history, 2, 1, 2, seed, failure_window=5.0)
+    assert hosts[1].error is None
+    assert hosts[1].verdict.reason is Reason.CANCELLED
+    assert len(hosts[1].seen) <= 2  # the second, where it had taken over by then
 
 
 def test_a_join_timeout_names_what_is_missing():

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from phalanx import _wire as wire
-from phalanx._system import network
+from phalanx._system import identity, network
 
 _PATIENCE = 5.0
 """Seconds for a host to answer."""
@@ -29,7 +29,7 @@ class ProbePort:
     def describe(self, interface: str) -> dict[str, Any]:
         """The part of `Hello` that says where this host is found."""
         own = network.address_of(interface) if interface else network.own_address()
-        return {"space": network.space(), "address": own or "", "probe_port": self._port}
+        return {"space": identity.space("net"), "address": own or "", "probe_port": self._port}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

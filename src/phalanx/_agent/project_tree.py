@@ -230,7 +230,8 @@ class Project:
             return
         count, size = bootstrap.tidy(tree)
         if count:
-            os.utime(tree)
+            with contextlib.suppress(OSError):  # it is on a disk that cannot be written any more
+                os.utime(tree)
             message = (
                 f"workers wrote {count} {'file' if count == 1 else 'files'} ({size} bytes) below "
                 f"{tree}. These files are removed after {KEPT_DAYS} days; copy them back with "

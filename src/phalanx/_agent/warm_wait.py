@@ -21,7 +21,7 @@ from typing import Any
 
 from phalanx import _wire as wire
 from phalanx._channel.channel import PipeChannel
-from phalanx._system import processes
+from phalanx._system import identity, processes
 
 Streams = tuple[int, int]
 """Descriptors to read from and to write to."""
@@ -134,7 +134,7 @@ def _describe(path: str, rest: wire.StayWarm, facts: Mapping[str, Any]) -> None:
     known = {
         "pid": os.getpid(),
         "start": processes.start_time(os.getpid()),
-        "space": processes.process_space(),
+        "space": identity.space("pid"),
         "python": sys.executable,
         "since": now,
         "until": now + rest.keep,

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, Protocol
 
 from phalanx._channel.trust import SealedSession
+from phalanx._core.silence import Silence
 from phalanx._wire import Decoder, Frame, encode
 from phalanx.errors import WireError
 
@@ -217,17 +218,12 @@ class SocketChannel(PipeChannel):
 async def wait_for_silence(
     channel: Channel, limit: float, expected: Callable[[], bool], step: float = 0.5
 ) -> float:
-    """Wait until nothing was heard for so long while something was `expected`; gives how long.
-
-    Time in which this process was stopped, or the machine asleep, does not count.
-    """
-    heard, silent = channel.heard, 0.0
-    while silent < limit:
+    """Wait until nothing was heard for so long while something was `expected`; gives how long."""
+    silence = Silence(channel.heard)
+    while silence.seconds < limit:
         await asyncio.sleep(step)
-        quiet = expected() and channel.heard == heard
-        silent = silent + step if quiet else 0.0
-        heard = channel.heard
-    return silent
+        silence.pass_time(step, channel.heard, expected=expected())
+    return silence.seconds
 
 
 class _Reading(asyncio.Protocol):

@@ -7,7 +7,6 @@ one clear sentence and exit code 2, never a traceback.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import importlib
 import io
@@ -15,6 +14,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.losses import reader_has_left
 from phalanx.errors import ConfigError, PluginError
 
@@ -182,13 +182,10 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
     known = [*VERBS, *(plugin.name for plugin in plugins.of(GROUP))]
     from phalanx._cli import hints
 
-    near = difflib.get_close_matches(verb[:_LONGEST], known, n=1)
-    if meant := hints.VERBS.get(verb, near[0] if near else None):
-        hint = f"Did you mean {meant!r}?"
-    else:
-        hint = "See: phalanx --help"
+    meant = hints.VERBS.get(verb) or closest(verb[:_LONGEST], known)
+    hint = did_you_mean(meant, "See: phalanx --help")
     shown = verb if len(verb) <= _LONGEST else f"{verb[:_LONGEST]}…"
-    print(f"phalanx: unknown command {shown!r}. {hint}", file=sys.stderr)
+    print(f"phalanx: unknown command {shown!r}.{hint}", file=sys.stderr)
     return 2
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ def _in_a_sentence(text: str, arguments: Sequence[str], flags: Sequence[str]) ->
         word = found[1].split(",")[0].split()[0]
         if not word.startswith("-"):
             return f"unexpected argument {word!r}."
-        near = difflib.get_close_matches(word, flags, n=1, cutoff=0.75)
-        return f"unknown option {word}.{f' Did you mean {near[0]}?' if near else ''}"
+        hint = did_you_mean(closest(word, flags, cutoff=0.75), quoted=False)
+        return f"unknown option {word}.{hint}"
     if missing := re.findall(r"(--[\w.-]+) \S+ \(required\)", whole):
         return f"missing required {', '.join(missing)}."
     if found := re.match(r"Error parsing (--[\w.-]+)", whole):

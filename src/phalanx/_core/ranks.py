@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, Round
@@ -64,17 +64,34 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
             raise ConfigError(
                 f"{count} workers on {hostname}: the maximum is {MOST_WORKERS} per host."
             )
-    table: list[Member] = []
-    first = 0
-    for agent, (hostname, count) in enumerate(zip(hostnames, workers, strict=True)):
         if count < 1:
             raise ConfigError(
                 f"workers_per_host={count} for {hostname}: must be 1 or more. Remove hosts that "
                 "should run no workers from hostnames."
             )
-        table.append(Member(AgentId(agent), hostname, first, count))
-        first += count
+    agents = map(AgentId, range(len(hostnames)))
+    return lay_out(zip(agents, hostnames, workers, strict=True))
+
+
+def lay_out(hosts: Iterable[tuple[AgentId, str, int]]) -> tuple[Member, ...]:
+    """Contiguous ranks for agents with their hosts and numbers of workers, in their order."""
+    table: list[Member] = []
+    first = 0
+    for agent, hostname, workers in hosts:
+        table.append(Member(agent, hostname, first, workers))
+        first += workers
     return tuple(table)
+
+
+def ranges(ranks: Iterable[int], dash: str = "–") -> str:
+    """Ranks in short: 0, 2–5."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}{dash}{r[-1]}" for r in runs)
 
 
 def worker_environment(

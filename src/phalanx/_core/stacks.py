@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.ranks import ranges
+
 _HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*/|^<frozen ")
@@ -153,14 +155,8 @@ def group(stacks: Iterable[RankStacks]) -> dict[ThreadStack, tuple[int, ...]]:
 
 def in_short(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-2, 5`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {text}"
+    ranks = list(ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks, dash='-')}"
 
 
 def describe(stacks: Iterable[RankStacks]) -> str:

@@ -1,4 +1,4 @@
-"""A seat at a rendezvous of somebody else's making: a handler that blocks, behind our interface.
+"""Deciding by a rendezvous of somebody else's making: a handler that blocks, on threads.
 
 The handler's calls run on threads. What it does not decide (who restarts whom, when it is over) is
 as TorchElastic has it: a host whose workers failed comes again, the others see it waiting and come
@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from phalanx._channel.background import Background
+from phalanx._core import ranks
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
 from phalanx._rendezvous.restarts import Budget
 from phalanx._rendezvous.round_state import RoundState
 from phalanx._system import network
-
-T = TypeVar("T")
+from phalanx._system.daemon_thread import in_daemon_thread
 
 _MEMBER, _DONE = "phalanx/member", "phalanx/done"
 _BARRIER_STEP = 0.02
@@ -58,11 +57,11 @@ class HandlerDecider:
             settings.max_restarts, settings.restart_backoff, settings.same_failures
         )
         self._info: RendezvousInfo | None = None
-        self._tally = RoundState(plan.members, now())
+        self._round_state = RoundState(plan.members, now())
         self._attempts: list[Any] = []
         self._endpoint = Endpoint("", 0)
         self._torch: bool | None = None
-        self._cancelled = self._changing = self._meets = False
+        self._cancelled = self._changing = self._is_joining = False
         self._wait = 0.0
         self._present = asyncio.Event()
         """This host's agent is there."""
@@ -81,12 +80,12 @@ class HandlerDecider:
     @property
     def outcomes(self) -> dict[int, Outcome]:
         """How this host's workers ended."""
-        return self._tally.outcomes
+        return self._round_state.outcomes
 
     @property
     def running(self) -> frozenset[AgentId]:
         """The host's agent, once its workers were started."""
-        return frozenset(self._tally.running)
+        return frozenset(self._round_state.running)
 
     @property
     def is_over(self) -> bool:
@@ -126,7 +125,7 @@ class HandlerDecider:
         shutdown = getattr(self._handler, "shutdown", None)
         if callable(shutdown):
             try:
-                await asyncio.wait_for(_in_thread(shutdown), 5.0)
+                await in_daemon_thread(shutdown, 5.0)
             except Exception as error:  # noqa: BLE001 the handler's own; the app has ended
                 self._happen("shutdown failed", error=f"{type(error).__name__}: {error}")
 
@@ -147,15 +146,15 @@ class HandlerDecider:
             case p.JoinedEvent():
                 self._endpoint, self._torch = event.endpoint, event.torch
                 self._present.set()
-                self._go_and_meet(self._wait)
+                self._join_next(self._wait)
             case p.WorkersStartedEvent():
-                self._tally.running.add(self._own)
-                self._tally.began = self.now()
+                self._round_state.start(self._own)
+                self._round_state.count_from(self.now())
             case p.WorkerEndedEvent(agent, _, outcome, when):
-                if self._tally.end(agent, outcome, when) and not outcome.succeeded:
+                if self._round_state.end(agent, outcome, when) and not outcome.succeeded:
                     self._halt(self._plan.settings.stop_grace)
             case p.RoundClearedEvent():
-                self._tally.cleared.add(self._own)
+                self._round_state.clear(self._own)
                 if event.endpoint is not None:
                     self._endpoint = event.endpoint
                 self._conclude()
@@ -164,47 +163,47 @@ class HandlerDecider:
                 if self._cancelled:
                     self._finish(p.Reason.CANCELLED)
                 elif self.phase is not p.Phase.GATHERING:
-                    self._tally.lose(agent, reason, when)
-                    self._tally.cleared.add(agent)
+                    self._round_state.lose(agent, reason, when)
+                    self._round_state.clear(agent)
                     self._conclude()
             case p.CancelEvent(grace):
                 self._cancelled = True
                 self._halt(self._plan.settings.stop_grace if grace is None else grace)
-                if self.round is None or self._tally.cleared:
+                if self.round is None or self._round_state.cleared:
                     self._finish(p.Reason.CANCELLED)
 
     def _halt(self, grace: float) -> None:
-        if self.round is None or self._tally.cleared:
+        if self.round is None or self._round_state.cleared:
             return
         if self.phase is p.Phase.RUNNING or self._cancelled:
             self.phase = p.Phase.STOPPING
-            self._tally.halted_at = self._tally.halted_at or self.now()
-            failed = bool(self._tally.failures) and not self._cancelled
-            stacks = failed and self._tally.is_stuck
+            self._round_state.halt(self.now())
+            failed = bool(self._round_state.failures) and not self._cancelled
+            stacks = failed and self._round_state.is_stuck
             self._act(p.HaltRoundAction(self.round.number, grace, stacks=stacks))
 
-    def _go_and_meet(self, wait: float) -> None:
+    def _join_next(self, wait: float) -> None:
         """Ask the handler for another round, unless that is being done."""
-        if not self._meets:
-            self._meets = True
-            self._do(self._meet(wait))
+        if not self._is_joining:
+            self._is_joining = True
+            self._do(self._next_round(wait))
 
     def _conclude(self) -> None:
         """Nothing is left of the round here: what comes after it."""
         if self._cancelled:
             self._finish(p.Reason.CANCELLED)
             return
-        if self._tally.all_returned:
+        if self._round_state.all_returned:
             self._do(self._wait_for_others())
             return
-        if not self._tally.failures and self.phase is not p.Phase.STOPPING:
+        if not self._round_state.failures and self.phase is not p.Phase.STOPPING:
             now = self.now()
             reason = "it is no longer running, and its host did not report how it ended"
-            self._tally.lose(self._own, reason, Interval(now, now))
+            self._round_state.lose(self._own, reason, Interval(now, now))
         wait = 0.0
-        if self._tally.failures and not self._changing:
-            cause = self._tally.cause
-            spent = self._budget.spend(cause, self.now() - self._tally.began)
+        if self._round_state.failures and not self._changing:
+            cause = self._round_state.cause
+            spent = self._budget.spend(cause, self.now() - self._round_state.began)
             if spent is None:
                 self._finish(p.Reason.FAILED)
                 return
@@ -215,7 +214,7 @@ class HandlerDecider:
         self.phase = p.Phase.GATHERING
         self._wait = wait
         if self._present.is_set():  # else this host's agent comes anew first
-            self._go_and_meet(wait)
+            self._join_next(wait)
 
     def _finish(self, reason: p.Reason) -> None:
         if self.phase is p.Phase.DONE:
@@ -223,7 +222,7 @@ class HandlerDecider:
         self.phase = p.Phase.DONE
         members = self.round.members if self.round is not None else ()
         verdict = dataclasses.replace(
-            self._tally.verdict(reason),
+            self._round_state.verdict(reason),
             members=members,
             attempts=tuple(self._attempts),
             note=self._budget.note,
@@ -233,14 +232,14 @@ class HandlerDecider:
 
     # ── the handler ───────────────────────────────────────────────────────────
 
-    async def _meet(self, wait: float) -> None:
+    async def _next_round(self, wait: float) -> None:
         await asyncio.sleep(wait)
         began = self.now()
         try:
-            value = await _in_thread(self._handler.next_rendezvous)
+            value = await in_daemon_thread(self._handler.next_rendezvous)
         except Exception as error:
             if type(error).__name__ == "RendezvousGracefulExitError":
-                self._tally = RoundState((), self.now())
+                self._round_state = RoundState((), self.now())
                 self._finish(p.Reason.SUCCEEDED)
                 return
             raise
@@ -248,13 +247,13 @@ class HandlerDecider:
             return
         await self._present.wait()
         info = self._info = read_info(value)
-        round_ = await _in_thread(lambda: self._agree(info))
+        round_ = await in_daemon_thread(lambda: self._agree(info))
         if self.is_over:
             return
         self.round = round_
-        self._changing = self._meets = False
+        self._changing = self._is_joining = False
         self._wait = 0.0
-        self._tally = RoundState([round_.member(self._own)], self.now())
+        self._round_state = RoundState([round_.member(self._own)], self.now())
         self.phase = p.Phase.RUNNING
         names = [member.hostname for member in round_.members]
         self._happen(
@@ -294,21 +293,19 @@ class HandlerDecider:
         if not alone and info.store is None and info.bootstrap_store_info is not None:
             boot = info.bootstrap_store_info
             store, torch = Endpoint(boot.master_addr, boot.master_port), False
-        members: list[Member] = []
-        first = 0
-        for rank, (hostname, workers, *_) in enumerate(told):
-            agent = self._own if rank == info.rank else AgentId(-1 - rank)
-            members.append(Member(agent, hostname, first, workers))
-            first += workers
-        return Round(number, tuple(members), store, self._budget.count, torch)
+        members = ranks.lay_out(
+            (self._own if rank == info.rank else AgentId(-1 - rank), hostname, workers)
+            for rank, (hostname, workers, *_) in enumerate(told)
+        )
+        return Round(number, members, store, self._budget.count, torch)
 
     async def _monitor(self, number: int) -> None:
         """Look whether others wait to come in."""
         while self.round is not None and self.round.number == number:
             await asyncio.sleep(self._interval)
-            if self.phase is not p.Phase.RUNNING or self._tally.all_returned:
+            if self.phase is not p.Phase.RUNNING or self._round_state.all_returned:
                 return
-            if await _in_thread(self._handler.num_nodes_waiting) > 0:
+            if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
                 self._happen("join", round=number)
                 self._changing = True
                 self._halt(self._plan.settings.stop_grace)
@@ -318,36 +315,13 @@ class HandlerDecider:
         """All is done here: the others may still need this host, for a while."""
         info = self._info
         if info is not None and info.world_size > 1 and info.store is not None:
-            await _in_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
+            await in_daemon_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
             keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
             limit = self.now() + self._barrier
-            while not await _in_thread(lambda: info.store.check(keys)) and self.now() < limit:
-                if await _in_thread(self._handler.num_nodes_waiting) > 0:
+            while not await in_daemon_thread(lambda: info.store.check(keys)) and self.now() < limit:
+                if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
                     self.phase = p.Phase.GATHERING
-                    self._go_and_meet(0.0)
+                    self._join_next(0.0)
                     return
                 await asyncio.sleep(_BARRIER_STEP)
         self._finish(p.Reason.SUCCEEDED)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Run something that may block for ever, on a thread that the program's end does not await."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def set_outcome(method: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            method(value)
-
-    def run() -> None:
-        try:
-            value = call()
-        except BaseException as error:  # noqa: BLE001 whoever awaits it gets it
-            outcome: tuple[Any, Any] = (future.set_exception, error)
-        else:
-            outcome = (future.set_result, value)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(set_outcome, *outcome)
-
-    threading.Thread(target=run, name="phalanx-rendezvous", daemon=True).start()
-    return await future

@@ -150,13 +150,16 @@ class _Outlet(RankFile):
             self._held.append((source, data))
         return None
 
-    def show_held(self, but: int | None = None) -> None:
-        """Show what waits."""
+    def show_held(self, but: int | None = None) -> list[int | None]:
+        """Show what waits, where stderr is shown; gives the ranks of what was."""
         with self._guard():
             held, self._held = self._held, []
-            for source, data in held:
-                if source.rank != but:
-                    self._show(source, "stderr", data)
+            shown = [(source, data) for source, data in held if source.rank != but]
+            for source, data in shown:
+                self._show(source, "stderr", data)
+            bit = _NUMBERS["stderr"]
+            goes_there = self._tee & bit or not self._redirects & bit
+            return [s.rank for s, _ in shown if goes_there and self._is_shown(s)]
 
     def _keep(self, source: Source, stream: str, data: bytes) -> None:
         if self._redirects & _NUMBERS[stream]:

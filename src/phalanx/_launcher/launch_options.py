@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypedDict
 
 from phalanx._core.environment import COPIED_BY_DEFAULT
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.spec import LogSpec
 from phalanx.errors import ConfigError
 
@@ -202,5 +202,4 @@ def option_hint(name: str, parameters: Sequence[str] = ()) -> str:
         )
     if name in OTHER_NAMES:
         return f" Use {OTHER_NAMES[name]}."
-    near = difflib.get_close_matches(name, NAMES, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(closest(name, NAMES))

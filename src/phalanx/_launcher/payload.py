@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -176,6 +177,7 @@ class Inbox:
         if end > self._total:
             raise WireError(f"{end} bytes of a value of {self._total}")
         self._file.write(piece.data)
+        self._file.flush()  # else a full disk would be noticed by whoever reads it
         self._size = end
 
     def load(self) -> Any:
@@ -185,4 +187,5 @@ class Inbox:
 
     def close(self) -> None:
         """Free it."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk has not taken is tried once more
+            self._file.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import threading
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -24,6 +24,7 @@ from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, r
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
 from phalanx._remote.bootstrap import SOURCE_FAILED
+from phalanx._system.daemon_thread import in_daemon_thread
 from phalanx._worker import leftovers
 from phalanx.errors import StartFailed
 
@@ -381,12 +382,11 @@ class PlacedAgent:
             return self._killed
         from phalanx._launcher.transport.dial import sweep
 
-        swept: list[bool] = []
-        arguments = self._target, self._code, remote_info, hello
-        sweeping = threading.Thread(target=lambda: swept.append(sweep(*arguments)), daemon=True)
-        sweeping.start()
-        await asyncio.to_thread(sweeping.join, _SWEEPING)
-        return bool(swept and swept[0])
+        once = functools.partial(sweep, self._target, self._code, remote_info, hello)
+        try:
+            return await in_daemon_thread(once, _SWEEPING)
+        except TimeoutError:
+            return False
 
     async def _wait(self, patience: float | None) -> int:
         """Poll: a child watcher would want this process's SIGCHLD or a thread."""

@@ -192,12 +192,13 @@ class Console:
         """Keep a traceback until it is known whether it is shown in another way."""
         self._held.append((source, data))
 
-    def show_held(self, but: int | None = None) -> None:
-        """Show what was held, unless it is of this rank."""
+    def show_held(self, but: int | None = None) -> list[int | None]:
+        """Show what was held, unless it is of this rank; gives the ranks of what was."""
         held, self._held = self._held, []
-        for source, data in held:
-            if source.rank != but:
-                self.take(source, "stderr", data)
+        shown = [(source, data) for source, data in held if source.rank != but]
+        for source, data in shown:
+            self.take(source, "stderr", data)
+        return [source.rank for source, _ in shown]
 
     def tick(self, *, final: bool = False) -> None:
         """Show what has waited long enough for equal lines of other ranks."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from phalanx._core.ranks import ranges
 from phalanx._core.rounds import Member
 
 
@@ -108,17 +109,6 @@ def prefix(ranks: Iterable[int], hostname: str | None) -> str:
     ranks = sorted(ranks)
     word = "rank" if len(ranks) == 1 else "ranks"
     return "[" + " ".join(filter(None, (hostname, word, ranges(ranks)))) + "]"
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """Ranks in short: 0, 2–5."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
 
 
 _LONGEST = 1 << 20

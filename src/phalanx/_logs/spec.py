@@ -141,8 +141,12 @@ class RankFile(logging.FileHandler):
         """Take a traceback, as `take` does. What somebody looks at may wait for `show_held`."""
         return self.take(source, "stderr", data)
 
-    def show_held(self, but: int | None = None) -> None:
-        """Show what was held, unless it is of this rank: that is told in another way."""
+    def show_held(self, but: int | None = None) -> Collection[int | None]:
+        """Show what was held, unless it is of this rank: that is told in another way.
+
+        Gives the ranks whose traceback was shown on a terminal.
+        """
+        return ()
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this, from now on. A file on disk is not waited for."""

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from phalanx._core.sanitize import sanitize
 from phalanx._logs import logger
@@ -18,6 +17,7 @@ from phalanx._logs.lines import Assembly, Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.records import of_line, unpack
 from phalanx._logs.spec import Route
+from phalanx._logs.stuck_handlers import forget, warn_aside
 
 RECORDS = "records"
 """The stream that carries records; the others carry what was printed."""
@@ -69,6 +69,8 @@ class LogWriter:
         self._told: int | None = None
         self._release_at = math.inf
         self._held = 0
+        self.shown: set[int | None] = set()
+        """The ranks whose last traceback, held back for a while, was shown after all."""
         self._thread = threading.Thread(target=self._run, name="phalanx-logs", daemon=True)
         self._thread.start()
 
@@ -177,10 +179,10 @@ class LogWriter:
 
     def _release(self, but: int | None = None) -> None:
         self._release_at, self._held = math.inf, 0
-        self._console.show_held(but)
+        self.shown.update(self._console.show_held(but))
         for route in self._routes.values():
             for raw in route.raw:
-                raw.show_held(but)
+                self.shown.update(raw.show_held(but))
 
     def _pause(self) -> float | None:
         due = min(self._console.due or math.inf, self._release_at)
@@ -204,6 +206,7 @@ class LogWriter:
             stream = "stderr"
         if held:
             self._held += len(data)
+            self.shown.discard(source.rank)
             self._release_at = min(self._release_at, time.monotonic() + _PATIENCE)
         for handler in route.handlers:
             self._threads[id(handler)].put((route.source, stream, data))
@@ -293,11 +296,10 @@ class HandlerThread:
             self._queue.put(item)
 
     def _say_left_out(self) -> None:
-        """Once, and on a thread: logging may be what the handler is stuck in."""
+        """Once."""
         if not self._told:
             self._told = True
-            text = "phalanx: log handler %r is too slow: dropping lines"
-            threading.Thread(target=logger.warning, args=(text, self._handler), daemon=True).start()
+            warn_aside("phalanx: log handler %r is too slow: dropping lines", self._handler)
 
     def close(self, patience: float) -> None:
         """Wait until the handler has had everything, if it gets on; else it goes on by itself."""
@@ -309,7 +311,7 @@ class HandlerThread:
             if self._handled == before:
                 break
         if self._thread.is_alive():
-            _forget(self._handler)
+            forget(self._handler)
             logger.warning(
                 "phalanx: log handler %r is too slow: no longer waiting for it",
                 self._handler,
@@ -346,10 +348,3 @@ class HandlerThread:
         except Exception:  # noqa: BLE001 the user's code; logging's own way to say so
             with contextlib.suppress(Exception):
                 self._handler.handleError(record)
-
-
-def _forget(handler: logging.Handler) -> None:
-    """Have the interpreter's exit not wait for the lock of a handler that never returns."""
-    known: Any = getattr(logging, "_handlerList", None)
-    if known is not None:
-        known[:] = [reference for reference in known if reference() is not handler]

@@ -12,6 +12,7 @@ Nothing here knows how an app is run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -113,6 +114,16 @@ def replace(path: Path, value: Any, *, last: bool = False) -> None:
 def _write_new(path: Path, data: bytes) -> None:
     with open(path, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
         file.write(data)
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file that nobody else writes: all of it, or nothing. Raises `OSError`."""
+    data = line.encode()
+    with open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        if file.write(data) != len(data):
+            file.truncate(size)  # what comes next would continue the line
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def reserve(path: Path, parts: int) -> None:

@@ -15,7 +15,16 @@ from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs import logger
 from phalanx._logs.lines import Times, agent_key
 from phalanx._logs.losses import Loss
-from phalanx._registry import LAUNCH, cancel_asked, owner, read, replace, reserve, stack_requests
+from phalanx._registry import (
+    LAUNCH,
+    append,
+    cancel_asked,
+    owner,
+    read,
+    replace,
+    reserve,
+    stack_requests,
+)
 from phalanx._registry.submission import facts_of, make_place
 from phalanx._specs import AppState, AppStatus, WorkerStatus
 
@@ -137,8 +146,8 @@ class AppRecord:
         if self._path is None or now - self._marks.get(rank, 0.0) < _MARK_EVERY:
             return
         self._marks[rank] = now
-        with contextlib.suppress(OSError), open(self._path / f"times-{rank}", "a") as file:
-            file.write(Times.mark(offset, now))
+        with contextlib.suppress(OSError):
+            append(self._path / f"times-{rank}", Times.mark(offset, now))
 
 
 def _describe(

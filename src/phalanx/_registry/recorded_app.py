@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import errno
 import functools
 import heapq
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._logs.lines import LogLine, rank_line
 from phalanx._registry import LAUNCH, VERSION, directory, place_name, read, replace
@@ -452,6 +452,5 @@ def find(text: str | None) -> RecordedApp:
         names = ", ".join(app.handle if same else app.id for app in found[-5:])
         more = "…, " if len(found) > 5 else ""
         raise LookupError(f"{text!r} is ambiguous: it matches {len(found)} apps: {more}{names}")
-    near = difflib.get_close_matches(wanted, [app.id for app in known], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " List apps with: phalanx list"
+    hint = did_you_mean(closest(wanted, [app.id for app in known]), "List apps with: phalanx list")
     raise LookupError(f"no such app: {text!r}.{hint}")

@@ -16,6 +16,8 @@ from phalanx._registry import read, replace
 from phalanx._registry.recorded_app import RecordedApp
 
 _PLACE = "stacks"
+_UNWRITTEN = "unwritten"
+"""In the place of an answer: why there is none."""
 _POLL = 0.05
 _PATIENCE = 5.0
 """Seconds for the app to look, beyond those that its workers are given."""
@@ -29,7 +31,8 @@ class StacksUnanswered(Exception):
 def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
     """Where its workers are, by rank. Blocks until it answers; workers get so many seconds.
 
-    Raises `StacksUnanswered` if it has ended or does not, and `OSError` if it cannot be asked.
+    Raises `StacksUnanswered` if it has ended or does not answer, and `OSError` if it cannot be
+    asked.
     """
     place = app.path / _PLACE
     place.mkdir(mode=0o700, exist_ok=True)
@@ -39,6 +42,8 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
     try:
         replace(question, {"seconds": seconds})
         while (found := read(answer)) is None:
+            if not place.is_dir():
+                raise StacksUnanswered(f"{app.id} is no longer recorded")
             if (state := app.state).is_final:
                 raise StacksUnanswered(f"{app.id} has ended: {state.value}")
             if time.monotonic() > limit:
@@ -48,6 +53,8 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
                     f"{owner['host']}) was asked {seconds + _PATIENCE:g} s ago. Is it stopped?"
                 )
             time.sleep(_POLL)
+        if (unwritten := found.get(_UNWRITTEN)) is not None:
+            raise StacksUnanswered(f"{app.id} cannot write its answer: {unwritten}")
         return found
     finally:
         for path in (question, answer):
@@ -69,11 +76,19 @@ def questions(path: Path) -> list[tuple[str, float]]:
             seconds = asked.get("seconds")
             if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST:
                 seconds = 1.0
+            try:
+                (path / _PLACE / name).unlink(missing_ok=True)
+            except OSError:
+                continue  # where this cannot be done an answer cannot be written either
             found.append((name.removesuffix(".ask"), float(seconds)))
-            (path / _PLACE / name).unlink(missing_ok=True)
     return found
 
 
 def reply(path: Path, name: str, answer: Mapping[str, Any]) -> None:
     """Answer one; if who asked has gone, there is nobody to read it. Raises `OSError`."""
-    replace(path / _PLACE / f"{name}.json", answer)
+    try:
+        replace(path / _PLACE / f"{name}.json", answer)
+    except OSError as error:
+        # The question has left room for this much.
+        replace(path / _PLACE / f"{name}.json", {_UNWRITTEN: error.strerror})
+        raise

@@ -190,7 +190,10 @@ def _find_code(digest: str) -> "str | None":
     for cache in caches():
         root = os.path.join(cache, "code", digest)
         if is_own(cache) and digest_of(root) == digest:
-            os.utime(root)  # it is in use
+            try:
+                os.utime(root)  # it is in use
+            except OSError:
+                pass  # nobody can remove it from there either
             return root
     return None
 

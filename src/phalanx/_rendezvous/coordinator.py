@@ -14,9 +14,8 @@ from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Endpoint, Outcome, Round
 from phalanx._rendezvous import protocol as p
-from phalanx._rendezvous.causes import Failure
-from phalanx._rendezvous.membership import lay_out
-from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.membership import Host, lay_out
+from phalanx._rendezvous.restart_policy import RestartPolicy, StopHost, StopRound
 from phalanx._rendezvous.roster import Roster
 from phalanx._rendezvous.round_state import RoundState
 
@@ -27,17 +26,24 @@ CONFIRM_TIMEOUT = 10.0
 class Coordinator:
     """Decides for one app."""
 
-    def __init__(self, policy: p.Policy, now: float, past: p.Inheritance | None = None) -> None:
-        """Begin to wait for agents; or, with a `past`, for those of its round to be clear of it."""
+    def __init__(
+        self,
+        policy: p.Policy,
+        restarts: RestartPolicy,
+        now: float,
+        past: p.Inheritance | None = None,
+    ) -> None:
+        """Begin to wait for agents; or, with a `past`, for those of its round to be clear of it.
+
+        `restarts` decides whose workers are started anew after a failure.
+        """
         self.policy = policy
         self.phase = p.Phase.GATHERING
         self.round: Round | None = None
-        self.happened: list[p.Happening] = []
-        """What has come to pass; whoever hosts this takes them away."""
+        self._restarts = restarts
+        self._happened: list[p.Happening] = []
         self._roster = Roster(policy)
         self._round_state = RoundState(lay_out(policy.hosts), now)
-        self._budget = Budget(policy.max_restarts, policy.backoff, policy.same_failures)
-        self._attempts: list[Failure] = []
         self._number = self._floor = 0
         self._growing = False
         self._round_of: dict[AgentId, int] = {}
@@ -57,7 +63,7 @@ class Coordinator:
         self.round = past.round
         self._number = past.round.number
         self._floor = past.round.number + 1  # the one that is lost may have begun another
-        self._budget.count = past.round.restarts
+        self._restarts.catch_up(past.round.restarts)
         self._roster.expect(past.round.members)
         self._round_state = RoundState(past.round.members, now)
         self._round_of = dict.fromkeys(self._round_state.members, self._number)
@@ -65,10 +71,9 @@ class Coordinator:
             certain = agent in past.closed
             reason = "it has ended" if certain else "no contact"
             self._roster.lose(agent, certain=certain)
-            self._round_state.lost.add(agent)
-            self._round_state.lose(agent, reason, Interval(now, now))
+            self._round_state.lose_host(agent, reason, Interval(now, now))
         self.phase = p.Phase.STOPPING
-        self._round_state.halted_at = now
+        self._round_state.halt(now)
         self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT
 
     # ── what is known ─────────────────────────────────────────────────────────
@@ -105,6 +110,11 @@ class Coordinator:
         """The number of the round that an agent is in."""
         return self._round_of.get(agent)
 
+    def take_happened(self) -> list[p.Happening]:
+        """What has come to pass since the last time."""
+        happened, self._happened = self._happened, []
+        return happened
+
     def awaits(self, agent: AgentId) -> bool:
         """That an agent is clear of the round is waited for."""
         return self.phase is p.Phase.STOPPING and agent in self._round_state.unconfirmed
@@ -113,7 +123,7 @@ class Coordinator:
         """A host that comes was in a round before: what follows is a later one."""
         self._floor = max(self._floor, number)
         if self.round is None:
-            self._budget.count = max(self._budget.count, restarts)
+            self._restarts.catch_up(restarts)
 
     def handle(self, event: p.CoordinatorEvent, now: float) -> list[p.CoordinatorAction]:
         """Take one event; give what is to be done now, in order."""
@@ -125,7 +135,7 @@ class Coordinator:
             case p.WorkersStartedEvent(agent):
                 return self._run(agent, now)
             case p.PreemptedEvent(agent):
-                self._roster.leaving.add(agent)
+                self._roster.preempt(agent)
                 return []
             case p.WorkerEndedEvent(agent, _, outcome, when):
                 if agent in self._roster.leaving and self._roster.can_spare_leavers:
@@ -154,7 +164,7 @@ class Coordinator:
         return False
 
     def _happen(self, name: str, now: float, **facts: object) -> None:
-        self.happened.append(p.Happening(name, now, facts))
+        self._happened.append(p.Happening(name, now, facts))
 
     # ── gathering ─────────────────────────────────────────────────────────────
 
@@ -172,7 +182,7 @@ class Coordinator:
         waiting = [agent for agent in self._roster.joined if agent not in members]
         room = len(members) < self.policy.most
         undisturbed = self.phase is p.Phase.RUNNING and not self._round_state.outcomes
-        if undisturbed and waiting and room and self.policy.restart == "all":
+        if undisturbed and waiting and room and self._restarts.takes_newcomers:
             self._growing = True
             return self._halt(self.policy.stop_grace, now)
         return []
@@ -204,7 +214,7 @@ class Coordinator:
         self._number = max(self._number, self._floor) + 1
         store = self._roster.joined[members[0].agent]
         torch = self._roster.wants_store(member.agent for member in members)
-        self.round = Round(self._number, members, store, self._budget.count, torch)
+        self.round = Round(self._number, members, store, self._restarts.restarts, torch)
         waited = now - self._round_state.began
         self._round_state = RoundState(members, now)
         self._round_of = dict.fromkeys(self._round_state.members, self._number)
@@ -219,7 +229,7 @@ class Coordinator:
             round=self._number,
             hosts=[member.hostname for member in members],
             world_size=self.round.world_size,
-            restarts=self._budget.count,
+            restarts=self._restarts.restarts,
             rendezvous_seconds=waited,
         )
         return [p.BeginRoundAction(self.round)]
@@ -227,19 +237,31 @@ class Coordinator:
     # ── a round ───────────────────────────────────────────────────────────────
 
     def _run(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
-        self._round_state.running.add(agent)
+        ran = self._round_state.all_run
+        self._round_state.start(agent)
+        self._restarts.workers_started(agent, now)
         if not self._round_state.all_run or self.phase is not p.Phase.RUNNING:
             return []
-        self.deadline = None
-        self._round_state.began = now
+        self._set_deadline()
+        if ran:
+            return []  # a host that was started anew, alone
+        self._round_state.count_from(now)
         return self._grow(now)
+
+    def _set_deadline(self) -> None:
+        """While a round runs: for hosts that start alone, and until all have started."""
+        own = None if self._round_state.all_run else self._give_up_at
+        due = [at for at in (own, self._restarts.deadline) if at is not None]
+        self.deadline = min(due, default=None)
 
     def _clear(
         self, agent: AgentId, endpoint: Endpoint | None, now: float
     ) -> list[p.CoordinatorAction]:
-        self._round_state.cleared.add(agent)
-        if endpoint is not None and agent in self._roster.joined:
-            self._roster.joined[agent] = endpoint
+        self._round_state.clear(agent)
+        if self.phase is p.Phase.RUNNING and self._restarts.host_cleared(agent, now):
+            return self._restart_hosts(now)
+        if endpoint is not None:
+            self._roster.move(agent, endpoint)
         if self.phase is p.Phase.STOPPING:
             return self._conclude(now)
         # Nothing of it runs any more: what it has not told us by now will never come.
@@ -251,25 +273,41 @@ class Coordinator:
         agent = event.agent
         if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
-        self._roster.lose(agent, certain=event.closed)
-        if event.left:
-            self._roster.left.add(agent)
+        self._roster.lose(agent, certain=event.closed, left=event.left)
         name = self._roster.hosts[agent].hostname
         self._happen("loss", now, hostname=name, reason=event.reason, certain=event.closed)
         if self._number and self.phase is p.Phase.GATHERING:
             return self._gather(now)
         if self._number and agent not in self._round_state.members:
             return []  # it was waiting
-        self._round_state.lost.add(agent)
-        lost = self._round_state.lose(agent, event.reason, event.when)
+        finished = self._round_state.has_returned(agent)
+        if self.phase is p.Phase.RUNNING and not finished:
+            member = self._round_state.members[agent]
+            spare = self._restarts.host_lost(member, self._round_state, self._roster)
+            if spare is not None:
+                return self._replace(agent, spare, f"{name} was lost: {event.reason}", now)
+        self._round_state.lose_host(agent, event.reason, event.when)
         if self.phase is p.Phase.GATHERING:
             return self._gather(now)
-        return (self._fail(agent, now) if lost else []) + self._conclude(now)
+        return ([] if finished else self._fail(agent, now)) + self._conclude(now)
 
     def _fail(self, agent: AgentId, now: float) -> list[p.CoordinatorAction]:
         """The round has failed, on this host."""
         if self.phase is not p.Phase.RUNNING:
             return []
+        match self._restarts.worker_failed(agent, self._round_state, self._roster, now):
+            case StopHost():
+                number = self._round_of[agent]
+                return [p.HaltRoundAction(number, self.policy.stop_grace, (agent,))]
+            case StopRound(final=final):
+                if final:
+                    self._over = p.Reason.FAILED
+                return self._stop_failed(now)
+            case _:
+                return []
+
+    def _stop_failed(self, now: float) -> list[p.CoordinatorAction]:
+        """Stop a round in which a worker has failed, once others had time to say that they did."""
         if self.policy.failure_window > 0:
             self.phase = p.Phase.SETTLING
             self.deadline = now + self.policy.failure_window
@@ -277,7 +315,7 @@ class Coordinator:
         return self._halt_failed(now)
 
     def _halt_failed(self, now: float) -> list[p.CoordinatorAction]:
-        """Stop a round in which a worker has failed."""
+        """Stop it now."""
         stacks = self._round_state.is_stuck
         return [
             dataclasses.replace(action, stacks=stacks)
@@ -307,11 +345,17 @@ class Coordinator:
             case p.Phase.GATHERING:
                 return self._time_out(self._roster.hosts, self._roster.joined, now)
             case p.Phase.RUNNING:
-                return self._time_out(self._round_state.members, self._round_state.running, now)
+                return self._due_in_round(now)
             case p.Phase.SETTLING:
                 return self._halt_failed(now) + self._conclude(now)
             case _:
                 return self._conclude(now, late=True)
+
+    def _due_in_round(self, now: float) -> list[p.CoordinatorAction]:
+        late, state = self._restarts.late(now), self._round_state
+        if late or (now >= self._give_up_at and not state.all_run):
+            return self._time_out(late or state.members, state.running - set(late), now)
+        return self._restart_hosts(now)
 
     def _time_out(
         self, awaited: Collection[AgentId], there: Collection[AgentId], now: float
@@ -326,12 +370,44 @@ class Coordinator:
 
     def _halt(self, grace: float, now: float) -> list[p.CoordinatorAction]:
         self.phase = p.Phase.STOPPING
-        self._round_state.halted_at = now
+        self._round_state.halt(now)
         self.deadline = now + grace + CONFIRM_TIMEOUT
         return self._halts(grace)
 
     def _halts(self, grace: float) -> list[p.CoordinatorAction]:
-        return [p.HaltRoundAction(self._number, grace)]
+        return [*self._restarts.halts(self._number, grace, self._round_of)]
+
+    # ── a host alone ──────────────────────────────────────────────────────────
+
+    def _restart_hosts(self, now: float) -> list[p.CoordinatorAction]:
+        """Start the workers anew on those hosts whose time has come; the others run on."""
+        actions: list[p.CoordinatorAction] = []
+        for cause in self._restarts.take_due(now):
+            self._round_state.begin_again(cause.agent)
+            actions.append(self._begin_host(cause.agent, cause.describe(), now))
+        self._set_deadline()
+        return actions
+
+    def _replace(
+        self, lost: AgentId, spare: Host, cause: str, now: float
+    ) -> list[p.CoordinatorAction]:
+        """Give a lost host's ranks to another."""
+        self._round_state.replace(lost, spare)
+        self._round_of.pop(lost, None)
+        action = self._begin_host(spare.agent, cause, now)
+        self._set_deadline()
+        return [action]
+
+    def _begin_host(self, agent: AgentId, cause: str, now: float) -> p.CoordinatorAction:
+        assert self.round is not None
+        self._number += 1
+        self._round_of[agent] = self._number
+        count = self._restarts.host_begins(agent, now + self.policy.start_timeout)
+        members = tuple(self._round_state.members.values())
+        round_ = Round(self._number, members, self.round.store, count, self.round.torch)
+        name = self._round_state.members[agent].hostname
+        self._happen("restart", now, hosts=[name], restarts=count, round=self._number, cause=cause)
+        return p.BeginRoundAction(round_, (agent,))
 
     # ── the end of a round ────────────────────────────────────────────────────
 
@@ -364,13 +440,13 @@ class Coordinator:
         if not self._is_change(alive):
             if not self._roster.may_recover:
                 return self._finish(now)
-            wait = self._budget.spend(self._round_state.cause, now - self._round_state.began)
+            cause = self._round_state.cause
+            wait = self._restarts.round_failed(cause, now - self._round_state.began)
             if wait is None:
                 return self._finish(now)
-            self._attempts.append(self._round_state.cause)
             self._not_before = now + wait
-            cause = self._round_state.cause.describe()
-            self._happen("restart", now, restarts=self._budget.count, wait=wait, cause=cause)
+            count = self._restarts.restarts
+            self._happen("restart", now, restarts=count, wait=wait, cause=cause.describe())
         for agent in unconfirmed:
             self._roster.lose(agent, certain=False)
         expelled = [
@@ -393,7 +469,7 @@ class Coordinator:
 
     def _regroup(self, now: float) -> list[p.CoordinatorAction]:
         self.phase = p.Phase.GATHERING
-        self._round_state.began = now
+        self._round_state.count_from(now)
         self._give_up_at = max(now, self._not_before) + self.policy.start_timeout
         self._roster.let_go()
         return self._gather(now)
@@ -408,8 +484,8 @@ class Coordinator:
             self._round_state.verdict(reason),
             missing=self._missing,
             unconfirmed=self._round_state.unconfirmed if self._number else (),
-            attempts=tuple(self._attempts),
-            note=self._note or self._budget.note,
+            attempts=tuple(self._restarts.attempts),
+            note=self._note or self._restarts.note,
         )
-        self._happen("end", now, state=reason.value, restarts=self._budget.count)
+        self._happen("end", now, state=reason.value, restarts=self._restarts.restarts)
         return [p.FinishAction(verdict)]

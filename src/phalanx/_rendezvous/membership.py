@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from phalanx._core import ranks
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member
 
@@ -40,12 +41,7 @@ def choose(alive: Iterable[Host], most: int, stay: Collection[AgentId] = ()) -> 
 
 def lay_out(hosts: Iterable[Host]) -> tuple[Member, ...]:
     """Contiguous ranks for hosts that are in order."""
-    table: list[Member] = []
-    first = 0
-    for host in hosts:
-        table.append(Member(host.agent, host.hostname, first, host.workers))
-        first += host.workers
-    return tuple(table)
+    return ranks.lay_out((host.agent, host.hostname, host.workers) for host in hosts)
 
 
 def may_decide(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from phalanx._core.clock import Interval
+from phalanx._core.host_bounds import host_bounds
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._rendezvous.causes import Failure
@@ -35,8 +36,6 @@ class Policy:
     last_call: float = 0.0
     """Once there are enough for the first round, wait so long for more."""
     max_restarts: int = 0
-    restart: Literal["all", "host"] = "all"
-    """Whether a failure restarts all hosts' workers, or those of the host alone."""
     backoff: float = 0.5
     """Seconds before the second restart, twice that before the third, and so on."""
     same_failures: int = 0
@@ -47,12 +46,12 @@ class Policy:
     @property
     def least(self) -> int:
         """The fewest hosts that a round may have."""
-        return self.min_hosts or len(self.hosts)
+        return host_bounds(len(self.hosts), self.min_hosts, self.max_hosts)[0]
 
     @property
     def most(self) -> int:
         """The most hosts that a round has."""
-        return self.max_hosts or len(self.hosts)
+        return host_bounds(len(self.hosts), self.min_hosts, self.max_hosts)[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class Budget:
         """Another restart may be tried."""
         return self.count < self._most
 
+    def catch_up(self, count: int) -> None:
+        """At least so many were spent before."""
+        self.count = max(self.count, count)
+
     def spend(self, cause: Failure, lived: float) -> float | None:
         """The seconds to wait before the restart that follows this failure; None if there is none.
 

@@ -50,10 +50,21 @@ class Roster:
         for member in members:
             self.hosts.setdefault(member.agent, Host(member.agent, member.hostname, member.workers))
 
-    def lose(self, agent: AgentId, *, certain: bool) -> None:
-        """One has gone."""
+    def move(self, agent: AgentId, endpoint: Endpoint) -> None:
+        """The next store of one that is there can be at this endpoint."""
+        if agent in self.joined:
+            self.joined[agent] = endpoint
+
+    def preempt(self, agent: AgentId) -> None:
+        """One's host will be taken away."""
+        self.leaving.add(agent)
+
+    def lose(self, agent: AgentId, *, certain: bool, left: bool = False) -> None:
+        """One has gone; `left`: it will not come back by itself."""
         self.joined.pop(agent, None)
         self.gone[agent] = certain
+        if left:
+            self.left.add(agent)
 
     @property
     def can_spare_leavers(self) -> bool:

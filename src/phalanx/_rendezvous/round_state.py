@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Member, Outcome
 from phalanx._rendezvous.causes import Failure, first_cause, misses_others
+from phalanx._rendezvous.membership import Host
 from phalanx._rendezvous.protocol import Reason, Verdict
 
 _SEEN_LATE = 0.1
@@ -16,7 +18,7 @@ _ENDS_OF_THE_STOPPED = (0, 128 + signal.SIGTERM)
 
 
 class RoundState:
-    """The books of a round."""
+    """What has become of one round."""
 
     def __init__(self, members: Iterable[Member], began: float) -> None:
         """Nothing has happened yet."""
@@ -60,6 +62,29 @@ class RoundState:
         """
         return all(misses_others(failure.outcome) for failure in self.failures)
 
+    def has_returned(self, agent: AgentId) -> bool:
+        """Every worker of a member has returned."""
+        ranks = self.members[agent].ranks if agent in self.members else range(0)
+        outcomes = [self.outcomes.get(rank) for rank in ranks]
+        return all(outcome is not None and outcome.succeeded for outcome in outcomes)
+
+    def start(self, agent: AgentId) -> None:
+        """A member's workers run."""
+        self.running.add(agent)
+
+    def count_from(self, now: float) -> None:
+        """What the round lasts is counted from here: its workers run, or it is over."""
+        self.began = now
+
+    def halt(self, now: float) -> None:
+        """Everybody is told to stop; the first time counts."""
+        if self.halted_at is None:
+            self.halted_at = now
+
+    def clear(self, agent: AgentId) -> None:
+        """Nothing is left of it on a member."""
+        self.cleared.add(agent)
+
     def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
         member = self.members.get(agent)
@@ -69,6 +94,11 @@ class RoundState:
         if not outcome.succeeded:
             self._add_failure(agent, outcome, when)
         return True
+
+    def lose_host(self, agent: AgentId, reason: str, when: Interval) -> bool:
+        """A member is gone: it will confirm nothing any more. Otherwise as `lose`."""
+        self.lost.add(agent)
+        return self.lose(agent, reason, when)
 
     def lose(self, agent: AgentId, reason: str, when: Interval) -> bool:
         """Take the ranks of which nothing was heard for lost; whether there were any."""
@@ -92,6 +122,21 @@ class RoundState:
         self.failures = [f for f in self.failures if f.agent != agent]
         for rank in self.members[agent].ranks:
             self.outcomes.pop(rank, None)
+
+    def replace(self, lost: AgentId, spare: Host) -> None:
+        """Give a lost host's ranks to another, which starts their workers anew."""
+        self.begin_again(lost)
+        # In place: the members stay in rank order.
+        self.members = {
+            (spare.agent if agent == lost else agent): (
+                dataclasses.replace(member, agent=spare.agent, hostname=spare.hostname)
+                if agent == lost
+                else member
+            )
+            for agent, member in self.members.items()
+        }
+        self.running.discard(lost)
+        self.running.add(spare.agent)  # it has a deadline of its own
 
     def _add_failure(self, agent: AgentId, outcome: Outcome, when: Interval) -> None:
         hostname = self.members[agent].hostname

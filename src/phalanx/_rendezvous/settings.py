@@ -8,17 +8,14 @@ after a loss or a failure: enough hosts must be there within join_timeout again
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx.errors import ConfigError
-
-PORT = 29400
-"""Where hosts meet, unless another port is given."""
 
 _OF_TORCH = {"read_timeout", "close_timeout", "heartbeat_timeout"}
 """Settings of how torch's rendezvous works within: there is nothing here that they could change."""
@@ -83,8 +80,7 @@ def make(given: Mapping[str, Any]) -> Settings:
             logger.warning("phalanx: ignoring %s: it is a setting of torch's own rendezvous", name)
             continue
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Choose one of {', '.join(known)}."
+            hint = did_you_mean(closest(name, known), f"Choose one of {', '.join(known)}.")
             raise ConfigError(f"unknown rendezvous setting {name!r}.{hint}")
         chosen[name] = _typed(name, value)
     return Settings(**chosen)

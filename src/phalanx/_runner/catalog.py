@@ -7,7 +7,6 @@ Ours, unless a package registers its own under `phalanx.components`: then those,
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -24,6 +23,7 @@ from typing import Any
 
 from phalanx import _plugins as plugins
 from phalanx._core import nesting
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._plugins import Plugin
 from phalanx._runner.component import Component
@@ -281,10 +281,9 @@ def _named_in_source(plugin: Plugin, function: str) -> Iterator[str]:
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     by_last = {full.rpartition(".")[2]: full for full in known}
-    near = difflib.get_close_matches(name, [*known, *by_last], n=1)
-    meant = by_last.get(near[0], near[0]) if near else None
-    hint = f"Did you mean {meant!r}?" if meant else "List components with: phalanx builtins"
-    return f"unknown component {name!r}. {hint}"
+    near = closest(name, [*known, *by_last])
+    meant = None if near is None else by_last.get(near, near)
+    return f"unknown component {name!r}.{did_you_mean(meant, 'List components with: phalanx builtins')}"
 
 
 # ── from a file ───────────────────────────────────────────────────────────────
@@ -312,7 +311,6 @@ def _from_file(text: str) -> Component:
     found = getattr(module, function, None)
     if not inspect.isfunction(found):
         names = [n for n, v in vars(module).items() if _is_defined_there(v, name)]
-        near = difflib.get_close_matches(function, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(closest(function, names))
         raise ComponentError(f"{place} has no function {function!r}.{hint}", name=text)
     return _usable(Component(text, found))

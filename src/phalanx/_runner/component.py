@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from phalanx._core import values
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner import docstrings
 from phalanx._runner.config import ConfigValue
 from phalanx._specs import AppDef
@@ -211,12 +211,12 @@ class Component:
     def _find(self, name: str, shown: str | None = None) -> Parameter:
         found = self.parameters.get(name) or self.parameters.get(name.replace("-", "_"))
         if found is None or (shown is not None and not shown.strip("-")):
-            near = difflib.get_close_matches(name.replace("-", "_"), self.parameters, n=1)
-            hint = f"Did you mean {self.parameters[near[0]].flag}?" if near else self._more
-            if self.rest and not near:
-                hint = f"Put the program's arguments after '--'. {hint}"
+            near = closest(name.replace("-", "_"), self.parameters)
+            meant = None if near is None else self.parameters[near].flag
+            own = "Put the program's arguments after '--'. " if self.rest else ""
+            hint = did_you_mean(meant, f"{own}{self._more}", quoted=False)
             raise UsageError(
-                f"{self.name} has no option {shown or name!r}. {hint}",
+                f"{self.name} has no option {shown or name!r}.{hint}",
                 component=self.name,
                 option=shown or name,
             )
@@ -224,8 +224,9 @@ class Component:
 
     def _unexpected(self, word: str) -> str:
         texts = [p for p in self.parameters.values() if values.unwrap(p.hint)[0] is str]
-        hint = f"Did you mean {texts[0].flag} {word}?" if texts else self._more
-        return f"{self.name} takes only options: unexpected argument {word!r}. {hint}"
+        meant = f"{texts[0].flag} {word}" if texts else None
+        hint = did_you_mean(meant, self._more, quoted=False)
+        return f"{self.name} takes only options: unexpected argument {word!r}.{hint}"
 
     def _check_complete(self, given: Mapping[str, Any]) -> None:
         missing = [p.flag for p in self.parameters.values() if p.required and p.name not in given]

@@ -7,7 +7,6 @@ Sections are `[scheduler.NAME]`, `[component."NAME"]` and `[command.NAME]`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._schedulers.options import Option
 from phalanx.errors import ConfigError
 
@@ -71,8 +71,7 @@ def option_problems(
         if value.origin in (DEFAULT, COMMAND_LINE):
             continue
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(closest(key, known))
             yield f"{value.origin}: {scheduler} has no option {key!r}.{hint}"
             continue
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import re
@@ -11,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from types import ModuleType
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs import AppDef, Role
 from phalanx._specs.substitution import Values
 from phalanx.errors import ConfigError
@@ -69,8 +69,7 @@ def near_file(path: str) -> str:
     """A hint at a Python file beside one that is not there; empty where none is like it."""
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(os.path.dirname(path)) if name.endswith(".py")]
-        if near := difflib.get_close_matches(os.path.basename(path), names, n=1):
-            return f" Did you mean {near[0]}?"
+        return did_you_mean(closest(os.path.basename(path), names), quoted=False)
     return ""
 
 

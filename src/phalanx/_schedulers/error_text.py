@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx._schedulers.request import ReplicaRequest
 from phalanx._worker import missing_package
+from phalanx._worker.error_file import Where
 
 _READ = 1 << 18
 _LONGEST = 500
+_LONGEST_TRACEBACK = 1 << 15
 _UNSHOWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
 """Colours, and what else is not for reading."""
 _PREFIX = re.compile(r"^(?:\[[^\]\n]*\]:?[ ]?)+")
@@ -21,6 +24,34 @@ _TRACEBACK = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class ReplicaError:
+    """What went wrong in a replica."""
+
+    text: str = ""
+    """In one line."""
+    traceback: str = ""
+    """All of it, where the replica has reported that."""
+    where: Where | None = None
+    """The worker that it happened to, where the replica has named one."""
+
+    @property
+    def is_own(self) -> bool:
+        """It happened to a worker of this replica, as far as the replica says."""
+        return self.where is not None and not self.where.elsewhere
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """It happened in another replica."""
+        return self.where is not None and self.where.elsewhere
+
+    def describe_place(self) -> str:
+        """The worker, to follow the text; nothing where that names it, or none is known."""
+        if self.where is None or self.where.elsewhere:
+            return ""
+        return f" (rank {self.where.rank} on {self.where.hostname})"
+
+
 def with_interpreter(error: str, host: str, python: str) -> str:
     """An error, with the interpreter of the host where that is what matters: it lacks a package."""
     if re.search(r"No module named '\w+'$", error):
@@ -28,13 +59,14 @@ def with_interpreter(error: str, host: str, python: str) -> str:
     return error
 
 
-def first_error(replica: ReplicaRequest, told: int = 0) -> str:
-    """The first error that a replica has reported or printed, in one line; or nothing.
+def first_error(replica: ReplicaRequest, told: int = 0) -> ReplicaError:
+    """The first error that a replica has reported or printed; one without a text if it has none.
 
     `told` is how much of its stderr is of an earlier try.
     """
-    error = _reported(replica.error_file) or in_text(_end_of(replica.logs["stderr"], told))
-    return _UNSHOWN.sub("", error)
+    error = _reported(replica.error_file)
+    text = error.text or in_text(_end_of(replica.logs["stderr"], told))
+    return replace(error, text=_UNSHOWN.sub("", text))
 
 
 def in_text(text: str) -> str:
@@ -70,13 +102,26 @@ def _end_of(path: str, start: int) -> str:
         return ""
 
 
-def _reported(path: str) -> str:
+def _reported(path: str) -> ReplicaError:
     """What an error file in torch's format says."""
     message: Any = ""
+    extra: Any = {}
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         with open(path) as file:
             message = json.load(file)["message"]
         if isinstance(message, dict):
-            message = message["message"]
+            extra, message = message.get("extraInfo"), message["message"]
     text = message if isinstance(message, str) else ""
-    return text.strip().partition("\n")[0][:_LONGEST]
+    facts = extra if isinstance(extra, dict) else {}
+    return ReplicaError(
+        text.strip().partition("\n")[0][:_LONGEST],
+        str(facts.get("py_callstack") or "").strip()[-_LONGEST_TRACEBACK:],
+        _where(facts),
+    )
+
+
+def _where(facts: dict[str, Any]) -> Where | None:
+    match facts:
+        case {"rank": int(rank), "hostname": str(host), "elsewhere": bool(elsewhere)}:
+            return Where(rank, _UNSHOWN.sub("", host)[:_LONGEST], elsewhere=elsewhere)
+    return None

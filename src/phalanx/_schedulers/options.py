@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx._core import values
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
 
@@ -97,9 +97,8 @@ def make(scheduler: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(f"{scheduler} has no option {key!r}. {hint}{more}")
+            hint = did_you_mean(closest(name, known))
+            raise ConfigError(f"{scheduler} has no option {key!r}.{hint} {more}")
         try:
             made[name] = known[name].decode(value)
         except (ValueError, TypeError) as error:

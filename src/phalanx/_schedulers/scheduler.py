@@ -7,7 +7,6 @@ must pass.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
 from phalanx import _plugins as plugins
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
 from phalanx._schedulers.options import option, options
@@ -242,9 +242,8 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
     """
     factories = get_scheduler_factories()
     if name not in factories:
-        near = difflib.get_close_matches(name, factories, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(factories)}."
-        raise UnknownScheduler(f"unknown scheduler {name!r}. {hint}")
+        hint = did_you_mean(closest(name, factories), f"Choose one of {', '.join(factories)}.")
+        raise UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
     return factories[name](session_name, **kwargs)
 
 

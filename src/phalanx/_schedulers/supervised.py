@@ -398,8 +398,10 @@ def _read(
         for line in lines:
             if line.time is None and not final:
                 line = dataclasses.replace(line, time=time.time())  # noqa: PLW2901 it has just come
-            moment = line.time or time.time()
-            if (since is None or moment >= since) and (until is None or moment < until):
+            moment = line.time  # one whose time was not noted is not left out
+            if moment is None or (
+                (since is None or moment >= since) and (until is None or moment < until)
+            ):
                 yield line
         if final or (until is not None and time.time() > until):
             return

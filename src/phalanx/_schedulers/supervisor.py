@@ -9,6 +9,7 @@ lines are written; that they cannot be at times does not end the app.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -25,10 +26,10 @@ from typing import Any, NoReturn
 from phalanx._channel import trust
 from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs.lines import Times
-from phalanx._registry import cancel_asked, read, replace, stack_requests
+from phalanx._registry import append, cancel_asked, read, replace, stack_requests
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
-from phalanx._schedulers.error_text import first_error, with_interpreter
+from phalanx._schedulers.error_text import ReplicaError, first_error, with_interpreter
 from phalanx._schedulers.host_paths import at_home
 from phalanx._schedulers.lifecycle import (
     AppLifecycle,
@@ -158,7 +159,9 @@ class Supervisor:
         self._replicas = {replica.key: replica for replica in request.replicas}
         self._lifecycle = AppLifecycle([role.part for role in request.roles])
         self._endings: dict[ReplicaKey, ReplicaEnd] = {}
-        self._errors: dict[ReplicaKey, str] = {}
+        self._errors: dict[ReplicaKey, ReplicaError] = {}
+        self._cause: ReplicaKey | None = None
+        """The replica that the app's failure is told of."""
         self._pids: dict[ReplicaKey, int | None] = {}
         self._told: dict[ReplicaKey, int] = {}
         """How much of a replica's stderr is of earlier tries."""
@@ -318,26 +321,52 @@ class Supervisor:
 
     def _end(self, key: ReplicaKey, ending: ReplicaEnd) -> list[LifecycleAction]:
         self._endings[key] = ending
+        asked = ending.asked
         if not ending.succeeded:
-            told = self._told.get(key, 0)
-            replica = self._replicas[key]
-            error = ending.error or first_error(replica, told)
-            if ending.python:
-                error = with_interpreter(error, replica.hostname, ending.python)
-            self._errors[key] = at_home(error, replica.cwd)
-        actions = self._lifecycle.ended(key, succeeded=ending.succeeded, asked=ending.asked)
+            error = self._errors[key] = self._error_of(key, ending)
+            asked = asked and not error.is_own  # then it had failed before
+        actions = self._lifecycle.ended(key, succeeded=ending.succeeded, asked=asked)
         if self._lifecycle.first_failure == key and self._code is None:
             self._code = ending.code or 1
-            how = ReplicaStatus(
-                key[1],
-                key[0],
-                AppState.FAILED,
-                exit_code=ending.exit_code,
-                signal=ending.signal,
-                error=self._errors[key],
-            )
-            self._message = f"{key[0]}/{key[1]} {how.describe()}"
+            self._blame(key, ending)
+        elif not ending.succeeded and self._is_real_cause(key):
+            self._blame(key, ending)
         return actions
+
+    def _error_of(self, key: ReplicaKey, ending: ReplicaEnd) -> ReplicaError:
+        replica = self._replicas[key]
+        if ending.error:
+            error = ReplicaError(ending.error)
+        else:
+            error = first_error(replica, self._told.get(key, 0))
+        text = error.text
+        if ending.python and not error.is_elsewhere:
+            text = with_interpreter(text, replica.hostname, ending.python)
+        if text != error.text:
+            return ReplicaError(at_home(text, replica.cwd))  # it says all there is to it
+        return dataclasses.replace(
+            error,
+            text=at_home(text, replica.cwd),
+            traceback=at_home(error.traceback, replica.cwd),
+        )
+
+    def _is_real_cause(self, key: ReplicaKey) -> bool:
+        """The first that ended was stopped because of what happened in this one."""
+        before = None if self._cause is None else self._errors[self._cause]
+        return before is not None and before.is_elsewhere and self._errors[key].is_own
+
+    def _blame(self, key: ReplicaKey, ending: ReplicaEnd) -> None:
+        self._cause = key
+        error = self._errors[key]
+        how = ReplicaStatus(
+            key[1],
+            key[0],
+            AppState.FAILED,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            error=error.text,
+        )
+        self._message = f"{key[0]}/{key[1]} {how.describe()}{error.describe_place()}"
 
     def _finish(self, state: AppState) -> None:
         self._starter.close()
@@ -365,6 +394,7 @@ class Supervisor:
     def _status(self, replica: ReplicaRequest) -> dict[str, Any]:
         key, state = replica.key, self._lifecycle.states[replica.key]
         ending = self._endings.get(key) if state.is_final else None
+        error = self._errors.get(key) if state is AppState.FAILED else None
         return {
             "role": replica.role,
             "id": replica.id,
@@ -373,7 +403,9 @@ class Supervisor:
             "pid": self._pids.get(key),
             "exit_code": None if ending is None else ending.exit_code,
             "signal": None if ending is None else ending.signal,
-            "error": self._errors.get(key, "") if state is AppState.FAILED else "",
+            "error": "" if error is None else error.text,
+            "traceback": "" if error is None else error.traceback,
+            "log": replica.logs["stderr"],
             "retries": self._lifecycle.retries[key],
         }
 
@@ -396,8 +428,7 @@ class _Watch:
             return False
         try:
             self._marks.parent.mkdir(exist_ok=True)
-            with open(self._marks, "a") as file:
-                file.write(Times.mark(self._size, status.st_mtime, status.st_size))
+            append(self._marks, Times.mark(self._size, status.st_mtime, status.st_size))
         except OSError:
             return False  # it is noted the next time
         self._size = status.st_size

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
 
@@ -112,9 +112,8 @@ def parse_mounts(words: Iterable[str]) -> list[Mount]:
 
 def _add(mount: dict[str, str], key: str, value: str, word: str) -> None:
     if key not in _ALIASES:
-        near = difflib.get_close_matches(key, _ALIASES, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else _EXAMPLE
-        raise ConfigError(f"mounts: unknown key {key!r}. {hint}")
+        hint = did_you_mean(closest(key, _ALIASES), _EXAMPLE)
+        raise ConfigError(f"mounts: unknown key {key!r}.{hint}")
     if _ALIASES[key] in mount:
         raise ConfigError(f"mounts: {word!r}: {key!r} is given twice. {_EXAMPLE}")
     mount[_ALIASES[key]] = value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 
 from phalanx import _plugins as plugins
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs.app_def import Resource
 from phalanx.errors import ConfigError, PluginError
 
@@ -71,13 +71,9 @@ def get_named_resources(name: str) -> Resource:
     found = _shipped(name)
     if found is not None:
         return found
-    near = difflib.get_close_matches(name, list(named_resources), n=1)
-    hint = (
-        f"Did you mean {near[0]!r}?"
-        if near
-        else "List them with: list(phalanx.specs.named_resources)"
-    )
-    raise ConfigError(f"unknown named resource {name!r}. {hint}")
+    meant = closest(name, named_resources)
+    hint = did_you_mean(meant, "List them with: list(phalanx.specs.named_resources)")
+    raise ConfigError(f"unknown named resource {name!r}.{hint}")
 
 
 class NamedResources(Mapping[str, Resource]):

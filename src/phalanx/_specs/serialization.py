@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs.app_def import AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import KINDS
 from phalanx.errors import ConfigError
@@ -152,8 +152,7 @@ def _fields(cls: type[Any], value: Any, where: str, extra: tuple[str, ...] = ())
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for name in value:
         if name not in fields and name not in extra:
-            near = difflib.get_close_matches(str(name), fields, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(closest(str(name), fields))
             raise ConfigError(f"{where}.{name}: unknown field.{hint}")
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING

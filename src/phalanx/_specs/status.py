@@ -58,6 +58,10 @@ class ReplicaStatus:
     """Its process, if that is known."""
     retries: int = 0
     """How often it was started again."""
+    traceback: str = ""
+    """The traceback of the error, if it has reported one."""
+    log: str | None = None
+    """The file of its stderr, if that is known."""
 
     @property
     def structured_error_msg(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from phalanx._system.processes import start_time
@@ -15,28 +15,30 @@ def identity(pid: int | None = None) -> dict[str, Any]:
     pid = os.getpid() if pid is None else pid
     return {
         "host": socket.gethostname(),
-        "boot": boot(),
-        "space": process_table(),
+        "boot": _or_empty(boot),
+        "space": _or_empty(namespace),
         "pid": pid,
         "start": start_time(pid),
     }
 
 
-def process_table() -> str:
-    """What names the table that our process ids are in."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+def space(kind: str) -> str:
+    """What names a namespace of ours among those of all machines. Raises `OSError`.
+
+    `pid`: the table that our process ids are in; `net`: what loopback addresses are of.
+    """
+    return f"{boot()} {namespace(kind)}"
+
+
+def namespace(kind: str = "pid") -> str:
+    """What names a namespace of ours among those of this machine. Raises `OSError`."""
+    return os.readlink(f"/proc/self/ns/{kind}")
 
 
 def boot() -> str:
-    """What names this start of the machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    """What names this start of the machine. Raises `OSError`."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def is_here(known: Mapping[str, Any]) -> bool:
@@ -44,14 +46,23 @@ def is_here(known: Mapping[str, Any]) -> bool:
     if known["host"] != socket.gethostname():
         return False
     # A container may have this host's name, and a table of processes of its own.
-    return bool(known["boot"] != boot() or known.get("space") in (None, process_table()))
+    same_table = known.get("space") in (None, _or_empty(namespace))
+    return bool(known["boot"] != _or_empty(boot) or same_table)
 
 
 def is_alive(known: Mapping[str, Any]) -> bool:
     """A process of this machine, as it was recorded, is there."""
-    return bool(known["boot"] == boot() and start_time(known["pid"]) == known["start"])
+    return bool(known["boot"] == _or_empty(boot) and start_time(known["pid"]) == known["start"])
 
 
 def is_gone(known: Mapping[str, Any]) -> bool:
     """Certainly: what runs on another host, or in another container, cannot be seen from here."""
     return is_here(known) and not is_alive(known)
+
+
+def _or_empty(name: Callable[[], str]) -> str:
+    """Where it cannot be read, all have the same."""
+    try:
+        return name()
+    except OSError:
+        return ""

@@ -108,12 +108,6 @@ def own_address() -> str:
     return address_towards() or ""
 
 
-def space() -> str:
-    """Names the network that loopback addresses are of: equal for processes that share it."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
-
-
 def bind(*, anywhere: bool) -> socket.socket:
     """Bind a free port without listening: of loopback, or of every address of both versions."""
     if anywhere:

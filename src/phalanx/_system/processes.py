@@ -106,12 +106,6 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def process_space() -> str:
-    """What names the table that our pids are in: this start of the machine, and our namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-
-
 def session_of(pid: int) -> int | None:
     """The session id of a process, or None when it is gone."""
     try:

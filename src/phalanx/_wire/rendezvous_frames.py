@@ -1,8 +1,7 @@
-"""What hosts that meet by themselves say to each other. Loaded where that is done, nowhere else."""
+"""What the hosts of a rendezvous say to each other. Loaded where that is done, nowhere else."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from phalanx._core.limits import (
     RunId,
     WorkerCount,
 )
+from phalanx._core.ranks import lay_out
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._wire import codec
 from phalanx._wire.frames import Frame, frame
@@ -122,10 +122,8 @@ class RoundFormed(Frame):
     @property
     def membership(self) -> Round:
         """The round."""
-        firsts = (0, *itertools.accumulate(self.workers))
-        columns = zip(self.agents, self.hostnames, firsts, self.workers, strict=False)
-        members = tuple(Member(*row) for row in columns)
-        return Round(self.round, members, self.store, self.restarts, self.torch)
+        rows = zip(self.agents, self.hostnames, self.workers, strict=True)
+        return Round(self.round, lay_out(rows), self.store, self.restarts, self.torch)
 
     @property
     def contacts(self) -> dict[AgentId, Endpoint]:

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, ParamSpec, TypeVar
 
 from phalanx._core.rounds import Fault
 from phalanx._worker.outcome import format_traceback, open_regular, type_name
@@ -49,18 +51,31 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
     return recorded
 
 
-def write(message: str, callstack: str, *, again: bool = True) -> None:
+@dataclass(frozen=True)
+class Where:
+    """The worker that an error is of; `elsewhere`: not one of the program that writes the file."""
+
+    rank: int
+    hostname: str
+    elsewhere: bool = False
+
+
+def write(message: str, callstack: str, *, again: bool = True, where: Where | None = None) -> None:
     """Write the error file, if one is named. What cannot be written is left unsaid."""
     path = os.environ.get(VARIABLE)
     if not path or (not again and os.path.exists(path)):
         return
-    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    extra: dict[str, Any] = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    if where is not None:
+        extra |= asdict(where)
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w") as file:
             json.dump({"message": {"message": message, "extraInfo": extra}}, file)
     except (OSError, ValueError):
-        return
+        if os.path.isfile(path):  # half of it says nothing
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def read(path: str) -> Fault | None:

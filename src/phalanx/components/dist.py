@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from phalanx import specs
+from phalanx._rendezvous.endpoints import STATIC_PORT
 from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError
 from phalanx.specs import macros
@@ -20,8 +21,7 @@ _AGENT = ("-m", "phalanx", "torchrun")
 # Where the first replica is, and under which address the others see this one, is known only where
 # it runs: a shell puts it in. `$$` is a `$`. The first carries the store: no need to find out.
 # A port that is free there is known to some schedulers; others have the usual one.
-_PORT = 29500
-_FREE_PORT = f"$${{PHALANX_RANK0_PORT:-{_PORT}}}"
+_FREE_PORT = f"$${{PHALANX_RANK0_PORT:-{STATIC_PORT}}}"
 _ON_SEVERAL = (
     f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
     'exec "$$(command -v python || command -v python3)" -m phalanx torchrun '
@@ -102,7 +102,7 @@ def ddp(
                 num_replicas=most,
                 max_retries=max_retries,
                 resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-                port_map={"c10d": rdzv_port or _PORT} if most > 1 else {},
+                port_map={"c10d": rdzv_port or STATIC_PORT} if most > 1 else {},
                 mounts=specs.parse_mounts(mounts or ()),
                 metadata={} if script is None else {SCRIPT: script},
             )

@@ -118,9 +118,7 @@ class SchedulerSuite:
         with SuiteSession(self) as run:
             app_id = run.submit(run.app(command, num_replicas=2))
             assert run.wait(app_id).state is AppState.FAILED
-            before = len(run.lines(app_id))
-            time.sleep(0.5)
-            assert len(run.lines(app_id)) == before, "the other replica goes on"
+            run.expect_no_more_lines(app_id, "the other replica goes on")
 
     def test_what_cannot_be_started_fails_the_app_at_once(self) -> None:
         """Whatever else of it could be."""
@@ -279,9 +277,7 @@ class SchedulerSuite:
             self._until(lambda: len(run.lines(app_id)) > 1, "the app's first lines")
             run.scheduler.cancel(app_id)
             assert run.wait(app_id).state is AppState.CANCELLED
-            before = len(run.lines(app_id))
-            time.sleep(0.5)
-            assert len(run.lines(app_id)) == before, "it goes on"
+            run.expect_no_more_lines(app_id, "it goes on")
 
     def test_deleting_an_app_that_runs_ends_it(self) -> None:
         """First."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phalanx._schedulers.options import make
 from phalanx._specs import AppDef, AppStatus, Role
+from phalanx._system import daemon_thread
 
 if TYPE_CHECKING:
     from phalanx.testing._scheduler_suite import SchedulerSuite
@@ -51,22 +52,10 @@ class SuiteSession:
 
     def _within(self, function: Callable[[], T], complaint: str) -> T:
         """What a function gives, if it does in time."""
-        found: list[T] = []
-        raised: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                found.append(function())
-            except BaseException as error:  # noqa: BLE001 raised again where it was asked for
-                raised.append(error)
-
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        thread.join(self._suite.timeout)
-        assert not thread.is_alive(), f"{complaint} within {self._suite.timeout} s"
-        if raised:
-            raise raised[0]
-        return found[0]
+        future = daemon_thread.start(function)
+        wait([future], self._suite.timeout)
+        assert future.done(), f"{complaint} within {self._suite.timeout} s"
+        return future.result()
 
     def describe(self, app_id: str) -> AppStatus:
         status = self.scheduler.describe(app_id)
@@ -79,6 +68,11 @@ class SuiteSession:
             assert time.monotonic() < limit, f"{app_id} has not ended: {status}"
             time.sleep(0.05)
         return status
+
+    def expect_no_more_lines(self, app_id: str, complaint: str) -> None:
+        before = len(self.lines(app_id))
+        time.sleep(0.5)
+        assert len(self.lines(app_id)) == before, complaint
 
     def lines(self, app_id: str, replica: int = 0, **options: Any) -> list[str]:
         return self._within(

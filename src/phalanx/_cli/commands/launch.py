@@ -27,6 +27,7 @@ from typing import Any
 from phalanx._cli import hints, launch_help, parsing, tyro_errors
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._core import nesting
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call
@@ -202,11 +203,8 @@ class _Target:
         return module
 
     def _not_found(self, module: Any) -> str:
-        import difflib
-
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(self.function, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(closest(self.function, names))
         return f"{self.place} has no function {self.function!r}.{hint}"
 
 
@@ -225,7 +223,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
         _load_call(target, own)  # prints it, and exits: nothing is started for that
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
-    app.tell_failure()
+    app.tell_failure(prints=True)
     if not options.quiet:
         app.show_status()
     try:

@@ -197,7 +197,7 @@ def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
 def _last(app: RecordedApp, rank: int, options: Any) -> list[LogLine]:
     """The last lines of a rank, read from the end of its file."""
     chosen = itertools.takewhile(
-        lambda line: options.since is None or (line.time or 0.0) >= options.since,
+        lambda line: options.since is None or line.time is None or line.time >= options.since,
         app.lines_back(rank),
     )
     return [*itertools.islice(_chosen(chosen, options), max(0, options.tail))][::-1]
@@ -216,10 +216,10 @@ def _last_of_each(lines: Iterable[Any], count: int) -> Iterator[Any]:
 
 def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
     for line in lines:
-        moment = line.time or 0.0
-        if options.since is not None and moment < options.since:
+        moment = line.time  # one whose time was not noted is not left out
+        if options.since is not None and moment is not None and moment < options.since:
             continue
-        if options.until is not None and moment >= options.until:
+        if options.until is not None and moment is not None and moment >= options.until:
             continue
         if options.regex is None or options.regex.search(line.text):
             yield line

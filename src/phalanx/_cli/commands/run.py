@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import is_raised_outright, print_users_part
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner.component import HelpWanted
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 from phalanx._schedulers.options import parse
@@ -49,6 +49,8 @@ _QUIET = 0.5
 """Seconds before a status line is shown."""
 _SHOWN = 4
 """Hosts that a note names."""
+_REMEMBERED = 10_000
+"""Lines of replicas among which a traceback is looked for."""
 _NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
@@ -173,9 +175,8 @@ def split(
         if not flag.startswith("--"):
             own.append(word)  # argparse says what is wrong with it
             continue
-        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.8)
-        if near:
-            parser.error(f"unknown option {flag}. Did you mean {near[0]}?")
+        if near := closest(flag, parser._option_string_actions, cutoff=0.8):
+            parser.error(f"unknown option {flag}.{did_you_mean(near, quoted=False)}")
         if not equals:
             if not words:
                 parser.error(
@@ -345,21 +346,22 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
 
 
 def _wait(runner: Runner, handle: str, *, show: bool) -> int:
-    shown = _show_lines(runner, handle) if show else True
+    shown: deque[str] | None = deque(maxlen=_REMEMBERED) if show else None
+    taken = True if shown is None else _show_lines(runner, handle, shown)
     status = _until(runner, handle, AppStatus.is_terminal)
     if status is None:
         print(f"phalanx run: {handle} no longer exists", file=sys.stderr)
         return 1
     if status.state is not AppState.SUCCEEDED:
         with contextlib.suppress(OSError):  # a full disk is not how the app ended
-            _report(runner, handle, status)
-    return _exit_code(status) or int(not shown)
+            _report(runner, handle, status, shown)
+    return _exit_code(status) or int(not taken)
 
 
-def _show_lines(runner: Runner, handle: str) -> bool:
+def _show_lines(runner: Runner, handle: str, shown: deque[str]) -> bool:
     """Print what replicas print, until the app ends; False when stderr takes no more.
 
-    Then nothing can be said there either: it is in the exit code.
+    Then nothing can be said there either: it is in the exit code. `shown` gets the last lines.
     """
     from phalanx._cli.replica_log import Printer, bars, everyone, lines
 
@@ -368,6 +370,7 @@ def _show_lines(runner: Runner, handle: str) -> bool:
     chosen = everyone(runner, handle)
     with bars(runner, handle, chosen):
         for line in lines(runner, handle, chosen, follow=True):
+            shown.append(line.text.strip())
             try:
                 printer.print(line)
             except BrokenPipeError:
@@ -400,12 +403,21 @@ def _show_status(runner: Runner, text: str) -> None:
     STATUS.show(runner, text)
 
 
-def _report(runner: Runner, handle: str, status: AppStatus) -> None:
+def _report(runner: Runner, handle: str, status: AppStatus, shown: Collection[str] | None) -> None:
+    """How it ended; with the cause in full, where lines are shown and it was not among them."""
     print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
-    failed = [r for role in status.roles for r in role.replicas if r.state is AppState.FAILED]
+    replicas = [r for role in status.roles for r in role.replicas]
+    failed = [r for r in replicas if r.state is AppState.FAILED]
     texts = [f"{r.role}/{r.id} {r.describe()}" for r in failed]
     for text in [status.message] if status.message else texts:
         print(f"  {text}", file=sys.stderr)
+    told = (r for r in replicas if status.message.startswith(f"{r.role}/{r.id} "))
+    if shown is not None and (cause := next(told, None)) is not None:
+        lines = cause.traceback.splitlines()
+        if lines and lines[-1].strip() not in shown:
+            print("", *(f"    {line}" for line in lines), "", sep="\n", file=sys.stderr)
+        if cause.log is not None:
+            print(f"  Full log: {cause.log}", file=sys.stderr)
     log = f"; phalanx log {status.app}" if _has_printed(runner, handle) else ""
     print(f"  phalanx status {status.app}{log}", file=sys.stderr)
 

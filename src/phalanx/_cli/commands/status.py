@@ -11,7 +11,7 @@ from typing import Any
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import FoundApp, find_app
 from phalanx._cli.stdout_guard import stdout_to_stderr
-from phalanx._logs.lines import ranges
+from phalanx._core.ranks import ranges
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.runner import get_runner
 from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus

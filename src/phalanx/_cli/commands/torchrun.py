@@ -17,7 +17,8 @@ from phalanx._core import environment
 from phalanx._elastic import torchrun_logs
 from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
 from phalanx._launcher.session.app_run import AppRun
-from phalanx._launcher.session.report import describe_failure
+from phalanx._launcher.session.report import describe_elsewhere, describe_failure
+from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason
 from phalanx._worker import error_file
 from phalanx.errors import LaunchError
@@ -52,9 +53,10 @@ def _run(options: TorchrunOptions) -> int:
         signals.attach(app)
         app.show_status(line=False)
         app.wait()
+        # A signal that comes now must not end us before it is said what went wrong.
+        return _report(app, signals)
     finally:
         signals.restore()
-    return _report(app, signals)
 
 
 def _report(app: AppRun[Any], signals: _Signals) -> int:
@@ -64,27 +66,41 @@ def _report(app: AppRun[Any], signals: _Signals) -> int:
             raise error
         print(f"phalanx torchrun: {error}", file=sys.stderr)
         return 1
-    if signals.received is not None:
+    verdict = app.verdict
+    if signals.received is not None and verdict.reason is not Reason.FAILED:
         name = signal.Signals(signals.received).name
         print(f"phalanx torchrun: {name}: {app.describe_left()}", file=sys.stderr)
         return 128 + signals.received
-    verdict = app.verdict
     if verdict.reason is Reason.SUCCEEDED:
         lost = app.lost_output(None)
         if lost is not None:
             print(f"phalanx torchrun: {lost}", file=sys.stderr)
         return 0 if lost is None else 1
     sys.stdout.flush()
-    print(f"phalanx torchrun: {describe_failure(verdict, app.stopped_at)}", file=sys.stderr)
+    print(f"phalanx torchrun: {_describe(app)}", file=sys.stderr)
     if verdict.reason is Reason.START_TIMEOUT:
         for host, wait in app.waits.items():
             print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:
-        outcome = verdict.cause.outcome
-        fault = outcome.fault
-        said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
-        error_file.write(said, outcome.stderr if fault is None else fault.traceback)
+        _write_error(verdict.cause, elsewhere=app.is_cause_elsewhere)
     return 1
+
+
+def _describe(app: AppRun[Any]) -> str:
+    if app.is_cause_elsewhere:
+        return describe_elsewhere(app.verdict, app.stopped_at)
+    return describe_failure(app.verdict, app.stopped_at, shown=app.is_cause_shown)
+
+
+def _write_error(cause: Failure, *, elsewhere: bool) -> None:
+    """For whoever started us: all of it on every host, and where it happened."""
+    outcome, fault = cause.outcome, cause.outcome.fault
+    said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
+    error_file.write(
+        f"stopped: {cause.describe()}" if elsewhere else said,
+        outcome.stderr if fault is None else fault.traceback,
+        where=error_file.Where(outcome.rank, cause.hostname, elsewhere=elsewhere),
+    )
 
 
 def _print_events() -> None:

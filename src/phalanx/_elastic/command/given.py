@@ -6,11 +6,11 @@ What it means together is for `options`.
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._elastic.command.flags import FLAGS, GROUPS, switch
 from phalanx.errors import ConfigError
 
@@ -160,15 +160,15 @@ def _unknown(word: str) -> ConfigError:
     flag = word.partition("=")[0]
     names = [f"--{f.name}" for f in FLAGS.values()]
     stem = "--" + flag.lstrip("-").replace("_", "-")
-    near = (
-        [ours for theirs, ours in _OTHER_NAMES.items() if stem == theirs]
-        or [name for name in names if len(stem) > 3 and name.startswith(stem)]
-        or difflib.get_close_matches(stem, names, n=1, cutoff=0.75)
-        or [name for name in names if name[:6] == stem[:6]]
-        or difflib.get_close_matches(stem, names, n=1, cutoff=0.5)
+    meant = (
+        _OTHER_NAMES.get(stem)
+        or next((name for name in names if len(stem) > 3 and name.startswith(stem)), None)
+        or closest(stem, names, cutoff=0.75)
+        or next((name for name in names if name[:6] == stem[:6]), None)
+        or closest(stem, names, cutoff=0.5)
     )
-    hint = f"Did you mean {near[0]}?" if near else "See: phalanx torchrun --help."
-    return ConfigError(f"unknown flag {flag}. {hint} Put flags of the script after the script.")
+    hint = did_you_mean(meant, "See: phalanx torchrun --help.", quoted=False)
+    return ConfigError(f"unknown flag {flag}.{hint} Put flags of the script after the script.")
 
 
 class _Parser(argparse.ArgumentParser):

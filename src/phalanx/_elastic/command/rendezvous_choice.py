@@ -13,21 +13,12 @@ Port 0 is any free one. An endpoint without a port has 29400 for c10d, 2379 for 
 
 from __future__ import annotations
 
-import re
 import uuid
 from dataclasses import dataclass
 
 from phalanx._elastic.command.given import GivenFlags
+from phalanx._rendezvous.endpoints import DEFAULT_PORTS, STATIC_PORT, parse_endpoint
 from phalanx.errors import ConfigError
-
-_DEFAULT_PORTS: dict[str, int | None] = {
-    "static": None,
-    "c10d": 29400,
-    "tcp": 29400,
-    "etcd": 2379,
-    "etcd-v2": 2379,
-}
-_MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ def resolve(words: GivenFlags) -> RendezvousChoice:
     if port is not None and not 0 <= port < 1 << 16:
         raise ConfigError(f"{words.quote('master_port')}: must be a port between 0 and 65535.")
     alone = backend == "static" and not endpoint and port is None and high == 1
-    port = _MASTER_PORT if port is None else port
+    port = STATIC_PORT if port is None else port
     if words["standalone"] or alone:
         if low > 1:
             raise ConfigError(
@@ -77,7 +68,7 @@ def resolve(words: GivenFlags) -> RendezvousChoice:
         if at[1] == 0 and low > 1:
             raise ConfigError(
                 f"{endpoint}: with port 0, other hosts cannot find the rendezvous. "
-                f"Write {at[0]}:{_DEFAULT_PORTS.get(backend) or _MASTER_PORT}."
+                f"Write {at[0]}:{DEFAULT_PORTS.get(backend, STATIC_PORT)}."
             )
     node_rank = _node_rank(words, conf, high) if backend == "static" else words["node_rank"]
     return RendezvousChoice(
@@ -150,41 +141,16 @@ def _place(backend: str, endpoint: str, conf: dict[str, str]) -> tuple[str | Non
     if backend == "c10d" and conf.get("store_type", "tcp").lower() == "file":
         return None, None
     try:
-        host, port = _host_and_port(endpoint.strip())
+        host, port = parse_endpoint(endpoint, backend)
     except ConfigError:
-        if backend in _DEFAULT_PORTS:
+        if backend in DEFAULT_PORTS:
             raise
         return None, None
     if backend == "static" and port is None:
         raise ConfigError(
-            f'rendezvous endpoint "{endpoint}" has no port. Write {endpoint}:{_MASTER_PORT}.'
+            f'rendezvous endpoint "{endpoint}" has no port. Write {endpoint}:{STATIC_PORT}.'
         )
-    return host, _DEFAULT_PORTS.get(backend) if port is None else port
-
-
-def _host_and_port(endpoint: str) -> tuple[str, int | None]:
-    if not endpoint:
-        return "localhost", None
-    bracketed = endpoint.startswith("[") and endpoint.endswith("]")
-    host, colon, digits = (endpoint, "", "") if bracketed else _split(endpoint)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not re.fullmatch(r"[\w.:-]+", host):
-        raise ConfigError(
-            f'rendezvous endpoint "{endpoint}": invalid host {host!r}. Write HOST:PORT.'
-        )
-    if not colon:
-        return host, None
-    if not re.fullmatch("[0-9]{1,5}", digits) or int(digits) >= 1 << 16:
-        raise ConfigError(
-            f'rendezvous endpoint "{endpoint}": invalid port {digits!r}. Write {host}:29400.'
-        )
-    return host, int(digits)
-
-
-def _split(endpoint: str) -> tuple[str, str, str]:
-    host, colon, digits = endpoint.rpartition(":")
-    return (host, colon, digits) if colon else (endpoint, "", "")
+    return host, DEFAULT_PORTS.get(backend) if port is None else port
 
 
 def _random_id(high: int) -> str:

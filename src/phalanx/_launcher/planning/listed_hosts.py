@@ -6,18 +6,18 @@ dials it brings them.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx._core.ids import HostIndex
 from phalanx._launcher.transport import slurm, targets
 from phalanx._launcher.transport.targets import Target
-from phalanx._system import machine
+from phalanx._system import daemon_thread, machine
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,21 +98,14 @@ def _names(wanted: object) -> tuple[str, ...]:
 
 def _on_this_machine(names: Sequence[str]) -> set[str]:
     """The names that mean this machine. A resolver that does not answer is not waited for."""
-    found: set[str] = set()
-
-    def look(name: str) -> None:
-        if machine.is_this_machine(name):
-            found.add(name)
-
     # A name with a user or a port means that ssh is wanted.
     plain = [n for n in dict.fromkeys(names) if targets.parse(n)[::2] == (None, None)]
-    looking = [threading.Thread(target=look, args=(name,), daemon=True) for name in plain]
-    for thread in looking:
-        thread.start()
-    limit = time.monotonic() + _LOOKUP
-    for thread in looking:
-        thread.join(max(0.0, limit - time.monotonic()))
-    return set(found)
+    asked = {
+        name: daemon_thread.start(functools.partial(machine.is_this_machine, name))
+        for name in plain
+    }
+    wait(asked.values(), _LOOKUP)
+    return {name for name, answer in asked.items() if answer.done() and answer.result()}
 
 
 # ── workers ───────────────────────────────────────────────────────────────────

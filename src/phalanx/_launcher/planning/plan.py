@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx import _wire as wire
 from phalanx._core import environment, ranks
+from phalanx._core.host_bounds import host_bounds
 from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Member
 from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, count_workers, list_hosts
-from phalanx._launcher.planning.validation import check, check_bounds, need_torch
+from phalanx._launcher.planning.validation import check, check_host_count, need_torch
 from phalanx._launcher.project.shared_directories import SharedDirectories
 from phalanx._logs.spec import DefaultLogSpec
 from phalanx._system import machine
@@ -126,15 +127,13 @@ class Plan:
     @property
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most hosts that a round may have."""
-        count = len(self.hosts)
-        most = self.settings.max_hosts or count
-        return self.settings.min_hosts or min(count, most), most
+        return host_bounds(len(self.hosts), self.settings.min_hosts, self.settings.max_hosts)
 
     @property
     def is_elastic(self) -> bool:
         """A lost host, or a failed worker, need not be the end."""
         count = len(self.hosts)
-        changes = (self.settings.min_hosts or count) < count or self.bounds[1] != count
+        changes = self.bounds != (count, count)
         return self.settings.max_restarts > 0 or changes or self.meets_others
 
 
@@ -160,7 +159,7 @@ class Draft:
         counts = count_workers(launcher, self.hosts, facts)
         members = ranks.members([host.name for host in self.hosts], counts)
         if part is not None:
-            members = (Member(part.agent, part.hostname, 0, counts[0]),)
+            members = ranks.lay_out([(part.agent, part.hostname, counts[0])])
         roots = {} if self.workspace is None else self.workspace.roots
         shared = SharedDirectories({name: root.path for name, root in roots.items()})
         app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
@@ -201,9 +200,9 @@ def draft_plan(
     launcher = dataclasses.replace(options)
     check(launcher)
     hosts = list_hosts(launcher, os.environ)
-    check_bounds(launcher, len(hosts))
+    check_host_count(launcher, len(hosts))
     # With room for more hosts than are listed, others may be added.
-    room = (launcher.max_hosts or 0) > len(hosts)
+    room = host_bounds(len(hosts), launcher.min_hosts, launcher.max_hosts)[1] > len(hosts)
     remote = room or any(host.target is not None for host in hosts)
     if launcher.start_method == "inline" and remote:
         raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
@@ -233,8 +232,8 @@ def make_plan(options: LaunchOptions, needs: Needs, title: str) -> Plan:
 
 def with_host(plan: Plan, host: ListedHost, workers: int) -> Plan:
     """The plan with a host in addition, as its last."""
-    total = sum(member.workers for member in plan.members)
-    member = Member(AgentId(len(plan.hosts)), host.name, total, workers)
+    known = [(member.agent, member.hostname, member.workers) for member in plan.members]
+    *_, member = ranks.lay_out([*known, (AgentId(len(known)), host.name, workers)])
     return dataclasses.replace(plan, hosts=(*plan.hosts, plan.frames.host_plan(host, member)))
 
 

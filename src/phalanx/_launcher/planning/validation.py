@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import signal
@@ -10,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx._core import environment, ranks
+from phalanx._core.host_bounds import check_bounds
 from phalanx._core.patterns import Patterns
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def _check_hosts(launcher: LaunchOptions) -> None:
     for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
         if isinstance(by_host, Mapping) and not isinstance(listed, str):
             for name in by_host.keys() - set(listed):
-                near = difflib.get_close_matches(str(name), listed, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(closest(str(name), listed))
                 raise ConfigError(f"{field}: {name!r} is not in hostnames.{hint}")
     count = launcher.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -161,17 +161,10 @@ def _check_inline(launcher: LaunchOptions) -> None:
         )
 
 
-def check_bounds(launcher: LaunchOptions, count: int) -> None:
+def check_host_count(launcher: LaunchOptions, count: int) -> None:
     """`min_hosts` and `max_hosts`, once the number of hosts is known."""
-    for name in ("min_hosts", "max_hosts"):
-        value = getattr(launcher, name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r}: must be a number of hosts, 1 or more.")
-    fewest, most = launcher.min_hosts, launcher.max_hosts
-    if fewest is not None and most is not None and fewest > most:
-        raise ConfigError(f"min_hosts={fewest} must not be greater than max_hosts={most}.")
+    fewest = launcher.min_hosts
+    check_bounds(fewest, launcher.max_hosts)
     if fewest is not None and fewest > count:
         raise ConfigError(
             f"min_hosts={fewest}, but hostnames has only {count}. Add hosts, or lower min_hosts."
@@ -193,9 +186,8 @@ def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
     if value in allowed:
         return
     names = [str(a) for a in allowed]
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(names)}."
-    raise ConfigError(f"unknown {field} {value!r}{hint}")
+    hint = did_you_mean(closest(str(value), names), f"Choose one of {', '.join(names)}.")
+    raise ConfigError(f"unknown {field} {value!r}.{hint}")
 
 
 def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:

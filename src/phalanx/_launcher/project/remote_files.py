@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from phalanx import _wire as wire
 from phalanx._channel.transfer import WINDOW, OnBytes, Outgoing, receive
 from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
+from phalanx._core.silence import Silence
 from phalanx._launcher.project.file_versions import FileVersion
 from phalanx._system.filetree import FileTree
 
@@ -193,13 +194,11 @@ class RemoteFiles:
 
     async def _unless_silent(self, question: wire.Frame, done: asyncio.Future[None]) -> None:
         await self._agent.send(question)
-        while True:
-            heard = self._heard
-            await asyncio.wait({done}, timeout=_STALLED)
-            if done.done():
-                return done.result()
-            if self._heard == heard:
+        silence = Silence(self._heard)
+        while not (await asyncio.wait({done}, timeout=_STALLED))[0]:
+            if silence.pass_time(_STALLED, self._heard) >= _STALLED:
                 raise OSError(errno.ETIMEDOUT, f"no response for {_STALLED:g} s")
+        done.result()
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)

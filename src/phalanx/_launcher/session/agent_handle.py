@@ -14,6 +14,7 @@ from phalanx import _wire as wire
 from phalanx._channel.channel import wait_for_silence
 from phalanx._core.clock import ClockOffset
 from phalanx._core.rounds import Outcome
+from phalanx._core.silence import Silence
 from phalanx._launcher.placement import PlacedAgent
 from phalanx._launcher.session.frame_checks import FrameChecker
 from phalanx._logs import logger
@@ -42,8 +43,7 @@ class AgentHandle:
         self.placed = placed
         self.channel = placed.channel
         self.clock = ClockOffset()
-        self.heard = 0
-        self.silent = 0.0
+        self._silence = Silence()
         self.last_heard = time.monotonic()
         self.checker = FrameChecker(shipped=shipped, began=self.last_heard)
         self.gone = False
@@ -84,10 +84,13 @@ class AgentHandle:
 
     def pass_time(self, seconds: float) -> float:
         """So much time was waited for; gives how long it has been silent, once it has spoken."""
-        silent = self.hello is not None and self.channel.heard == self.heard
-        self.silent = self.silent + seconds if silent else 0.0
-        self.heard = self.channel.heard
-        return self.silent
+        expected = self.hello is not None
+        return self._silence.pass_time(seconds, self.channel.heard, expected=expected)
+
+    @property
+    def silent(self) -> float:
+        """How long it has been silent."""
+        return self._silence.seconds
 
     def translate(self, outcome: Outcome, workspace: Workspace | None) -> Outcome:
         """What is said of files of the project, in terms of the launcher's own."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Outcome
+from phalanx._core.rounds import Ended, Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Function, Inbox
 from phalanx._launcher.placement import Placement
@@ -28,7 +28,13 @@ from phalanx._launcher.session.added_host import add_host
 from phalanx._launcher.session.collected import CollectedResults
 from phalanx._launcher.session.decider import Decide
 from phalanx._launcher.session.printed import read_lines
-from phalanx._launcher.session.report import add_note, describe_left, message_of, state_of
+from phalanx._launcher.session.report import (
+    TraceShown,
+    add_note,
+    describe_left,
+    message_of,
+    state_of,
+)
 from phalanx._launcher.session.tracker import AppStanding
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
@@ -64,7 +70,7 @@ _QUIET = 0.4
 class AppRun(Generic[R]):
     """One app on its own thread. All methods may be called from any thread."""
 
-    _tells = False
+    _tells = _prints = False
 
     def __init__(
         self,
@@ -202,9 +208,14 @@ class AppRun(Generic[R]):
         here = all(host.target is None for host in self._plan.hosts)
         self._waits = LongWaits(line=line, here=here)
 
-    def tell_failure(self) -> None:
-        """Leave the cause's traceback out of the output shown: it comes with what is raised."""
+    def tell_failure(self, *, prints: bool = False) -> None:
+        """Leave the cause's traceback out of the output shown: it comes with what is raised.
+
+        `prints`: what is raised is printed, and nothing else is done with it, so that what is seen
+        already need not be noted on it.
+        """
         self._tells = True
+        self._prints = prints
 
     def _told(self) -> int | None:
         """The rank whose traceback is told to whoever waits."""
@@ -449,6 +460,28 @@ class AppRun(Generic[R]):
         assert self._verdict is not None
         return self._verdict
 
+    @property
+    def is_cause_elsewhere(self) -> bool:
+        """What it failed of happened on another host of those that meet, which tells it in full.
+
+        A lost one tells nothing.
+        """
+        cause = self.verdict.cause
+        if cause is None or cause.outcome.kind is Ended.LOST:
+            return False
+        return all(member.agent != cause.agent for member in self._plan.members)
+
+    @property
+    def is_cause_shown(self) -> bool:
+        """The cause's traceback was shown with what its worker printed: the end took long."""
+        cause, writer = self.verdict.cause, self._writer
+        return cause is not None and writer is not None and cause.outcome.rank in writer.shown
+
+    def _trace_shown(self) -> TraceShown:
+        if not self._prints:
+            return TraceShown.WHOLE
+        return TraceShown.ABOVE if self.is_cause_shown else TraceShown.WITHOUT_ERROR
+
     def lost_output(self, result: object) -> OutputLost | None:
         """The error that it is that output could not be written, if any could not."""
         losses = self._losses()
@@ -494,7 +527,9 @@ class AppRun(Generic[R]):
                 self._error = self._unfetched_error() or self.lost_output(self._result)
             else:
                 timeout = self._plan.settings.start_timeout
-                self._error = collect.exception(self.log_files, self._running, timeout, self.waits)
+                self._error = collect.exception(
+                    self.log_files, self._running, timeout, self.waits, self._trace_shown()
+                )
                 if self._session is not None and self._session.left:
                     add_note(self._error, f"\n{self.describe_left()}")
                 for problem in self._unfetched:

@@ -10,7 +10,7 @@ from phalanx._core.rounds import Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Inbox
 from phalanx._launcher.result import LaunchResult
-from phalanx._launcher.session.report import make_exception
+from phalanx._launcher.session.report import TraceShown, make_exception
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx.errors import ResultError
 
@@ -71,6 +71,7 @@ class CollectedResults:
         running: Collection[int],
         start_timeout: float,
         waits: Mapping[str, str],
+        trace: TraceShown,
     ) -> BaseException:
         """What to raise for a verdict that is not success."""
         return make_exception(
@@ -83,6 +84,7 @@ class CollectedResults:
             start_timeout=start_timeout,
             stopped_at=self._stopped_at,
             waits=waits,
+            trace=trace,
         )
 
     @property

@@ -9,7 +9,6 @@ from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous.coordinator import Coordinator
-from phalanx._rendezvous.hostwise import HostwiseCoordinator
 from phalanx._rendezvous.membership import Host
 from phalanx._rendezvous.protocol import (
     CoordinatorAction,
@@ -18,6 +17,7 @@ from phalanx._rendezvous.protocol import (
     Phase,
     Policy,
 )
+from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 
 Act = Callable[[CoordinatorAction], None]
 
@@ -134,8 +134,7 @@ class LocalDecider:
 
     def take_happened(self) -> list[Happening]:
         """What has come to pass since the last time."""
-        happened, self.coordinator.happened = self.coordinator.happened, []
-        return happened
+        return self.coordinator.take_happened()
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -160,12 +159,11 @@ def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
         max_hosts=most,
         last_call=_LAST_CALL,
         max_restarts=settings.max_restarts,
-        restart=settings.restart,
         backoff=settings.restart_backoff,
         same_failures=settings.same_failures,
     )
-    kind = HostwiseCoordinator if settings.restart == "host" else Coordinator
-    return LocalDecider(kind(policy, now()), now)
+    restarts = RESTART_POLICIES[settings.restart](policy)
+    return LocalDecider(Coordinator(policy, restarts, now()), now)
 
 
 def host_of(plan: Plan, agent: AgentId) -> Host:

@@ -7,7 +7,9 @@ import linecache
 import os
 import re
 import stat
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,6 +33,16 @@ _LONGEST_SOURCE = 8 << 20
 _OTHERS_SHOWN = 8
 
 
+class TraceShown(Enum):
+    """How much of the worker's traceback is noted on what is raised."""
+
+    WHOLE = auto()
+    WITHOUT_ERROR = auto()
+    """Whoever prints the exception prints what the last line says."""
+    ABOVE = auto()
+    """None of it: it was shown with what the worker printed."""
+
+
 def make_exception(
     verdict: Verdict,
     members: tuple[Member, ...],
@@ -42,6 +54,7 @@ def make_exception(
     start_timeout: float,
     waits: Mapping[str, str] = MappingProxyType({}),
     stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
+    trace: TraceShown = TraceShown.WHOLE,
 ) -> BaseException:
     """The exception for a verdict that is not success.
 
@@ -74,7 +87,7 @@ def make_exception(
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
-        add_note(error, _where(cause, log_files, error))
+        add_note(error, _where(cause, log_files, error, trace))
     else:
         error = _ended(cause, log_files)
     if running:
@@ -103,9 +116,15 @@ def message_of(verdict: Verdict) -> str:
 
 
 def describe_failure(
-    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+    verdict: Verdict,
+    stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
+    *,
+    shown: bool = False,
 ) -> str:
-    """What to print of a verdict that is not success, where nothing is raised."""
+    """What to print of a verdict that is not success, where nothing is raised.
+
+    `shown`: the cause's traceback has been, with what its worker printed.
+    """
     if verdict.reason is Reason.CANCELLED:
         return "cancelled"
     if verdict.reason is Reason.START_TIMEOUT:
@@ -119,10 +138,28 @@ def describe_failure(
         return "failed for an unknown reason"
     outcome = cause.outcome
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
-    lines += _trace(cause)
+    if shown:
+        lines[0] += " (traceback above)"
+    else:
+        lines += _trace(cause)
     others = _others(cause, verdict.others, (), stopped_at)
     lines += [line for line in (others, attempts(verdict)) if line]
     return "\n".join(lines)
+
+
+def describe_elsewhere(
+    verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
+) -> str:
+    """What to print of a failure that another host tells of in full: one line.
+
+    Where this host's ranks were, if one gave up waiting for them, is known here alone.
+    """
+    assert verdict.cause is not None
+    own = sum(not other.consequence for other in verdict.others)
+    also = f"; {own} other {'rank' if own == 1 else 'ranks'} failed as well" if own else ""
+    missed = _missed(verdict.cause, verdict.others, stopped_at)
+    where = ["", *describe_stopped(missed)] if missed else []
+    return "\n".join([f"stopped: {verdict.cause.describe()}{also}", *where])
 
 
 def no_quorum(verdict: Verdict) -> str:
@@ -286,7 +323,9 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     )
 
 
-def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) -> str:
+def _where(
+    cause: Failure, log_files: Mapping[int, Path], error: BaseException, shown: TraceShown
+) -> str:
     outcome, fault = cause.outcome, cause.outcome.fault
     assert fault is not None
     log_file = _log_file(outcome.rank, log_files)
@@ -294,7 +333,11 @@ def _where(cause: Failure, log_files: Mapping[int, Path], error: BaseException) 
     text = fault.traceback.rstrip()
     if isinstance(error, NoTerminal):
         text = text.removesuffix(str(error)).rstrip(": ")  # it is long, and is said above
-    if (trace := text.splitlines())[1:]:  # not only what it is, as said above
+    if shown is TraceShown.WITHOUT_ERROR:
+        text = text.removesuffix("".join(traceback.format_exception_only(error)).rstrip()).rstrip()
+    if shown is TraceShown.ABOVE:
+        lines[0] += " (traceback above)"
+    elif (trace := text.splitlines())[1:]:  # not only what it is, as said above
         lines[0] += ":"
         lines += ["", *(f"  {line}" for line in with_source(trace))]
     if log_file is not None:
@@ -338,11 +381,8 @@ def _others(
     Ranks that had returned are named where they explain a peer that was missed.
     """
     own = [f for f in others if not f.consequence]
-    if not misses_others(cause.outcome):
-        stopped_at = {}  # it is known why the others were missed
-    gave_up = [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
-    missed = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
-    missed -= set(gave_up)
+    gave_up = _gave_up(others)
+    missed = _missed(cause, others, stopped_at)
     stopped = len(others) - len(own) - len(gave_up) - len(missed)
     lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
@@ -350,8 +390,7 @@ def _others(
     if lines:
         lines.insert(0, "\nAlso failed later:")
     if missed:
-        where = describe_stopped({rank: stopped_at[rank] for rank in sorted(missed)})
-        lines += ["", *where]
+        lines += ["", *describe_stopped(missed)]
     if gave_up:
         lines.append(f"\n{in_short(gave_up)} gave up as well.")
     if stopped:
@@ -362,6 +401,21 @@ def _others(
         ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
         lines.append(f"\nRanks that had already returned, and answer no collective: {ranks}.")
     return "\n".join(lines)
+
+
+def _gave_up(others: Collection[Failure]) -> list[int]:
+    """Those that had given up waiting when they were told to stop."""
+    return [f.outcome.rank for f in others if f.consequence and misses_others(f.outcome)]
+
+
+def _missed(
+    cause: Failure, others: Collection[Failure], stopped_at: Mapping[int, RankStacks]
+) -> dict[int, RankStacks]:
+    """Where those were that the cause may have waited for."""
+    if not misses_others(cause.outcome):
+        return {}  # it is known why the others were missed
+    ranks = {f.outcome.rank for f in others if f.consequence} & stopped_at.keys()
+    return {rank: stopped_at[rank] for rank in sorted(ranks - {*_gave_up(others)})}
 
 
 def _log_file(rank: int, log_files: Mapping[int, Path]) -> str | None:

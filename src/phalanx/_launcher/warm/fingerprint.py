@@ -16,6 +16,7 @@ from typing import Any
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._core.environment import PASSING, users
+from phalanx._system import identity
 
 Fingerprint = dict[str, Any]
 
@@ -83,7 +84,7 @@ def _process() -> list[Any]:
     spaces = []
     for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
         with contextlib.suppress(OSError):
-            spaces.append(os.readlink(f"/proc/self/ns/{name}"))
+            spaces.append(identity.namespace(name))
     groups = Path("/proc/self/cgroup").read_text()
     return [
         *(os.getresuid(), os.getresgid(), sorted(os.getgroups())),

@@ -30,7 +30,8 @@ from phalanx._launcher.planning.listed_hosts import HostFacts, list_hosts
 from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import Fingerprint, digest, local_fingerprint
 from phalanx._logs import logger
-from phalanx._system.processes import process_space, start_time
+from phalanx._system import identity
+from phalanx._system.processes import start_time
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
     for path in sorted(place.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
-            if known.pop("space") != process_space():
+            if known.pop("space") != identity.space("pid"):
                 continue  # of another machine or container with the same directory
             agent = KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
             if start_time(agent.pid) == agent.start:

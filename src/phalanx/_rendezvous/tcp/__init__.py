@@ -1,1 +1,1 @@
-"""Hosts that meet by themselves over TCP: one of them decides, and another does if it is lost."""
+"""The rendezvous over TCP: one of its hosts decides, and another does if it is lost."""

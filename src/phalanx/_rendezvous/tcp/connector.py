@@ -1,4 +1,4 @@
-"""How hosts that meet are connected: over TCP, or as a simulation has it."""
+"""How the hosts of a rendezvous are connected: over TCP, or as a simulation has it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Connector:
         """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
         return Listener(port, self._key, anywhere=anywhere)
 
-    async def connect(self, place: Endpoint) -> Link:
-        """Connect to another host. Raises `NoAnswer`."""
-        return await Link.to(place, self._key)
+    async def connect(self, contact: Endpoint) -> Link:
+        """Connect to another host. Raises `PeerUnreachable`."""
+        return await Link.to(contact, self._key)

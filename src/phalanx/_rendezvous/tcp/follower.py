@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint
+from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError, RendezvousTimeoutError
-from phalanx._rendezvous.protocol import Inheritance
+from phalanx._rendezvous.protocol import (
+    BeginRoundAction,
+    HaltRoundAction,
+    Happening,
+    Inheritance,
+)
 from phalanx._rendezvous.succession import Ask, Lead, Succession
-from phalanx._rendezvous.tcp.link import PeerUnreachable
-from phalanx._wire import rendezvous_frames
+from phalanx._rendezvous.tcp.connector import Connector
+from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER
+from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.link import Link, PeerUnreachable
+from phalanx._rendezvous.tcp.local_actions import LocalActions
+from phalanx._rendezvous.tcp.state import TcpState
+from phalanx._rendezvous.tcp.verdicts import verdict_of
+from phalanx._wire.rendezvous_frames import (
+    AppEnded,
+    FailureTold,
+    JoinAccepted,
+    JoinRefused,
+    LeaderMoved,
+    RoundFormed,
+)
 
-if TYPE_CHECKING:
-    from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
-
-SAID_AFTER = 2.0
-"""Seconds after which it is said what is waited for."""
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between two attempts to reach somebody."""
 
@@ -38,92 +52,108 @@ class _End:
 class Follower:
     """Follows whoever decides, until the end, or until this host has to decide itself."""
 
-    def __init__(self, decider: TcpDecider) -> None:
-        """For this seat."""
-        self._decider = decider
+    def __init__(
+        self,
+        host: TcpHost,
+        state: TcpState,
+        actions: LocalActions,
+        connector: Connector,
+        now: Callable[[], float],
+        *,
+        followed: Callable[[Link], None],
+        lead: Callable[[Inheritance], None],
+    ) -> None:
+        """`followed` is told that another decides; `lead` has this host decide."""
+        self._host = host
+        self._state = state
+        self._actions = actions
+        self._connector = connector
+        self._now = now
+        self._followed = followed
+        self._lead = lead
+        self._patience = host.settings.join_timeout
         self._succession: Succession | None = None
         self._asked: AgentId | None = None
         self._pause = _SHORTEST
+        self._failures: list[FailureTold] = []
+        """What was told before the end."""
         self._said: set[tuple[Endpoint, str]] = set()
         """What was said of somebody that is waited for."""
 
-    async def run(self, place: Endpoint) -> None:
+    async def run(self, contact: Endpoint) -> None:
         """Begin with whoever is there. Raises `RendezvousError`."""
-        decider = self._decider
-        patience = decider.part.settings.join_timeout
-        limit = decider.now() + patience
+        limit = self._now() + self._patience
         sent_on = False
-        while not decider.is_over:
-            end = await self._attempt(place)
-            if decider.is_over:
+        while not self._state.is_over:
+            end = await self._attempt(contact)
+            if self._state.is_over:
                 return
             gone = not end.followed and end.moved is None
-            if gone and decider.now() > limit - patience + SAID_AFTER:
-                self._say(place, end.reason)
-            if end.moved is not None and decider.now() <= limit:
-                place, sent_on = end.moved, True
+            if gone and self._now() > limit - self._patience + SAID_AFTER:
+                self._say(contact, end.reason)
+            if end.moved is not None and self._now() <= limit:
+                contact, sent_on = end.moved, True
                 await asyncio.sleep(_SHORTEST)
                 continue
             if end.followed:
-                limit = decider.now() + patience
+                limit = self._now() + self._patience
                 self._said.clear()
                 self._begin_succession(closed=end.closed)
             elif self._succession is not None and self._asked is not None and not sent_on:
                 self._succession.fail(self._asked, closed=end.closed)
-            if decider.now() > limit:
+            if self._now() > limit:
                 raise self._timeout(end.reason)
             if not end.followed:
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, _LONGEST)
+                if self._state.is_over:
+                    return
             sent_on = False
-            found = self._next_place()
+            found = self._next_contact()
             if found is None:
                 return
-            place = found
+            contact = found
 
     def _begin_succession(self, *, closed: bool) -> None:
         """The one that decided is lost, and with it the round, if there was one."""
-        decider = self._decider
         self._pause = _SHORTEST
         self._succession = self._asked = None
-        if decider.round is not None and decider.leader_agent is not None:
-            decider.halt(decider.part.policy.stop_grace)
-            members = [member.agent for member in decider.round.members]
-            self._succession = Succession(
-                members, decider.part.agent, decider.leader_agent, closed=closed
-            )
+        round_, leader = self._state.round, self._state.leader_agent
+        if round_ is not None and leader is not None:
+            self._actions.halt(self._host.policy.stop_grace)
+            members = [member.agent for member in round_.members]
+            self._succession = Succession(members, self._host.agent, leader, closed=closed)
 
-    def _next_place(self) -> Endpoint | None:
+    def _next_contact(self) -> Endpoint | None:
         """Whom to ask now; None when it is us that decide from now on."""
-        decider = self._decider
-        if self._succession is None or decider.round is None:
-            return decider.part.endpoint
+        round_ = self._state.round
+        if self._succession is None or round_ is None:
+            return self._host.endpoint
         match self._succession.next():
             case Ask(agent):
                 self._asked = agent
-                return decider.contacts.get(agent, decider.part.endpoint)
+                return self._state.contact_of(agent)
             case Lead(closed, silent):
-                if not decider.is_member(decider.round):
+                if not self._state.is_member:
                     # Only waiting, it may not decide: it asks again, also where all began.
                     self._begin_succession(closed=False)
-                    return decider.part.endpoint
-                decider.lead(Inheritance(decider.round, closed, silent))
+                    return self._host.endpoint
+                self._lead(Inheritance(round_, closed, silent))
                 return None
 
-    async def _attempt(self, place: Endpoint) -> _End:
-        decider = self._decider
-        meet = await decider.meet_again()
+    async def _attempt(self, contact: Endpoint) -> _End:
+        request = await self._state.wait_request()
         try:
-            link = await decider.connector.connect(place)
+            link = await self._connector.connect(contact)
         except PeerUnreachable as error:
             if error.stranger:
-                self._say(place, f"{error}. Do all hosts have the same token?")
+                self._say(contact, f"{error}. Do all hosts have the same token?")
             return _End(str(error), error.closed)
-        limit = decider.part.settings.host_timeout
-        await link.send(meet)
+        limit = self._host.settings.host_timeout
+        await link.send(request)
         frames = link.frames()
         try:
-            async with asyncio.timeout(min(limit, decider.part.settings.join_timeout)):
+            async with asyncio.timeout(min(limit, self._patience)):
                 first = await anext(frames)
         except TimeoutError:
             link.abort()
@@ -132,41 +162,66 @@ class Follower:
             link.close()
             return _End("the connection was closed", closed=True)
         match first:
-            case rendezvous_frames.JoinAccepted():
-                decider.follow(link, first.leader)
-            case rendezvous_frames.LeaderMoved():
+            case JoinAccepted():
+                self._state.follow(link, first.leader)
+                self._followed(link)
+            case LeaderMoved():
                 link.close()
                 return _End("it is elsewhere", closed=False, moved=first.contact)
-            case rendezvous_frames.JoinRefused():
+            case JoinRefused():
                 link.close()
                 raise RendezvousError(f"this host cannot join: {first.reason}.")
             case _:
                 link.close()
                 said = f"it answered the request to join with {type(first).__name__}"
-                self._say(place, said)  # at once: waiting may not help
+                self._say(contact, said)  # at once: waiting may not help
                 return _End(said, closed=False)
         async for frame in frames:
-            if isinstance(frame, rendezvous_frames.LeaderMoved):
+            if isinstance(frame, LeaderMoved):
                 link.close()
-                decider.unfollow(link)
+                self._state.lose_leader(link)
                 return _End("it is elsewhere", closed=False, moved=frame.contact)
-            decider.obey(frame)
+            self._obey(frame)
         link.close()
-        decider.unfollow(link)
+        self._state.lose_leader(link)
         return _End("the connection was closed", closed=link.silent < limit, followed=True)
 
-    def _say(self, place: Endpoint, reason: str) -> None:
+    def _obey(self, frame: wire.Frame) -> None:
+        """Do what another has decided."""
+        match frame:
+            case RoundFormed():
+                round_ = frame.membership
+                self._state.round_formed(frame.leader, frame.contacts, self._round_event(round_))
+                self._actions.carry_out(BeginRoundAction(round_))
+            case wire.HaltRound():
+                halt = HaltRoundAction(frame.round, frame.grace, stacks=frame.stacks)
+                self._actions.carry_out(halt)
+            case FailureTold():
+                self._failures.append(frame)
+            case AppEnded():
+                self._actions.finish(verdict_of(frame, self._failures))
+
+    def _round_event(self, round_: Round) -> Happening:
+        facts = {
+            "round": round_.number,
+            "hosts": [member.hostname for member in round_.members],
+            "restarts": round_.restarts,
+            "world_size": round_.world_size,
+        }
+        return Happening("round", self._now(), facts)
+
+    def _say(self, contact: Endpoint, reason: str) -> None:
         """Say what is waited for, and why; once."""
-        if (place, reason) not in self._said:
-            self._said.add((place, reason))
+        if (contact, reason) not in self._said:
+            self._said.add((contact, reason))
             logger.warning(
                 "phalanx: waiting for the rendezvous at %s:%d, up to %g s (join_timeout): %s",
-                *(place.address, place.port, self._decider.part.settings.join_timeout, reason),
+                *(contact.address, contact.port, self._patience, reason),
             )
 
     def _timeout(self, reason: str) -> RendezvousTimeoutError:
-        place, patience = self._decider.part.endpoint, self._decider.part.settings.join_timeout
+        place = self._host.endpoint
         return RendezvousTimeoutError(
-            f"no rendezvous at {place.address}:{place.port} within {patience:g} s (join_timeout): "
-            f"{reason}. Check that its host is up and the port is open."
+            f"no rendezvous at {place.address}:{place.port} within {self._patience:g} s "
+            f"(join_timeout): {reason}. Check that its host is up and the port is open."
         )

@@ -1,4 +1,4 @@
-"""The rendezvous over TCP as a handler: what an agent of ours takes its seat from.
+"""The rendezvous over TCP as a handler: what makes the decider of an agent of ours.
 
 Its blocking methods are for agents of others: each host that calls `next_rendezvous` takes part
 with one worker's worth of a round, on a thread of its own.
@@ -56,7 +56,7 @@ _STOPPED = 30.0
 
 
 class TcpHandler(RendezvousHandler):
-    """Hosts meet at an endpoint; one of them decides."""
+    """A rendezvous at an endpoint; one of its hosts decides."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class TcpHandler(RendezvousHandler):
         policy: Policy,
         now: Callable[[], float] = time.monotonic,
     ) -> TcpDecider:
-        """Take a seat, for an agent that carries out what is decided there."""
+        """A decider for an agent that carries out what is decided there."""
         static = self._backend == "static"
         if static and self.settings.node_rank is not None and self.settings.is_host is None:
             # The first host decides, whatever its names are.
             is_host = self.settings.node_rank == 0
             self.settings = dataclasses.replace(self.settings, is_host=is_host)
-        part = TcpHost(
+        host = TcpHost(
             *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
             shares_port=static and self.endpoint.port != 0,
         )
-        if not part.is_alone:
-            part = dataclasses.replace(part, key=self._key())
-        return TcpDecider(part, now)
+        if not host.is_alone:
+            host = dataclasses.replace(host, key=self._key())
+        return TcpDecider(host, now)
 
     def _key(self) -> bytes:
         """What hosts of this run prove to each other that they have. Raises `ConfigError`."""
@@ -119,7 +119,7 @@ class TcpHandler(RendezvousHandler):
         return self.run_id
 
     def is_closed(self) -> bool:
-        """Nobody meets there any more, as far as this host knows."""
+        """The rendezvous is closed, as far as this host knows."""
         return self._closed
 
     def set_closed(self) -> None:

@@ -55,7 +55,7 @@ class TcpHost:
 
 
 def is_local(endpoint: Endpoint, settings: Settings, most: int) -> bool:
-    """Hosts meet at this machine's loopback address."""
+    """The rendezvous is at this machine's loopback address."""
     name = endpoint.address
     loopback = name == "localhost" or network.is_loopback(name)
     return most == 1 or (loopback and settings.local_addr is None)

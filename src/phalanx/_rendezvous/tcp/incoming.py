@@ -1,20 +1,20 @@
-"""Those that connect to a host: they join it if it decides, wait, or are sent on."""
+"""Hosts that connect to this one: they join if it decides, wait, or are sent on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from phalanx import _wire as wire
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
-from phalanx._rendezvous.tcp.follower import Follower
+from phalanx._rendezvous.tcp.connector import Connector
+from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.link import Link, PeerUnreachable
-from phalanx._wire import rendezvous_frames
-
-if TYPE_CHECKING:
-    from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
+from phalanx._rendezvous.tcp.listener import Do
+from phalanx._rendezvous.tcp.state import TcpState
+from phalanx._wire.rendezvous_frames import JoinRefused, JoinRequest, LeaderMoved
 
 _HELD = 2.0
 """Seconds that one who asks is kept waiting while we still follow another."""
@@ -28,12 +28,23 @@ _LAST_WORDS = 3.0
 
 
 class IncomingPeers:
-    """Receives other hosts, for a seat."""
+    """Receives the hosts that connect, and looks for those that should."""
 
-    def __init__(self, decider: TcpDecider) -> None:
-        """Nobody has come."""
-        self._decider = decider
-        self._asked: list[tuple[Link, rendezvous_frames.JoinRequest]] = []
+    def __init__(
+        self,
+        host: TcpHost,
+        state: TcpState,
+        connector: Connector,
+        do: Do,
+        follow: Callable[[Endpoint], None],
+    ) -> None:
+        """Nobody has come. `follow` has this host follow whoever decides at a contact."""
+        self._host = host
+        self._state = state
+        self._connector = connector
+        self._do = do
+        self._follow = follow
+        self._asked: list[tuple[Link, JoinRequest]] = []
         self._refused: set[str] = set()
         """What was said of those that began with something else."""
 
@@ -43,13 +54,10 @@ class IncomingPeers:
         with contextlib.suppress(TimeoutError, StopAsyncIteration):
             async with asyncio.timeout(_FIRST_WORD):
                 frame = await anext(link.frames())
-        if isinstance(frame, rendezvous_frames.JoinRequest):
+        if isinstance(frame, JoinRequest):
             await self._receive(link, frame)
             return
-        if (
-            isinstance(frame, rendezvous_frames.LeaderMoved)
-            and frame.app == self._decider.part.run_id
-        ):
+        if isinstance(frame, LeaderMoved) and frame.app == self._host.run_id:
             await self._abdicate(frame.contact)
         elif frame is not None:
             await self._refuse(link, frame)
@@ -58,61 +66,58 @@ class IncomingPeers:
     async def _refuse(self, link: Link, frame: wire.Frame) -> None:
         """One that has the token begins with something else than who it is."""
         kind = type(frame).__name__
+        reason = f"it sent {kind} instead of a request to join"
         if kind not in self._refused:
             self._refused.add(kind)
-            logger.warning("phalanx: refused a host: it sent %s instead of a request to join", kind)
-        await link.send(
-            rendezvous_frames.JoinRefused(reason=f"it sent {kind} instead of a request to join")
-        )
+            logger.warning("phalanx: refused a host: %s", reason)
+        await link.send(JoinRefused(reason=reason))
 
-    async def _receive(self, link: Link, meet: rendezvous_frames.JoinRequest) -> None:
-        decider = self._decider
-        if decider.leader is not None:
-            await decider.leader.serve(link, meet)
+    async def _receive(self, link: Link, request: JoinRequest) -> None:
+        if (leader := self._state.leader) is not None:
+            await leader.serve(link, request)
             return
-        self._asked.append((link, meet))
+        self._asked.append((link, request))
         await asyncio.sleep(_HELD)
-        if (link, meet) in self._asked and decider.leader_contact is not None:
-            self._asked.remove((link, meet))
-            await link.send(rendezvous_frames.LeaderMoved(contact=decider.leader_contact))
+        contact = self._state.leader_contact
+        if (link, request) in self._asked and contact is not None:
+            self._asked.remove((link, request))
+            await link.send(LeaderMoved(contact=contact))
             link.close()
 
     def answer(self) -> None:
         """It is known who decides: have those that wait join us, or send them there."""
-        decider = self._decider
+        leader, contact = self._state.leader, self._state.leader_contact
         asked, self._asked = self._asked, []
-        for link, meet in asked:
+        for link, request in asked:
             if link.is_over:
                 continue  # others came, and it had waited longest
-            if decider.leader is not None:
-                decider.do(decider.leader.serve(link, meet))
-            elif decider.leader_contact is not None:
-                decider.do(link.send(rendezvous_frames.LeaderMoved(contact=decider.leader_contact)))
+            if leader is not None:
+                self._do(leader.serve(link, request))
+            elif contact is not None:
+                self._do(link.send(LeaderMoved(contact=contact)))
 
     async def _abdicate(self, contact: Endpoint) -> None:
         """The app goes on elsewhere: follow there, unless something has begun here."""
-        decider = self._decider
-        leader = decider.leader
-        if leader is None or decider.round is not None:
+        leader = self._state.abdicate()
+        if leader is None:
             return
-        decider.leader = None
         for link in leader.links:
-            await link.send(rendezvous_frames.LeaderMoved(contact=contact))
+            await link.send(LeaderMoved(contact=contact))
             link.close()
-        decider.do(Follower(decider).run(contact))
+        self._follow(contact)
 
     async def look_for(self, round_: Round) -> None:
         """Find out which members of the last round, that have not come to us, have ended."""
-        decider = self._decider
-        while (leader := decider.leader) is not None and leader.is_taking_over:
+        contacts = self._state.contacts
+        while (leader := self._state.leader) is not None and leader.is_taking_over:
             await asyncio.sleep(_LOOKED)
             there = {link.agent for link in leader.links}
             for agent in [m.agent for m in round_.members if m.agent not in there]:
-                contact = decider.contacts.get(agent)
-                if agent == decider.part.agent or contact is None:
+                contact = contacts.get(agent)
+                if agent == self._host.agent or contact is None:
                     continue
                 try:
-                    link = await decider.connector.connect(contact)
+                    link = await self._connector.connect(contact)
                     link.close()  # it is there, and will come
                 except PeerUnreachable as error:
                     if error.closed:
@@ -120,17 +125,12 @@ class IncomingPeers:
 
     async def watch_the_beginning(self) -> None:
         """Have those that come to the place where it began sent to where it goes on."""
-        decider = self._decider
-        while decider.leader is not None and not decider.is_over:
+        while self._state.leader is not None and not self._state.is_over:
             await asyncio.sleep(_WATCHED)
             with contextlib.suppress(PeerUnreachable):
-                link = await decider.connector.connect(decider.part.endpoint)
-                if decider.meet is not None:
-                    await link.send(
-                        rendezvous_frames.LeaderMoved(
-                            app=decider.part.run_id, contact=decider.meet.contact
-                        )
-                    )
+                link = await self._connector.connect(self._host.endpoint)
+                if (own := self._state.request) is not None:
+                    await link.send(LeaderMoved(app=self._host.run_id, contact=own.contact))
                 await link.flush(_LAST_WORDS)
                 link.close()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
 from phalanx import __version__
 from phalanx import _wire as wire
@@ -25,20 +25,22 @@ from phalanx._rendezvous.protocol import (
     ExpelAction,
     FinishAction,
     HaltRoundAction,
+    Happening,
     Inheritance,
     JoinedEvent,
     Phase,
-    Policy,
     PreemptedEvent,
     RoundClearedEvent,
     WorkerEndedEvent,
     WorkersStartedEvent,
 )
+from phalanx._rendezvous.restart_policy import RestartAll
+from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.link import Link
+from phalanx._rendezvous.tcp.listener import Do
 from phalanx._rendezvous.tcp.verdicts import frames_of
-from phalanx._wire import rendezvous_frames
+from phalanx._wire.rendezvous_frames import JoinAccepted, JoinRefused, JoinRequest, RoundFormed
 
-Do = Callable[[Coroutine[None, None, Any]], Any]
 _MOST_REFUSALS = 8
 """So many are told; whoever has no token can have others refused again and again."""
 
@@ -48,22 +50,25 @@ class Leader:
 
     def __init__(
         self,
-        own: AgentId,
-        policy: Policy,
-        run_id: str,
+        host: TcpHost,
         now: Callable[[], float],
         act: Callable[[CoordinatorAction], None],
         do: Do,
         know: Callable[[Link], None],
         past: Inheritance | None = None,
+        contacts: Mapping[AgentId, Endpoint] = MappingProxyType({}),
     ) -> None:
-        """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in."""
-        self.coordinator = Coordinator(policy, now(), past)
-        self.contacts: dict[AgentId, Endpoint] = {}
+        """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in.
+
+        `past` and `contacts` are what is known of the round that another has decided on.
+        """
+        policy = host.policy
+        self._coordinator = Coordinator(policy, RestartAll(policy), now(), past)
+        self._contacts = dict(contacts)
         self._takes_over = past is not None
-        self._own = own
+        self._own = host.agent
         self._policy = policy
-        self._run_id = run_id
+        self._run_id = host.run_id
         self._now = now
         self._act = act
         self._do = do
@@ -73,7 +78,7 @@ class Leader:
         self._refusals: set[str] = set()
         self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[AgentId, Link] = {}
-        self._held: dict[AgentId, rendezvous_frames.JoinRequest] = {}
+        self._held: dict[AgentId, JoinRequest] = {}
         """Those that have come and still have workers of an old round."""
 
     @property
@@ -82,9 +87,35 @@ class Leader:
         return list(self._links.values())
 
     @property
+    def awaited(self) -> tuple[str, ...]:
+        """The hosts that another round waits for."""
+        return self._coordinator.awaited
+
+    @property
+    def deadline(self) -> float | None:
+        """When a `Tick` is due."""
+        return self._coordinator.deadline
+
+    @property
+    def gathered(self) -> str:
+        """Who has come, where too few have; empty where they are enough."""
+        return self._coordinator.gathered
+
+    @property
+    def waiting(self) -> int:
+        """How many hosts are linked, and not in the last round."""
+        round_ = self._coordinator.round
+        members = set() if round_ is None else {member.agent for member in round_.members}
+        return len(self._links.keys() - members)
+
+    def take_happened(self) -> list[Happening]:
+        """What has come to pass since the last time."""
+        return self._coordinator.take_happened()
+
+    @property
     def is_taking_over(self) -> bool:
         """Those of a round that another has decided on are not all clear of it yet."""
-        return self._takes_over and self.coordinator.phase is Phase.STOPPING
+        return self._takes_over and self._coordinator.phase is Phase.STOPPING
 
     def count_out(self, agent: AgentId) -> None:
         """A member of the last round has certainly ended."""
@@ -94,66 +125,68 @@ class Leader:
 
     def feed(self, event: CoordinatorEvent) -> None:
         """Decide, and have it done here and there."""
-        for action in self.coordinator.handle(event, self._now()):
+        for action in self._coordinator.handle(event, self._now()):
             self._carry_out(action)
 
-    def join(self, meet: rendezvous_frames.JoinRequest) -> None:
+    def join(self, request: JoinRequest) -> None:
         """One takes part: another host, or this; once it is clear of its last round.
 
         But for one whose round is being stopped: that it is clear of it is awaited then.
         """
-        self.contacts[meet.agent] = meet.contact
-        self._keys[meet.agent] = meet.key
-        self._held.pop(meet.agent, None)
-        if not meet.clear and not self.coordinator.awaits(meet.agent):
-            self._held[meet.agent] = meet
+        self._contacts[request.agent] = request.contact
+        self._keys[request.agent] = request.key
+        self._held.pop(request.agent, None)
+        if not request.clear and not self._coordinator.awaits(request.agent):
+            self._held[request.agent] = request
             return
-        self.coordinator.catch_up(meet.last_round, meet.restarts)
-        endpoint = Endpoint(meet.contact.address, meet.port)
-        host = Host(meet.agent, meet.hostname, meet.workers, order_of(meet))
-        number = self.coordinator.round_of(meet.agent)
-        self.feed(JoinedEvent(meet.agent, endpoint, host, meet.torch))
-        if meet.clear and number is not None:
+        self._coordinator.catch_up(request.last_round, request.restarts)
+        endpoint = Endpoint(request.contact.address, request.port)
+        host = Host(request.agent, request.hostname, request.workers, order_of(request))
+        number = self._coordinator.round_of(request.agent)
+        self.feed(JoinedEvent(request.agent, endpoint, host, request.torch))
+        if request.clear and number is not None:
             # Of whatever round it was in, which may be later than the one that we know of.
-            self.feed(RoundClearedEvent(meet.agent, number, endpoint))
+            self.feed(RoundClearedEvent(request.agent, number, endpoint))
 
-    def problem_of(self, meet: rendezvous_frames.JoinRequest) -> str:
+    def problem_of(self, request: JoinRequest) -> str:
         """Why one cannot take part; empty if it can."""
-        if meet.version != __version__:
-            return f"it runs phalanx {meet.version}, this host {__version__}"
-        if meet.run_id != self._run_id:
-            return f"it belongs to another run, {meet.run_id[:80]!r}"
-        if self._keys.get(meet.agent, meet.key) != meet.key:
+        if request.version != __version__:
+            return f"it runs phalanx {request.version}, this host {__version__}"
+        if request.run_id != self._run_id:
+            return f"it belongs to another run, {request.run_id[:80]!r}"
+        if self._keys.get(request.agent, request.key) != request.key:
             return "it uses the identity of another host"
-        if meet.agent not in self._links and len(self._links) >= self._most_links:
+        if request.agent not in self._links and len(self._links) >= self._most_links:
             return f"the maximum of {self._most_links} hosts has already joined"
-        if meet.restarts > self._policy.max_restarts:
-            return f"it has seen {meet.restarts} restarts, of at most {self._policy.max_restarts}"
+        if request.restarts > self._policy.max_restarts:
+            return (
+                f"it has seen {request.restarts} restarts, of at most {self._policy.max_restarts}"
+            )
         bounds = (self._policy.least, self._policy.most)
-        if meet.bounds != bounds:
-            told, here = _bounds(meet.bounds), _bounds(bounds)
+        if request.bounds != bounds:
+            told, here = _bounds(request.bounds), _bounds(bounds)
             return f"it was started for {told} hosts, the others for {here}"
         return ""
 
-    async def serve(self, link: Link, meet: rendezvous_frames.JoinRequest) -> None:
+    async def serve(self, link: Link, request: JoinRequest) -> None:
         """Hear one host to its end."""
-        if problem := self.problem_of(meet):
-            self._say_refusal(meet, problem)
-            await link.send(rendezvous_frames.JoinRefused(reason=problem))
+        if problem := self.problem_of(request):
+            self._say_refusal(request, problem)
+            await link.send(JoinRefused(reason=problem))
             link.close()
             return
-        if (before := self._links.get(meet.agent)) is not None:
+        if (before := self._links.get(request.agent)) is not None:
             self.lose(before, "it rejoined", closed=True)
         self._know(link)
-        link.agent, link.last_round = meet.agent, meet.last_round
-        self._links[meet.agent] = link
-        await link.send(rendezvous_frames.JoinAccepted(leader=self._own))
+        link.join(request.agent, request.last_round)
+        self._links[request.agent] = link
+        await link.send(JoinAccepted(leader=self._own))
         await link.ping()
-        round_ = self.coordinator.round
-        if round_ is not None and all(m.agent != meet.agent for m in round_.members):
+        round_ = self._coordinator.round
+        if round_ is not None and not self._is_member(request.agent):
             # It may have to wait, and then must know whom to turn to when we are lost.
-            await link.send(rendezvous_frames.RoundFormed.make(round_, self._own, self.contacts))
-        self.join(meet)
+            await link.send(RoundFormed.make(round_, self._own, self._contacts))
+        self.join(request)
         reason = "its connection was closed"
         async for frame in link.frames():
             if link.is_over:
@@ -165,9 +198,9 @@ class Leader:
                 break
         self.lose(link, reason, closed=True)
 
-    def _say_refusal(self, meet: rendezvous_frames.JoinRequest, problem: str) -> None:
+    def _say_refusal(self, request: JoinRequest, problem: str) -> None:
         """Say it on this host as well, a few times: whoever looks here should see why few come."""
-        said = f"{sanitize_line(meet.hostname)} cannot join: {sanitize_line(problem)}"
+        said = f"{sanitize_line(request.hostname)} cannot join: {sanitize_line(problem)}"
         if said not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
             self._refusals.add(said)
             logger.warning("phalanx: %s", said)
@@ -181,17 +214,15 @@ class Leader:
                 when = link.clock.interval(frame.outcome.clock)
                 self.feed(WorkerEndedEvent(agent, frame.round, frame.outcome, when))
             case wire.RoundCleared():
-                place = Endpoint(self.contacts[agent].address, frame.port) if frame.port else None
+                place = Endpoint(self._contacts[agent].address, frame.port) if frame.port else None
                 number = frame.round
-                if (meet := self._held.get(agent)) is not None:
-                    self.join(replace(meet, clear=True, port=frame.port or meet.port))
+                if (request := self._held.get(agent)) is not None:
+                    self.join(replace(request, clear=True, port=frame.port or request.port))
                     return
                 if number == link.last_round:  # as above
-                    number = self.coordinator.round_of(agent) or number
+                    number = self._coordinator.round_of(agent) or number
                 self.feed(RoundClearedEvent(agent, number, place))
-            case rendezvous_frames.JoinRequest() if frame.agent == agent and not self.problem_of(
-                frame
-            ):
+            case JoinRequest() if frame.agent == agent and not self.problem_of(frame):
                 self.join(frame)  # its own agent was lost, and is there again
             case wire.AgentGone():
                 self.feed(AgentGoneEvent(agent, frame.message, self._lately(link)))
@@ -200,9 +231,13 @@ class Leader:
             case wire.ShutDown():
                 self.lose(link, "it was told to leave", closed=True)
 
+    def _is_member(self, agent: AgentId) -> bool:
+        round_ = self._coordinator.round
+        return round_ is not None and any(m.agent == agent for m in round_.members)
+
     def _is_of(self, agent: AgentId, report: wire.WorkerEnded) -> bool:
         """A worker of the agent's own."""
-        round_ = self.coordinator.round
+        round_ = self._coordinator.round
         members = () if round_ is None else round_.members
         return any(m.agent == agent and report.outcome.rank in m.ranks for m in members)
 
@@ -222,12 +257,12 @@ class Leader:
     def _carry_out(self, action: CoordinatorAction) -> None:
         match action:
             case BeginRoundAction(round_):
-                assemble = rendezvous_frames.RoundFormed.make(round_, self._own, self.contacts)
+                assemble = RoundFormed.make(round_, self._own, self._contacts)
                 self._tell(None, assemble)  # those that wait must know whom to turn to as well
                 self._act(action)
             case HaltRoundAction(number, grace, stacks=stacks):
                 stop = wire.HaltRound(round=number, grace=grace, stacks=stacks)
-                self._tell(self.coordinator.round, stop)
+                self._tell(self._coordinator.round, stop)
                 self._act(action)
             case ExpelAction(agent, reason) if agent in self._links:
                 self.lose(self._links[agent], reason, closed=False)
@@ -246,15 +281,15 @@ class Leader:
         for agent, link in self._links.items():
             if agent in members:
                 if agent not in self._held:
-                    link.last_round = 0
+                    link.forget_last_round()
                 self._do(link.send_encoded(data))
 
 
-def order_of(meet: rendezvous_frames.JoinRequest) -> Order:
+def order_of(request: JoinRequest) -> Order:
     """Where a host stands in line: by the rank that it was given, or by its name."""
-    if meet.node_rank is not None:
-        return (0, meet.node_rank)
-    return (1, natural(meet.hostname), natural(meet.contact.address))
+    if request.node_rank is not None:
+        return (0, request.node_rank)
+    return (1, natural(request.hostname), natural(request.contact.address))
 
 
 def _bounds(bounds: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A connection between two hosts that meet: frames, signs of life, the other's clock."""
+"""A connection between two hosts of a rendezvous: frames, signs of life, the other's clock."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from phalanx._channel.channel import SocketChannel
 from phalanx._core.clock import ClockOffset
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
+from phalanx._core.silence import Silence
 from phalanx.errors import WireError
 
 CONNECTING = 2.0
@@ -45,11 +46,10 @@ class Link:
         """The round that it was in when it came, under another that decided."""
         self.clock = ClockOffset()
         self.last_heard = time.monotonic()
-        self.silent = 0.0
         self.is_over = False
         """Nothing that is said here counts any more."""
         self._channel = channel
-        self._heard = 0
+        self._silence = Silence()
 
     @classmethod
     async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
@@ -70,9 +70,8 @@ class Link:
             problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
-                f"another program or run listens there: {error}", closed=False
+                f"another program or run listens there: {error}", closed=False, stranger=True
             )
-            problem.stranger = True
         except OSError as error:
             gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)
             closed = gone and connection is None
@@ -84,6 +83,14 @@ class Link:
     def trust(self) -> None:
         """The other takes part: it may say as much as those do."""
         self._channel.session.limit = _LONGEST
+
+    def join(self, agent: AgentId, last_round: int) -> None:
+        """The other has said who it is, and which round it was last in."""
+        self.agent, self.last_round = agent, last_round
+
+    def forget_last_round(self) -> None:
+        """The other is told of a round of ours."""
+        self.last_round = 0
 
     async def send(self, frame: wire.Frame) -> None:
         """Say something; that the other is gone is heard where it is listened to."""
@@ -112,9 +119,12 @@ class Link:
 
     def pass_time(self, seconds: float) -> None:
         """So much time was waited for: silence is counted in it."""
-        heard = self._channel.heard
-        self.silent = self.silent + seconds if heard == self._heard else 0.0
-        self._heard = heard
+        self._silence.pass_time(seconds, self._channel.heard)
+
+    @property
+    def silent(self) -> float:
+        """How long nothing was heard."""
+        return self._silence.seconds
 
     async def ping(self) -> None:
         """A sign of life, which is answered."""

@@ -40,7 +40,7 @@ class Listener:
 
     def __init__(self, port: int, key: bytes, *, anywhere: bool) -> None:
         """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
-        self.store: Endpoint | None = None
+        self._store: Endpoint | None = None
         """Where to pass on what is no peer's; None: nowhere."""
         self._key = key
         self._socket = _bind(port, anywhere=anywhere)
@@ -65,6 +65,10 @@ class Listener:
         self._socket.listen(4096)
         self._socket.setblocking(False)
         do(self._accept(take, do))
+
+    def share_with(self, store: Endpoint | None) -> None:
+        """Pass on to this store what is no peer's; None: to nobody."""
+        self._store = store
 
     def know(self, link: Link) -> None:
         """One that has connected takes part: it is no stranger any more."""
@@ -100,7 +104,7 @@ class Listener:
         """Find out whose it is. Whatever goes wrong costs this connection alone."""
         link: Link | None = None
         try:
-            if take is None or self.store is not None:
+            if take is None or self._store is not None:
                 async with asyncio.timeout(_FIRST_WORD):
                     first = await _peek(connection)
                 if take is None or not first.startswith(trust.GREETING[: len(first)]):
@@ -145,7 +149,7 @@ class Listener:
 
     async def _pass_on(self, connection: socket.socket) -> None:
         """To the store. When there are too many, the oldest that it has not answered goes."""
-        if self.store is None:
+        if self._store is None:
             return
         if self._passed_on >= self._most_passed_on:
             if not self._unanswered:
@@ -156,7 +160,7 @@ class Listener:
         self._unanswered[connection] = task.cancel
         self._passed_on += 1
         try:
-            await _splice(connection, self.store, lambda: self._unanswered.pop(connection, None))
+            await _splice(connection, self._store, lambda: self._unanswered.pop(connection, None))
         finally:
             self._unanswered.pop(connection, None)
             self._passed_on -= 1

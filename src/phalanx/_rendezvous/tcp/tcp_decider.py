@@ -1,8 +1,8 @@
-"""One host's part where hosts meet over TCP: it follows the one that decides, or is that one.
+"""One host of a rendezvous over TCP: it follows the one that decides, or is that one.
 
 To whoever carries an app out on this host it is the one that decides: events go in, actions come
 back. If the host that decides is lost, the workers here are stopped, and the survivors turn to the
-first of their round that is there (`succession`).
+first of their round that is there (`succession`). Where the host stands is in its `TcpState`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import errno
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,17 +25,18 @@ from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx._rendezvous.errors import RendezvousConnectionError
 from phalanx._rendezvous.tcp.connector import Connector
-from phalanx._rendezvous.tcp.follower import SAID_AFTER, Follower
+from phalanx._rendezvous.tcp.follower import Follower
+from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER, Heartbeat
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.incoming import IncomingPeers
 from phalanx._rendezvous.tcp.leader import Leader
 from phalanx._rendezvous.tcp.link import Link
 from phalanx._rendezvous.tcp.listener import Listener
-from phalanx._rendezvous.tcp.verdicts import verdict_of
+from phalanx._rendezvous.tcp.local_actions import LocalActions
+from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._system import machine
-from phalanx._wire import rendezvous_frames
+from phalanx._wire.rendezvous_frames import JoinRequest
 
-_TICK = 0.1
 _LAST_WORDS = 3.0
 """Seconds for the others to take the end in."""
 Act = Callable[[p.CoordinatorAction], None]
@@ -47,67 +48,71 @@ class TcpDecider:
 
     def __init__(
         self,
-        part: TcpHost,
+        host: TcpHost,
         now: Callable[[], float] = time.monotonic,
         connector: Connector | None = None,
     ) -> None:
         """Nothing is opened before `start`."""
-        self.connector = connector or Connector(part.key)
-        self.phase = p.Phase.GATHERING
-        self.round: Round | None = None
-        self.outcomes: dict[int, Outcome] = {}
-        self.part = part
-        self.now = now
+        self._host = host
+        self._now = now
+        self._connector = connector or Connector(host.key)
         self._act: Act = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
         self._own = ""
         """The address that others reach this host at, once it was looked up."""
-        self._listener: Listener | None = None
-        self.leader: Leader | None = None
-        self._link: Link | None = None
-        self.leader_agent: AgentId | None = None
-        self.leader_contact: Endpoint | None = None
-        self.contacts: dict[AgentId, Endpoint] = {}
-        self.meet: rendezvous_frames.JoinRequest | None = None
         self._key = secrets.token_hex(16)
-        self._has_joined = asyncio.Event()
-        self._incoming = IncomingPeers(self)
-        self._runs = False
-        self._clear = True
-        self._over = False
-        self._blamed: list[rendezvous_frames.FailureTold] = []
-        self._happened: list[p.Happening] = []
+        self._listener: Listener | None = None
         self._background = Background(self._broken)
-        self.do = self._background.do
+        self._do = self._background.do
+        self._state = TcpState(host.agent, host.endpoint)
+        self._actions = LocalActions(host, self._state, self._have_done, self._share_port)
+        self._incoming = IncomingPeers(host, self._state, self._connector, self._do, self._follow)
 
     # ── what is known ─────────────────────────────────────────────────────────
 
     @property
+    def phase(self) -> p.Phase:
+        """Where the app stands."""
+        return self._state.phase
+
+    @property
+    def round(self) -> Round | None:
+        """The last round that began."""
+        return self._state.round
+
+    @property
+    def outcomes(self) -> Mapping[int, Outcome]:
+        """How workers of this host ended."""
+        return self._state.outcomes
+
+    @property
     def running(self) -> frozenset[AgentId]:
         """The host's agent, once its workers were started."""
-        return frozenset({self.part.agent} if self._runs else ())
+        return frozenset({self._host.agent} if self._state.is_running else ())
 
     @property
     def is_over(self) -> bool:
         """No other round will follow."""
-        return self._over or self.phase is p.Phase.DONE
+        return self._state.is_over
 
     @property
     def awaited(self) -> tuple[str, ...]:
         """The hosts that another round waits for."""
-        return () if self.leader is None else self.leader.coordinator.awaited
+        leader = self._state.leader
+        return () if leader is None else leader.awaited
 
     @property
     def deadline(self) -> float | None:
         """When a `Tick` is due."""
-        return None if self.leader is None else self.leader.coordinator.deadline
+        leader = self._state.leader
+        return None if leader is None else leader.deadline
 
     @property
     def waiting(self) -> int:
         """How many hosts wait for a next round, as far as this one knows."""
-        if self.leader is not None and self.round is not None:
-            members = {member.agent for member in self.round.members}
-            return len([link for link in self.leader.links if link.agent not in members])
+        leader = self._state.leader
+        if leader is not None and self.round is not None:
+            return leader.waiting
         return int(self.phase is p.Phase.STOPPING)
 
     def round_of(self, agent: AgentId) -> int | None:
@@ -118,30 +123,26 @@ class TcpDecider:
 
     def take_happened(self) -> list[p.Happening]:
         """What has come to pass since the last time."""
-        if self.leader is not None:
-            self._happened += self.leader.coordinator.happened
-            self.leader.coordinator.happened = []
-        happened, self._happened = self._happened, []
-        return happened
+        return self._state.take_happened()
 
     # ── start and end ─────────────────────────────────────────────────────────
 
     async def start(self, act: Act, fail: Callable[[BaseException], None]) -> None:
         """Take a port, and begin to lead or to follow. Raises `RendezvousError`."""
         self._act, self._fail = act, fail
-        is_host = self.part.settings.is_host
+        is_host = self._host.settings.is_host
         if is_host is None:
-            is_host = await self._look_up(machine.is_this_machine, self.part.endpoint.address)
-        self._own = self.part.known_address or await self._look_up(self.part.own_address)
+            is_host = await self._look_up(machine.is_this_machine, self._host.endpoint.address)
+        self._own = self._host.known_address or await self._look_up(self._host.own_address)
         leads = self._open(is_host=is_host)
         if self._listener is not None:
-            take = None if self.part.is_alone else self._incoming.take
-            self._listener.serve(take, self.do)
+            take = None if self._host.is_alone else self._incoming.take
+            self._listener.serve(take, self._do)
         if leads:
-            self.lead(None)
+            self._lead(None)
         else:
-            self.do(Follower(self).run(self.part.endpoint))
-        self.do(self._watch())
+            self._follow(self._host.endpoint)
+        self._do(Heartbeat(self._host, self._state).run())
 
     async def _look_up(self, ask: Callable[..., T], *arguments: object) -> T:
         """What the resolver says of the endpoint, on a thread; that it is slow is said."""
@@ -151,7 +152,7 @@ class TcpDecider:
             logger.warning(
                 "phalanx: waiting for the resolver: no answer for %s, the endpoint of the "
                 "rendezvous",
-                self.part.endpoint.address,
+                self._host.endpoint.address,
             )
         return await task
 
@@ -160,13 +161,13 @@ class TcpDecider:
 
         Where no other host can come nobody listens, but for the workers on a shared port.
         """
-        place, settings = self.part.endpoint, self.part.settings
-        if self.part.is_alone and not self.part.shares_port:
+        place, settings = self._host.endpoint, self._host.settings
+        if self._host.is_alone and not self._host.shares_port:
             return True
-        anywhere = not self.part.is_local
+        anywhere = not self._host.is_local
         if is_host:
             try:
-                self._listener = self.connector.listen(place.port, anywhere=anywhere)
+                self._listener = self._connector.listen(place.port, anywhere=anywhere)
                 return True
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
@@ -174,23 +175,28 @@ class TcpDecider:
                         f"cannot listen at {place.address}:{place.port}: {error.strerror}. "
                         "Choose another port."
                     ) from None
-        self._listener = self.connector.listen(0, anywhere=anywhere)
+        self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
 
     async def close(self) -> None:
         """The app has ended here: let the others have the last word, and go."""
-        links = [] if self.leader is None else self.leader.links
+        leader = self._state.leader
+        links = [] if leader is None else leader.links
         await asyncio.gather(*(link.flush(_LAST_WORDS) for link in links))
-        if self._link is not None:
-            await self._link.flush(_LAST_WORDS)
+        if (link := self._state.link) is not None:
+            await link.flush(_LAST_WORDS)
         self._background.cancel()
-        for link in links:
-            link.close()
+        for other in links:
+            other.close()
         self._incoming.close()
-        if self._link is not None:
-            self._link.close()
+        if (link := self._state.link) is not None:
+            link.close()
         if self._listener is not None:
             self._listener.close()
+
+    def _have_done(self, action: p.CoordinatorAction) -> None:
+        """Have it done on this host."""
+        self._act(action)
 
     def _broken(self, error: BaseException) -> None:
         """Something in the background has failed: it is the end, and not passed over."""
@@ -204,155 +210,100 @@ class TcpDecider:
             case p.JoinedEvent():
                 self._join(event)
             case p.WorkersStartedEvent():
-                self._runs = True
+                self._state.workers_started()
                 self._forward(event, wire.WorkersStarted(round=event.round, pids={}))
             case p.WorkerEndedEvent(_, number, outcome, _):
-                self.outcomes[outcome.rank] = outcome
+                self._state.worker_ended(outcome)
                 report = wire.WorkerEnded(round=number, rank=outcome.rank, outcome=outcome)
                 self._forward(event, report)
             case p.RoundClearedEvent():
                 self._cleared(event)
             case p.AgentGoneEvent(reason=reason):
-                self._clear = True
-                if self._over:
-                    self._finish(p.Verdict(p.Reason.CANCELLED))
+                self._state.lose_agent()
+                if self._state.is_cancelled:
+                    self._actions.finish(p.Verdict(p.Reason.CANCELLED))
                 self._forward(event, wire.AgentGone(message=reason))
             case p.PreemptedEvent():
                 self._forward(event, wire.Preempted())
             case p.CancelEvent(grace):
-                self._cancel(self.part.policy.stop_grace if grace is None else grace)
-            case p.TickEvent() if self.leader is not None:
-                self.leader.feed(event)
+                self._cancel(self._host.policy.stop_grace if grace is None else grace)
+            case p.TickEvent() if (leader := self._state.leader) is not None:
+                leader.feed(event)
 
     def _join(self, event: p.JoinedEvent) -> None:
-        part = self.part
-        self.meet = rendezvous_frames.JoinRequest(
+        host = self._host
+        request = JoinRequest(
             version=__version__,
-            run_id=part.run_id,
-            agent=part.agent,
-            hostname=part.hostname,
-            workers=part.workers,
-            node_rank=part.settings.node_rank,
+            run_id=host.run_id,
+            agent=host.agent,
+            hostname=host.hostname,
+            workers=host.workers,
+            node_rank=host.settings.node_rank,
             key=self._key,
             contact=Endpoint(self._own, 0 if self._listener is None else self._listener.port),
             port=event.endpoint.port,
-            torch=event.torch or self.part.carries_store_anyway(),
-            bounds=(part.policy.least, part.policy.most),
+            torch=event.torch or host.carries_store_anyway(),
+            bounds=(host.policy.least, host.policy.most),
         )
-        self._has_joined.set()
-        if self.leader is not None:
-            self.leader.join(self.meet)
-        elif self._link is not None:
-            self.do(self._link.send(self.meet))
+        self._state.join(request)
+        if (leader := self._state.leader) is not None:
+            leader.join(request)
+        elif (link := self._state.link) is not None:
+            self._do(link.send(request))
 
     def _forward(self, event: p.CoordinatorEvent, frame: wire.Frame) -> None:
-        if self.leader is not None:
-            self.leader.feed(event)
-        elif self._link is not None:
-            self.do(self._link.send(frame))
+        """Tell the one that decides: an event if that is us, else a frame."""
+        if (leader := self._state.leader) is not None:
+            leader.feed(event)
+        elif (link := self._state.link) is not None:
+            self._do(link.send(frame))
 
     def _cleared(self, event: p.RoundClearedEvent) -> None:
-        self._clear = True
-        self._runs = False
-        if self.meet is not None and event.endpoint is not None:
-            self.meet = replace(self.meet, port=event.endpoint.port)
-        if self._over:
-            self._finish(p.Verdict(p.Reason.CANCELLED))
+        port = None if event.endpoint is None else event.endpoint.port
+        self._state.clear(port)
+        if self._state.is_cancelled:
+            self._actions.finish(p.Verdict(p.Reason.CANCELLED))
             return
-        if self.leader is not None:
-            place = event.endpoint
-            store = None if place is None else Endpoint(self._own, place.port)
-            self.leader.feed(replace(event, endpoint=store))
-        elif self._link is not None:
-            port = 0 if event.endpoint is None else event.endpoint.port
-            self.do(self._link.send(wire.RoundCleared(round=event.round, port=port)))
+        store = None if port is None else Endpoint(self._own, port)
+        frame = wire.RoundCleared(round=event.round, port=port or 0)
+        self._forward(replace(event, endpoint=store), frame)
 
     def _cancel(self, grace: float) -> None:
         """Leave: the others go on without us, at once, or end."""
-        again, self._over = self._over, True
-        if not again:
-            if self._link is not None:
-                self.do(self._link.send(wire.ShutDown()))
-            if self.leader is not None:
-                for link in self.leader.links:
-                    link.close()
-                self.leader = None
+        link, leader = self._state.link, self._state.leader
+        if self._state.cancel():
+            if link is not None:
+                self._do(link.send(wire.ShutDown()))
+            for other in [] if leader is None else leader.links:
+                other.close()
             if self._listener is not None:
                 self._listener.close()
-        if self._clear:
-            self._finish(p.Verdict(p.Reason.CANCELLED))
+        if self._state.is_clear:
+            self._actions.finish(p.Verdict(p.Reason.CANCELLED))
         else:
-            self.halt(grace)
-            self.do(self._finish_late(grace + CONFIRM_TIMEOUT))
+            self._actions.halt(grace)
+            self._do(self._finish_late(grace + CONFIRM_TIMEOUT))
 
     async def _finish_late(self, seconds: float) -> None:
         """Do not wait longer than this for the agent to confirm."""
         await asyncio.sleep(seconds)
-        self._finish(p.Verdict(p.Reason.CANCELLED, unconfirmed=(self.part.agent,)))
+        self._actions.finish(p.Verdict(p.Reason.CANCELLED, unconfirmed=(self._host.agent,)))
 
-    def halt(self, grace: float) -> None:
-        """Have the workers here stopped."""
-        if self.round is not None and not self._clear:
-            self.phase = p.Phase.STOPPING
-            self._act(p.HaltRoundAction(self.round.number, grace))
+    # ── leading and following ─────────────────────────────────────────────────
 
-    def _finish(self, verdict: p.Verdict) -> None:
-        if self.phase is not p.Phase.DONE:
-            self.phase = p.Phase.DONE
-            self._act(p.FinishAction(verdict))
-
-    # ── what was decided ──────────────────────────────────────────────────────
-
-    def _carry_out(self, action: p.CoordinatorAction) -> None:
-        """Carry out here what was decided, by us or by another."""
-        match action:
-            case p.BeginRoundAction(round_):
-                self._begin(round_)
-            case p.HaltRoundAction():
-                if self.is_member(self.round) and not self._clear:
-                    self.phase = p.Phase.STOPPING
-                    self._act(action)
-            case p.FinishAction(verdict):
-                self._finish(verdict)
-            case _:
-                self._act(action)
-
-    def is_member(self, round_: Round | None) -> bool:
-        """We take part in it."""
-        return round_ is not None and any(m.agent == self.part.agent for m in round_.members)
-
-    def _begin(self, round_: Round) -> None:
-        self.round = round_
-        self.outcomes = {}
-        if self.part.shares_port and self._listener is not None:
-            self._listener.store = round_.store if self.leader is not None else None
-            shared = Endpoint(self.part.endpoint.address, self.part.endpoint.port)
-            if round_.torch:
-                round_ = replace(round_, store=shared, bound=round_.store.port)
-        if self.is_member(round_):
-            self.phase = p.Phase.RUNNING
-            self._clear = False
-            self._act(p.BeginRoundAction(round_))
-
-    # ── leading ───────────────────────────────────────────────────────────────
-
-    def lead(self, past: p.Inheritance | None) -> None:
+    def _lead(self, past: p.Inheritance | None) -> None:
         """Decide, from now on; after another, if there was one."""
-        part = self.part
-        self._link = None
-        self.leader_agent = part.agent
-        self.leader = Leader(
-            *(part.agent, part.policy, part.run_id, self.now, self._carry_out, self.do),
-            know=self._know,
+        leader = Leader(
+            *(self._host, self._now, self._actions.carry_out, self._do, self._know),
             past=past,
+            contacts=self._state.contacts,
         )
+        self._state.lead(leader)
         if past is not None:
-            self.leader.contacts.update(self.contacts)
-            self.do(self._incoming.watch_the_beginning())
-            self.do(self._incoming.look_for(past.round))
-        if self.meet is not None:
-            number = 0 if self.round is None else self.round.number
-            self.leader.join(replace(self.meet, last_round=number, clear=self._clear))
+            self._do(self._incoming.watch_the_beginning())
+            self._do(self._incoming.look_for(past.round))
+        if (request := self._state.request) is not None:
+            leader.join(request)
         self._incoming.answer()
 
     def _know(self, link: Link) -> None:
@@ -360,83 +311,23 @@ class TcpDecider:
         if self._listener is not None:
             self._listener.know(link)
 
-    # ── following ─────────────────────────────────────────────────────────────
+    def _share_port(self, store: Endpoint | None) -> None:
+        if self._listener is not None:
+            self._listener.share_with(store)
 
-    async def meet_again(self) -> rendezvous_frames.JoinRequest:
-        """What to say to the one that decides, once there is something to say."""
-        await self._has_joined.wait()
-        assert self.meet is not None
-        if self.round is None:
-            return self.meet
-        number, restarts = self.round.number, self.round.restarts
-        return replace(self.meet, last_round=number, restarts=restarts, clear=self._clear)
+    def _follow(self, contact: Endpoint) -> None:
+        """Look for the one that decides, beginning there."""
+        follower = Follower(
+            *(self._host, self._state, self._actions, self._connector, self._now),
+            followed=self._followed,
+            lead=self._lead,
+        )
+        self._do(follower.run(contact))
 
-    def follow(self, link: Link, leader: AgentId) -> None:
+    def _followed(self, link: Link) -> None:
         """Another decides."""
-        self._link, self.leader_agent = link, leader
-        self.leader_contact = self.contacts.get(leader, self.part.endpoint)
-        if self._clear and self.round is not None and self.meet is not None:
+        request, round_ = self._state.request, self._state.round
+        if self._state.is_clear and round_ is not None and request is not None:
             # It may not have been so yet when we said who we are.
-            self.do(link.send(wire.RoundCleared(round=self.round.number, port=self.meet.port)))
+            self._do(link.send(wire.RoundCleared(round=round_.number, port=request.port)))
         self._incoming.answer()
-
-    def unfollow(self, link: Link) -> None:
-        """The one that decided is lost."""
-        if self._link is link:
-            self._link = self.leader_contact = None
-
-    def obey(self, frame: wire.Frame) -> None:
-        """Do what another has decided."""
-        match frame:
-            case rendezvous_frames.RoundFormed():
-                self.contacts = frame.contacts
-                self.leader_contact = self.contacts.get(frame.leader, self.leader_contact)
-                round_ = frame.membership
-                names = [member.hostname for member in round_.members]
-                facts = {"round": round_.number, "hosts": names, "restarts": round_.restarts}
-                facts["world_size"] = round_.world_size
-                self._happened.append(p.Happening("round", self.now(), facts))
-                self._carry_out(p.BeginRoundAction(round_))
-            case wire.HaltRound():
-                self._carry_out(p.HaltRoundAction(frame.round, frame.grace, stacks=frame.stacks))
-            case rendezvous_frames.FailureTold():
-                self._blamed.append(frame)
-            case rendezvous_frames.AppEnded():
-                self._finish(verdict_of(frame, self._blamed))
-
-    # ── time ──────────────────────────────────────────────────────────────────
-
-    async def _watch(self) -> None:
-        """Signs of life, and their absence. Time in which we were stopped does not count."""
-        limit, beat = self.part.settings.host_timeout, self.part.settings.heartbeat
-        since, waited = beat, 0.0
-        while True:
-            await asyncio.sleep(_TICK)
-            since += _TICK
-            waited = self._say_who_is_missing(waited)
-            links = [self._link] if self._link is not None else []
-            links += [] if self.leader is None else self.leader.links
-            for link in links:
-                if since >= beat:
-                    await link.ping()
-                link.pass_time(_TICK)
-                if link.silent < limit:
-                    continue
-                if link is self._link:
-                    link.abort()
-                elif self.leader is not None:
-                    self.leader.lose(link, f"no heartbeat for {limit:g} s", closed=False)
-            since = 0.0 if since >= beat else since
-
-    def _say_who_is_missing(self, waited: float) -> float:
-        """Say once, after a moment, that more hosts are waited for; gives how long it has been."""
-        gathered = ""
-        if self.leader is not None and self.meet is not None and not self.part.is_alone:
-            gathered = self.leader.coordinator.gathered
-        if gathered and waited < SAID_AFTER <= waited + _TICK:
-            place, limit = self.part.endpoint, self.part.settings.join_timeout
-            logger.warning(
-                "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
-                *(place.address, place.port, limit, gathered),
-            )
-        return waited + _TICK if gathered else 0.0

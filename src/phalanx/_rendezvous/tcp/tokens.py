@@ -1,11 +1,11 @@
-"""Where the secret of a run comes from, for hosts that meet by themselves.
+"""Where the secret of a run comes from, for the hosts of a rendezvous.
 
 | asked in this order                                   | who made it                            |
 |-------------------------------------------------------|----------------------------------------|
 | $PHALANX_RDZV_TOKEN                                   | the scheduler, or the user             |
 | the setting token_file                                | the user                               |
 | rendezvous.token in $XDG_CONFIG_HOME/phalanx          | the user, in a home that hosts share   |
-| loopback.token in $XDG_STATE_HOME/phalanx             | we, where hosts meet at loopback alone |
+| loopback.token in $XDG_STATE_HOME/phalanx             | we, for a rendezvous at loopback      |
 
 Without any, whoever reaches the port and knows the run id can take part, as with torchrun.
 """

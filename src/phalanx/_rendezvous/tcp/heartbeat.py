@@ -1,0 +1,65 @@
+"""Signs of life between hosts, and their absence."""
+
+from __future__ import annotations
+
+import asyncio
+
+from phalanx._logs import logger
+from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.link import Link
+from phalanx._rendezvous.tcp.state import TcpState
+
+SAID_AFTER = 2.0
+"""Seconds after which it is said what is waited for."""
+_TICK = 0.1
+
+
+class Heartbeat:
+    """Pings the others, and gives up those of which nothing is heard."""
+
+    def __init__(self, host: TcpHost, state: TcpState) -> None:
+        """Nothing is sent before `run`."""
+        self._host = host
+        self._state = state
+        self._limit = host.settings.host_timeout
+        self._waited = 0.0
+        """Seconds that more hosts were waited for."""
+
+    async def run(self) -> None:
+        """Until cancelled. Time in which this process was stopped does not count."""
+        beat = self._host.settings.heartbeat
+        since = beat
+        while True:
+            await asyncio.sleep(_TICK)
+            since += _TICK
+            self._say_who_is_missing()
+            for link in self._links():
+                if since >= beat:
+                    await link.ping()
+                link.pass_time(_TICK)
+                if link.silent >= self._limit:
+                    self._give_up(link)
+            since = 0.0 if since >= beat else since
+
+    def _links(self) -> list[Link]:
+        link, leader = self._state.link, self._state.leader
+        return ([] if link is None else [link]) + ([] if leader is None else leader.links)
+
+    def _give_up(self, link: Link) -> None:
+        if link is self._state.link:
+            link.abort()
+        elif (leader := self._state.leader) is not None:
+            leader.lose(link, f"no heartbeat for {self._limit:g} s", closed=False)
+
+    def _say_who_is_missing(self) -> None:
+        """Say once, after a moment, that more hosts are waited for."""
+        leader, waited, gathered = self._state.leader, self._waited, ""
+        if leader is not None and self._state.request is not None and not self._host.is_alone:
+            gathered = leader.gathered
+        if gathered and waited < SAID_AFTER <= waited + _TICK:
+            place, limit = self._host.endpoint, self._host.settings.join_timeout
+            logger.warning(
+                "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
+                *(place.address, place.port, limit, gathered),
+            )
+        self._waited = waited + _TICK if gathered else 0.0
