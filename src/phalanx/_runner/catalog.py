@@ -283,7 +283,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     by_last = {full.rpartition(".")[2]: full for full in known}
     near = closest(name, [*known, *by_last])
     meant = None if near is None else by_last.get(near, near)
-    return f"unknown component {name!r}.{did_you_mean(meant, 'List components with: phalanx builtins')}"
+    hint = did_you_mean(meant, "List components with: phalanx builtins")
+    return f"unknown component {name!r}.{hint}"
 
 
 # ── from a file ───────────────────────────────────────────────────────────────
