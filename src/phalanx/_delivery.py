@@ -43,7 +43,7 @@ class Delivery:
             name = handler.__name__
             raise ConfigError(f"{name} is a class, not a handler. Pass an instance: {name}().")
         if not callable(call := getattr(handler, method, None)):
-            raise ConfigError(f"{handler!r} cannot be a handler: it has no method {method}().")
+            raise ConfigError(f"{handler!r} is not a handler: it has no method {method}().")
         self.name = f"{type(handler).__name__}.{method}"
         self._handler = handler  # by whose identity this is found: it must outlive this
         self._call: Callable[[Any], object] = call
@@ -102,14 +102,14 @@ class Delivery:
         with self._lock:
             left_out, self._left_out = self._left_out, 0
         if left_out:
-            warn("phalanx: %s was too slow: %d items were left out", self.name, left_out)
+            warn("phalanx: %s was too slow: %d items were dropped", self.name, left_out)
 
     def _leave_out(self) -> None:
         with self._lock:
             self._left_out += 1
             told, self._told_behind = self._told_behind, True
         if not told:
-            text = "phalanx: %s is behind: %d items wait for it, what comes on top is left out"
+            text = "phalanx: %s is too slow: %d items are queued, dropping further ones"
             warn_aside(text, self.name, BOUND)
 
     def _is_idle(self) -> bool:
@@ -152,7 +152,7 @@ class Delivery:
         except BaseException as error:  # noqa: BLE001 the user's code, even if it wants to exit
             if not self._told_raised:
                 self._told_raised = True
-                text = "phalanx: %s raised %s: %s (said once; it goes on getting items)"
+                text = "phalanx: %s raised %s: %s (reported once; it keeps getting items)"
                 warn(text, self.name, type(error).__name__, error)
 
 
@@ -221,7 +221,7 @@ def _at_exit() -> None:
         return
     for delivery, count in late.items():
         delivery.report_left_out()
-        warn("phalanx: %s is too slow: %d items are lost at exit", delivery.name, count)
+        warn("phalanx: %s is too slow: %d items were lost at exit", delivery.name, count)
 
 
 os.register_at_fork(after_in_child=_after_fork)

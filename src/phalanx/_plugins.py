@@ -105,9 +105,9 @@ def clashes(group: str) -> list[str]:
     for plugin in of(group):
         by_name.setdefault(plugin.name, []).append(plugin)
     return [
-        f"{len(plugins)} plugins have the name {name!r}: "
+        f"{len(plugins)} plugins are named {name!r}: "
         + ", ".join(f"{p.value} of {p.package}" for p in plugins)
-        + f"; that of {plugins[0].package} is used"
+        + f"; using that of {plugins[0].package}"
         for name, plugins in by_name.items()
         if len(plugins) > 1
     ]

@@ -96,7 +96,7 @@ class PluginError(PhalanxError):
     """What a package has registered cannot be used: `plugin` says which, `reason` why."""
 
     def __init__(self, plugin: Any, reason: str) -> None:
-        super().__init__(f"the plugin {plugin} is broken: {reason}")
+        super().__init__(f"plugin {plugin} is broken: {reason}")
         self.plugin = plugin
         self.reason = reason
 

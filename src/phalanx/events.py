@@ -88,7 +88,7 @@ class Event:
             )
         except (KeyError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"this text is not an event ({what}): {text!r:.200}") from None
+            raise ConfigError(f"not an event ({what}): {text!r:.200}") from None
 
 
 def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
@@ -151,7 +151,7 @@ class JSONLinesEventHandler(EventHandler):
 
         Raises:
             OSError: The file cannot be made.
-            ConfigError: It is neither a path nor a stream.
+            ConfigError: It must be a path or a stream.
         """
         self._stream: TextIO | None = None
         self._path = ""
@@ -163,7 +163,7 @@ class JSONLinesEventHandler(EventHandler):
         elif hasattr(path_or_stream, "write"):
             self._stream = path_or_stream
         else:
-            raise ConfigError(f"{path_or_stream!r} is neither a path nor a stream.")
+            raise ConfigError(f"{path_or_stream!r} must be a path or a stream.")
 
     def record(self, event: Event) -> None:
         """Write one line, and flush it."""
@@ -181,7 +181,7 @@ class JSONLinesEventHandler(EventHandler):
             written = file.write(line)
             if written != len(line):
                 self._is_torn = True
-                raise OSError(f"only a part of an event could be written to {self._path}")
+                raise OSError(f"an event was only partly written to {self._path}")
             self._is_torn = False
 
 

@@ -169,7 +169,7 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         first = runner.run(app(f"{show}; sleep 600", have))
         wait_until(lambda: list(runner.log_lines(first)))
         second = runner.run(app(show, 1))
-        wait_until(lambda: "waits for 1 GPUs" in runner.status(second).message)
+        wait_until(lambda: "waiting for 1 GPUs" in runner.status(second).message)
         assert runner.status(second).state is AppState.PENDING
         unasked = runner.run(app(show, 0))
         assert runner.wait(unasked).state is AppState.SUCCEEDED
@@ -180,14 +180,14 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         too_many = runner.run(app(show, 1, replicas=have + 1))
         status = runner.wait(too_many)
         assert status.state is AppState.FAILED
-        assert f"it wants {have + 1} GPUs, and there are {have}" in status.message
+        assert f"it needs {have + 1} GPUs, but there are {have}" in status.message
         cfg = {"auto_set_cuda_visible_devices": False}
         shared = runner.run(app(show, 1, replicas=have + 1), cfg=cfg)
         assert runner.wait(shared).state is AppState.SUCCEEDED
         third = runner.run(app("sleep 600", have))
         wait_until(lambda: runner.status(third).state is AppState.RUNNING)
         waiting = runner.run(app(show, 1))
-        wait_until(lambda: "waits for" in runner.status(waiting).message)
+        wait_until(lambda: "waiting for" in runner.status(waiting).message)
         runner.cancel(waiting)
         assert runner.status(waiting).state is AppState.CANCELLED
         runner.cancel(third)

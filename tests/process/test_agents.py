@@ -338,7 +338,7 @@ def test_mistakes_are_told_before_anything_starts():
     for fields, said in (
         ({}, "fn="),
         ({"fn": trainer, "entrypoint": trainer}, "not both"),
-        ({"fn": trainer, "local_world_size": 0}, "at least 1"),
+        ({"fn": trainer, "local_world_size": 0}, "1 or more"),
         ({"fn": trainer, "rdzv_handler": MyRendezvousHandler}, "is a class"),
         ({"fn": trainer, "rdzv_handler": object()}, "has no next_rendezvous"),
         ({"fn": trainer, "master_port": 1}, "get_handler"),

@@ -247,7 +247,7 @@ def test_a_file_that_launches_when_it_is_loaded_is_refused(tmp_path):
             [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=60
         )
         assert done.returncode != 0
-        assert "launches when it is loaded" in done.stderr, done.stderr
+        assert "calls launch when it is imported" in done.stderr, done.stderr
     as_script = subprocess.run(
         [sys.executable, "unguarded.py"], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )

@@ -1,5 +1,6 @@
 """The command line, from outside."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import textwrap
 import pytest
 
 import phalanx
+from phalanx._cli import launch_help
 from tests.conftest import phalanx_processes, wait_until
 
 
@@ -68,8 +70,16 @@ def test_version_and_help(cli):
     done = cli("lanch")
     assert (done.returncode, done.stderr) == (
         2,
-        "phalanx has no command 'lanch'. Did you mean 'launch'?\n",
+        "phalanx: unknown command 'lanch'. Did you mean 'launch'?\n",
     )
+
+
+def test_the_help_of_launch_has_every_option_under_a_heading():
+    """Once each: a new field of a launcher wants a place there."""
+    known = [field.name for field in dataclasses.fields(phalanx.Launcher)]
+    shown = [name for group in launch_help.GROUPS.values() for name in group]
+    of_command = {"log_dir", "show", "quiet", "verbose"}
+    assert sorted(shown) == sorted({*known, *of_command} - {"log_spec"})
 
 
 @pytest.mark.parametrize("target", ["job.py:add", "./job.py:add", "job:add"])
@@ -87,7 +97,10 @@ def test_a_nested_function(cli):
 
 def test_help_of_the_options_and_of_the_function(cli):
     """Both come from docstrings."""
-    assert "Seconds between SIGTERM and SIGKILL" in cli("launch", "--help").stdout
+    shown = cli("launch", "--help").stdout
+    assert "Seconds between SIGTERM and SIGKILL" in shown
+    assert shown.count("usage:") == 1
+    assert cli("launch", "job.py:add", "--help").stdout == shown
     done = cli("launch", "job.py:add", "--", "--help")
     assert "the first number" in done.stdout
     assert done.returncode == 0
@@ -96,15 +109,15 @@ def test_help_of_the_options_and_of_the_function(cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "what to launch comes first"),
-        (["--workers-per-host", "2", "job.py:add"], "what to launch comes first"),
-        (["job.py:add", "--a", "5"], "own arguments go behind a '--'"),
-        (["job.py"], "is not FILE.py:FUNCTION"),
-        (["nope.py:f"], "there is no file nope.py"),
-        (["no_such_module:f"], "there is no module 'no_such_module'"),
+        ([], "name the function first"),
+        (["--workers-per-host", "2", "job.py:add"], "name the function first"),
+        (["job.py:add", "--a", "5"], "arguments after '--'"),
+        (["job.py"], "expected FILE.py:FUNCTION"),
+        (["nope.py:f"], "no such file: nope.py"),
+        (["no_such_module:f"], "no module named 'no_such_module'"),
         (["job.py:ad"], "Did you mean 'add'"),
         (["job.py:NOT_A_FUNCTION"], "has no function 'NOT_A_FUNCTION'"),
-        (["job.py:add", "--workers-per-host", "0", "--", "--a", "1"], "at least 1"),
+        (["job.py:add", "--workers-per-host", "0", "--", "--a", "1"], "must be 1 or more"),
         (["job.py:add", "--nonsense", "1"], "nonsense"),
         (["job.py:add", "--", "--a", "x"], "a"),
         (["job.py:add", "--"], "a"),

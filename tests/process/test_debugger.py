@@ -130,7 +130,7 @@ def test_spawned_workers_and_threads_say_it_too():
         return caught[-1]
 
     (said,) = phalanx.launch(in_a_thread, workers_per_host=1, start_method="spawn")
-    assert said.startswith("NoTerminal: rank 0 has come to a breakpoint")
+    assert said.startswith("NoTerminal: rank 0 stopped at a breakpoint")
 
 
 def test_a_debugger_that_is_given_its_commands_needs_no_terminal():
@@ -166,7 +166,7 @@ def test_a_notebook_cell_does_not_end_without_a_word():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "has no terminal" in done.stdout
+    assert "without a terminal" in done.stdout
     assert "raised bdb.BdbQuit" in done.stdout
 
 
@@ -258,7 +258,7 @@ def test_in_the_background_the_terminal_is_left_alone(tmp_path):
     terminal = Terminal(sys.executable, "-c", code)
     terminal.wait_for("code 1")
     terminal.finish()
-    assert "has no terminal" in shown_at_the_end(terminal)
+    assert "without a terminal" in shown_at_the_end(terminal)
 
 
 def test_torchrun_without_a_terminal_says_it():
@@ -273,8 +273,8 @@ def test_torchrun_without_a_terminal_says_it():
         check=False,
     )
     assert done.returncode == 1
-    assert "rank 0 has come to a breakpoint" in done.stderr
-    assert "has no terminal" in done.stderr
+    assert "rank 0 stopped at a breakpoint" in done.stderr
+    assert "without a terminal" in done.stderr
     assert "BdbQuit" not in done.stderr + done.stdout
 
 

@@ -174,12 +174,12 @@ def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monk
 def test_mistakes_in_the_bounds_are_told():
     """Before anything starts."""
     for options, said in (
-        ({"min_hosts": 2}, "hostnames lists 1"),
-        ({"min_hosts": 0}, "at least 1"),
-        ({"min_hosts": 3, "max_hosts": 2}, "more than max_hosts"),
+        ({"min_hosts": 2}, "hostnames has only 1"),
+        ({"min_hosts": 0}, "1 or more"),
+        ({"min_hosts": 3, "max_hosts": 2}, "greater than max_hosts"),
         ({"max_restarts": -1}, "0 or more"),
         ({"restart": "hosts"}, "Did you mean 'host'"),
-        ({"restart": "host", "backend": "gloo"}, "would join them"),
+        ({"restart": "host", "backend": "gloo"}, "cannot be used with backend"),
         ({"preempt_signal": "SIGKILL"}, "can be caught"),
     ):
         with pytest.raises(phalanx.ConfigError, match=said):
@@ -218,7 +218,7 @@ def test_a_restart_that_takes_too_long_says_what_it_was_restarted_for(tmp_path, 
     with pytest.raises(phalanx.StartTimeout) as caught:
         app.result(60)
     (note,) = caught.value.__notes__
-    assert "Before that:\n  rank 0 on localhost raised ValueError: bad batch\n" in note
+    assert "Earlier failures:\n  rank 0 on localhost raised ValueError: bad batch\n" in note
     assert 'raise ValueError("bad batch")' in note
     assert app.status().message.endswith("rank 0 on localhost raised ValueError: bad batch")
 

@@ -113,7 +113,7 @@ def test_the_interpreters_exit_does_not_wait_for_a_handler_that_never_returns(sc
         sys.exit(7)
     """)
     assert done.returncode == 7
-    assert done.stderr == "phalanx: Stuck.record is too slow: 3 items are lost at exit\n"
+    assert done.stderr == "phalanx: Stuck.record is too slow: 3 items were lost at exit\n"
 
 
 def test_the_interpreters_exit_does_not_wait_for_logging_that_is_stuck(script):

@@ -29,7 +29,7 @@ def test_ranks_that_had_returned_explain_a_missed_peer(script):
 
         phalanx.launch(f, workers_per_host=3)
     """)
-    assert "had already returned, and answer nobody: 0" in done.stderr
+    assert "had already returned, and answer no collective: 0" in done.stderr
 
 
 def test_a_grace_beyond_all_bounds_is_still_only_a_grace():
@@ -81,7 +81,7 @@ def test_a_killed_store_ends_the_app(script, tmp_path):
     (store,) = find("store")
     os.kill(store, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
-    assert "the process that carries the store ended" in errors
+    assert "the process that hosts the store ended" in errors
 
 
 def test_agent_and_zygote_killed_at_once_leave_nothing(script, tmp_path):

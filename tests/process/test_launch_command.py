@@ -92,5 +92,5 @@ def test_a_missing_bash_is_a_clear_error(tmp_path, monkeypatch):
     """It is needed for env_file only."""
     (tmp_path / "env.sh").write_text("true\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="could not be started.*bash"):
+    with pytest.raises(LaunchError, match="cannot start .*bash"):
         phalanx.launch(print, workers_per_host=1, env_file="env.sh")

@@ -69,7 +69,7 @@ def claim():
 
 def test_a_success_without_a_value_is_that_ranks_failure():
     """The others' values do not move into its place."""
-    with pytest.raises(ResultError, match="rank 1 .* returned a value.*did not arrive whole"):
+    with pytest.raises(ResultError, match="rank 1 .* returned a value.*arrived incomplete"):
         phalanx.Launcher(workers_per_host=2, backend=None, stop_grace=1.0).run(claim)
 
 

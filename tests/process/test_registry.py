@@ -94,7 +94,7 @@ def test_cancel_from_another_terminal(tmp_path):
         app.result()
     again = command("cancel", app.id)
     assert again.returncode == 0
-    assert "has ended already: CANCELLED" in again.stdout
+    assert "has already ended: CANCELLED" in again.stdout
 
 
 def test_a_launcher_that_was_killed_is_not_running(script):
@@ -108,7 +108,7 @@ def test_a_launcher_that_was_killed_is_not_running(script):
     process.communicate()
     (app,) = ask("list")
     assert app["status"]["state"] == "FAILED"
-    assert "is gone" in app["status"]["message"]
+    assert "no longer exists" in app["status"]["message"]
     assert "FAILED" in command("status").stdout
     assert "FAILED" in command("list").stdout
     wait_until(lambda: not phalanx_processes())
@@ -159,15 +159,15 @@ def test_mistakes_are_one_sentence():
     """Unknown apps and ranks, several that are meant, options that are none."""
     unknown = command("status", "nothing-here")
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "no app is recorded" not in unknown.stderr
-    assert "there is no app 'nothing-here'" in unknown.stderr
-    assert "no app is recorded yet" in command("log").stderr
+    assert "no apps" not in unknown.stderr
+    assert "no such app: 'nothing-here'" in unknown.stderr
+    assert "no apps yet" in command("log").stderr
     for _ in range(2):
         phalanx.launch(int, workers_per_host=1)
-    assert "is the beginning of 2 apps" in command("status", "int").stderr
+    assert "is ambiguous: it matches 2 apps" in command("status", "int").stderr
     app = recorded_app.apps()[-1].id
     assert f"Did you mean '{app}'?" in command("log", app[:-1] + "x").stderr
-    assert "has ranks 0 to 0, not 7" in command("log", app, "-r", "7").stderr
+    assert "has no rank 7; its ranks are 0 to 0" in command("log", app, "-r", "7").stderr
     for wrong in (
         ["log", "--since", "soon"],
         ["log", "-r", "x"],
@@ -214,7 +214,7 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
         assert list(phalanx.launch(int, workers_per_host=1)) == [0]
     assert recorded_app.apps() == []
     (said,) = [record.getMessage() for record in caplog.records if record.name == "phalanx"]
-    assert "is not recorded ([Errno 2] No such file or directory: '/proc/nowhere')" in said
+    assert "([Errno 2] No such file or directory: '/proc/nowhere')" in said
 
 
 def _of_another(apps):
@@ -226,7 +226,7 @@ def _of_another(apps):
 
 def _for_all_to_write(apps):
     apps.chmod(0o777)
-    return "can be written by others. Run: chmod 700"
+    return "is writable by others. Run: chmod 700"
 
 
 @pytest.mark.parametrize("spoil", [_of_another, _for_all_to_write])
@@ -240,13 +240,13 @@ def test_a_registry_that_others_can_write_is_not_used(own_registry, tmp_path, sp
     (tmp_path / "hello.py").write_text("def hello():\n    print('hello')\n")
     done = command("launch", "hello.py:hello", "--workers-per-host", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
-    assert f"is not recorded ({own_registry} {reason}" in done.stderr
+    assert f"({own_registry} {reason}" in done.stderr
     assert os.listdir(own_registry) == [trap.name]
     listed = command("list")
     assert (listed.returncode, listed.stderr.count(reason)) == (0, 1), listed
     refused = command("run", "utils.echo", "--msg", "hi", cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (1, ""), refused
-    assert refused.stderr.startswith(f"phalanx run: apps cannot be recorded: {own_registry} ")
+    assert refused.stderr.startswith(f"phalanx run: cannot record apps: {own_registry} ")
 
 
 def test_many_apps_are_pruned(own_registry, monkeypatch):
@@ -278,7 +278,7 @@ def test_output_into_a_pipe_that_closes():
 def test_warm_status_and_stop(tmp_path, monkeypatch, script):
     """In every state."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert command("warm", "status").stdout == "no agent waits\n"
+    assert command("warm", "status").stdout == "no warm agents\n"
     script(
         "import phalanx\nphalanx.launch(int, workers_per_host=1, keep_warm=60, preload=['wave'])"
     )
@@ -286,7 +286,7 @@ def test_warm_status_and_stop(tmp_path, monkeypatch, script):
     shown = command("warm", "status").stdout
     assert "wave" in shown
     assert "MiB" in shown
-    assert command("warm", "stop").stdout == "1 agent ended\n"
+    assert command("warm", "stop").stdout == "1 agent stopped\n"
     assert not phalanx_processes()
     assert ask("warm", "stop") == []
     assert command("warm").returncode == 2

@@ -73,48 +73,52 @@ def test_the_source_of_one_is_printed():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["utils.ecko"], 1, "there is no component 'utils.ecko'. Did you mean 'utils.echo'?"),
+        (["utils.ecko"], 1, "unknown component 'utils.ecko'. Did you mean 'utils.echo'?"),
         (["ecko"], 1, "Did you mean 'utils.echo'?"),
-        (["nonsense"], 1, "there is no component 'nonsense'. See: phalanx builtins"),
-        (["./nothing.py:fn"], 1, "there is no file ./nothing.py."),
+        (["nonsense"], 1, "unknown component 'nonsense'. List components with: phalanx builtins"),
+        (["./nothing.py:fn"], 1, "no such file: ./nothing.py."),
         (["./comp.py:trainr"], 1, "./comp.py has no function 'trainr'. Did you mean 'trainer'?"),
-        (["./compp.py:trainer"], 1, "there is no file ./compp.py. Did you mean comp.py?"),
+        (["./compp.py:trainer"], 1, "no such file: ./compp.py. Did you mean comp.py?"),
         (["./comp.py:untyped"], 1, "./comp.py:untyped is not a component: its parameter 'x' has"),
         (
             ["-s", "local_cdw", "utils.echo"],
             1,
-            "no scheduler 'local_cdw'. Did you mean 'local_cwd'",
+            "unknown scheduler 'local_cdw'. Did you mean 'local_cwd'",
         ),
         (["-cfg", "log_dri=x", "utils.echo"], 2, "no option 'log_dri'. Did you mean 'log_dir'?"),
-        (["-cfg", "prepend_cwd=maybe", "utils.echo"], 2, "'maybe' is neither yes nor no"),
+        (["-cfg", "prepend_cwd=maybe", "utils.echo"], 2, "'maybe' is not yes or no"),
         (["-cfg", "rubbish", "utils.echo"], 2, "'rubbish' is not KEY=VALUE"),
-        (["-s", "ssh", "utils.echo"], 2, "ssh needs the option 'hosts'"),
+        (["-s", "ssh", "utils.echo"], 2, "ssh: missing required option 'hosts'"),
         (["utils.echo", "--num_replicas", "two"], 2, "--num_replicas: 'two' is not a whole number"),
         (["utils.echo", "--msg", "a", "--msg=b"], 2, "utils.echo: --msg is given twice"),
         (["utils.echo", "--mesg", "a"], 2, "no option '--mesg'. Did you mean --msg?"),
         (["utils.echo", "--msg"], 2, "--msg needs a value: str"),
-        (["utils.echo", "hi"], 2, "takes options only, not 'hi'. Did you mean --msg hi?"),
-        (["utils.copy"], 2, "utils.copy needs --src, --dst."),
-        (["dist.ddp", "-j", "x", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
-        (["dist.ddp", "-j", "2x", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
-        (["dist.ddp", "-j", "1:2", "a.py"], 2, "Examples: -j 4, -j 1x4, -j 2:3x1"),
-        (["dist.ddp", "--debug", "maybe", "a.py"], 2, "--debug: 'maybe' is neither yes nor no"),
-        (["dist.ddp", "--debug", "1", "a.py"], 2, "'1' is neither yes nor no, true nor false"),
+        (
+            ["utils.echo", "hi"],
+            2,
+            "takes only options: unexpected argument 'hi'. Did you mean --msg hi?",
+        ),
+        (["utils.copy"], 2, "utils.copy: missing required --src, --dst."),
+        (["dist.ddp", "-j", "x", "a.py"], 2, "-j 4, -j 1x4"),
+        (["dist.ddp", "-j", "2x", "a.py"], 2, "-j 4, -j 1x4"),
+        (["dist.ddp", "-j", "1:2", "a.py"], 2, "-j 4, -j 1x4"),
+        (["dist.ddp", "--debug", "maybe", "a.py"], 2, "--debug: 'maybe' is not yes or no"),
+        (["dist.ddp", "--debug", "1", "a.py"], 2, "'1' is not yes or no, true or false"),
         (["utils.sh", "--h", "gpu.smal", "true"], 2, "'gpu.smal'. Did you mean 'gpu.small'?"),
         (["./comp.py:picky", "--x", "7"], 2, "7 is too many"),
         (
             ["utils.echo", "-s", "local_cwd"],
             2,
-            "'-s'. It is an option of run, and goes before the component",
+            "'-s'. It is an option of run: put it before the component",
         ),
         (
             ["utils.echo", "--scheduler=local_cwd"],
             2,
-            "'--scheduler'. It is an option of run, and goes before the component",
+            "'--scheduler'. It is an option of run: put it before the component",
         ),
         (["-s", "a", "-s", "b", "utils.echo"], 2, "-s is given twice"),
-        ([], 2, "say which component"),
-        (["--workspace", "nowhere", "utils.echo"], 2, "the workspace"),
+        ([], 2, "missing component"),
+        (["--workspace", "nowhere", "utils.echo"], 2, "workspace "),
         (["--nonsense", "1", "utils.echo"], 2, "local_cwd has no option 'nonsense'"),
     ],
 )
@@ -256,7 +260,7 @@ def test_a_component_may_raise_what_it_likes(tmp_path):
     assert "KeyError: 'missing'" in done.stderr
     done = run("./bad.py:none")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "./bad.py:none gave None, not an AppDef" in done.stderr
+    assert "./bad.py:none must return an AppDef, not None" in done.stderr
 
 
 # ── dry runs ──────────────────────────────────────────────────────────────────
@@ -431,7 +435,11 @@ def test_everything_from_stdin():
     given = {"component_name": "utils.sh", "component_args": ["exit 4"], "wait": True}
     given |= {"scheduler": "local_cwd", "scheduler_args": {"stop_grace": 1}}
     assert run("--stdin", input=json.dumps(given)).returncode == 4
-    for text, said in (("{", "not JSON"), ("[]", "component_name"), ('{"component_name": 1}', "")):
+    for text, said in (
+        ("{", "invalid JSON"),
+        ("[]", "component_name"),
+        ('{"component_name": 1}', ""),
+    ):
         done = run("--stdin", input=text)
         assert done.returncode == 2
         assert said in done.stderr
@@ -517,7 +525,7 @@ def test_list_describe_and_delete():
     for verb in ("status", "describe", "log", "delete", "cancel"):
         done = phalanx(verb, handle)
         assert (done.returncode, done.stdout) == (1, ""), verb
-        assert "no app" in done.stderr
+        assert "no such app" in done.stderr
 
 
 def test_cancelling_what_ignores_sigterm():
@@ -530,10 +538,10 @@ def test_cancelling_what_ignores_sigterm():
     assert (done.returncode, done.stdout) == (0, f"{handle.rpartition('/')[2]}: CANCELLED\n")
     wait_until(lambda: not any(map(is_alive, pids)))
     done = phalanx("cancel", handle)
-    assert (done.returncode, "has ended already: CANCELLED" in done.stdout) == (0, True)
+    assert (done.returncode, "has already ended: CANCELLED" in done.stdout) == (0, True)
     done = phalanx("cancel", "nothing-at-all")
     assert done.returncode == 1
-    assert "there is no app 'nothing-at-all'" in done.stderr
+    assert "no such app: 'nothing-at-all'" in done.stderr
 
 
 def test_the_command_is_killed_and_the_app_goes_on(tmp_path):
@@ -671,18 +679,18 @@ def test_components_and_commands_are_configured_too(tmp_path):
     done = phalanx("config")
     assert "configured" in done.stdout
     env = {**os.environ, "PHALANX_RUN_SCHEDULER": "nowhere"}
-    assert "no scheduler 'nowhere'" in run("utils.echo", env=env).stderr
+    assert "unknown scheduler 'nowhere'" in run("utils.echo", env=env).stderr
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[scheduler.local_cwd\n", "is not TOML"),
-        ("[local_cwd]\n", "Did you mean one of [scheduler.local_cwd]"),
+        ("[scheduler.local_cwd\n", "invalid TOML"),
+        ("[local_cwd]\n", "choose one of [scheduler.local_cwd]"),
         ("[scheduler.local_cwd]\nlogdir = 1\n", "local_cwd has no option 'logdir'"),
-        ("[scheduler.local_cwd]\nlog_dir = 1\n", "local_cwd's option 'log_dir'"),
+        ("[scheduler.local_cwd]\nlog_dir = 1\n", "local_cwd: option 'log_dir'"),
         ("[command.run]\nwiat = true\n", "run has no option 'wiat'"),
-        ('[command.run]\nwait = "maybe"\n', "'maybe' is neither yes nor no"),
+        ('[command.run]\nwait = "maybe"\n', "'maybe' is not yes or no"),
         ("scheduler = 1\n", "write [scheduler.NAME]"),
         ('[component."utils.echo"]\nmesg = "x"\n', "utils.echo has no option 'mesg'"),
     ],
@@ -705,7 +713,7 @@ def test_configure_writes_a_file_to_begin_with(tmp_path):
     assert run("--wait", "utils.echo").returncode == 0
     done = phalanx("configure")
     assert done.returncode == 1
-    assert "stays as it is" in done.stderr
+    assert "already exists" in done.stderr
     assert phalanx("configure", "--print", "-s", "ssh").stdout.count("[scheduler.") == 1
     assert phalanx("configure", "--print", "-s", "nowhere").returncode == 1
 
@@ -728,7 +736,7 @@ def test_a_home_that_cannot_be_written_is_a_clear_error():
     env = {**os.environ, "XDG_STATE_HOME": "/proc/nowhere"}
     done = run("utils.echo", env=env)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "apps cannot be recorded: " in done.stderr
+    assert "cannot record apps: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -950,18 +958,18 @@ def test_a_path_may_have_macros(tmp_path):
     [
         (["-cfg", "stop_grace=nan", "utils.echo"], 2, "0 or more"),
         (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
-        (["--wiat", "utils.echo"], 2, "run has no option --wiat. Did you mean --wait?"),
-        (["--dry-run", "utils.echo"], 2, "run has no option --dry-run. Did you mean --dryrun?"),
-        (["utils..echo"], 1, "is not a component's name"),
-        (["../x"], 1, "'../x' does not say which function: ../x:FUNCTION"),
+        (["--wiat", "utils.echo"], 2, "unknown option --wiat. Did you mean --wait?"),
+        (["--dry-run", "utils.echo"], 2, "unknown option --dry-run. Did you mean --dryrun?"),
+        (["utils..echo"], 1, "is not a component name"),
+        (["../x"], 1, "'../x' names no function: write ../x:FUNCTION"),
         (["train.py"], 1, "To run a script: phalanx run utils.python train.py"),
-        (["utils..echo"], 1, "is not a component's name"),
-        (["-s", "", "utils.echo"], 1, "there is no scheduler ''"),
-        (["./odd.py:leaves"], 1, "./odd.py:leaves ended with 'boom'"),
-        (["./odd.py:fine"], 1, "./odd.py:fine ended with 0"),
-        (["./odd.py:literal"], 1, "its annotations cannot be read"),
-        (["./odd.py:maybe"], 1, "not AppDef itself"),
-        (["./odd.py:later"], 1, "it is async"),
+        (["utils..echo"], 1, "is not a component name"),
+        (["-s", "", "utils.echo"], 1, "unknown scheduler ''"),
+        (["./odd.py:leaves"], 1, "./odd.py:leaves called sys.exit('boom')"),
+        (["./odd.py:fine"], 1, "./odd.py:fine called sys.exit(0)"),
+        (["./odd.py:literal"], 1, "cannot read its annotations"),
+        (["./odd.py:maybe"], 1, "not AppDef"),
+        (["./odd.py:later"], 1, "it is an async function"),
         (["./odd.py:fine", "--d", "a=1,a=2"], 2, "'a' is given twice"),
     ],
 )
@@ -1026,7 +1034,7 @@ def test_stdin_where_a_scheduler_is_configured(tmp_path):
     """The JSON counts, and what it does not say is as configured."""
     (tmp_path / ".phalanxconfig").write_text('[command.run]\nscheduler = "nowhere"\n')
     given = {"component_name": "utils.echo", "wait": True}
-    assert "no scheduler 'nowhere'" in run("--stdin", input=json.dumps(given)).stderr
+    assert "unknown scheduler 'nowhere'" in run("--stdin", input=json.dumps(given)).stderr
     given["scheduler"] = "local_cwd"
     assert run("--stdin", input=json.dumps(given)).returncode == 0
 
@@ -1060,9 +1068,9 @@ def test_streams_that_are_closed_or_full():
 def test_directories_that_are_gone_or_closed(tmp_path):
     """One sentence each."""
     done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx run utils.echo; phalanx configure")
-    assert "the current directory is gone" in done.stderr
+    assert "the current directory no longer exists" in done.stderr
     done = shell("mkdir gone; cd gone; rmdir ../gone; phalanx launch os:getpid")
-    assert "the current directory is gone" in done.stderr
+    assert "the current directory no longer exists" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" not in done.stderr
     env = {**os.environ, "XDG_STATE_HOME": "relative"}
@@ -1074,7 +1082,7 @@ def test_a_configuration_that_cannot_be_read_does_not_hinder_the_rest(tmp_path):
     """Apps can be listed and ended all the same, and help is help."""
     (tmp_path / ".phalanxconfig").write_text("[[[")
     done = phalanx("list")
-    assert (done.returncode, "is not TOML" in done.stderr) == (0, True)
+    assert (done.returncode, "invalid TOML" in done.stderr) == (0, True)
     assert run("--help").returncode == 0
     assert run("utils.echo").returncode == 2
     (tmp_path / ".phalanxconfig").write_text('[command.log]\nstreams = "x"\n')
@@ -1219,7 +1227,7 @@ def test_a_log_dir_that_cannot_be_made_is_refused(tmp_path):
     for place in ("/proc/nowhere", "file"):
         done = run("-cfg", f"log_dir={place}", "utils.echo")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "cannot be made for the logs" in done.stderr
+        assert "cannot create the log directory" in done.stderr
     assert not recorded_app.apps()
 
 
@@ -1253,15 +1261,15 @@ def test_config_tells_what_is_wrong(tmp_path):
     assert done.returncode == 1
     for said in (
         f"{path}: local_cwd has no option 'grace'. Did you mean 'stop_grace'?",
-        f"{path}: local_cwd's option 'stop_grace': 'two' is not a number.",
-        "[scheduler.local_cw]: there is no such scheduler",
+        f"{path}: local_cwd: option 'stop_grace': 'two' is not a number.",
+        "[scheduler.local_cw]: unknown scheduler",
         f"{path}: utils.echo has no option 'msgg'. Did you mean --msg?",
-        '[component."utils.ecco"]: there is no such component',
-        "[command.rum]: there is no such command",
+        '[component."utils.ecco"]: unknown component',
+        "[command.rum]: unknown command",
     ):
         assert said in done.stderr
     path.write_text('[scheduler.local_cwd]\nstop_grace = "two"\n')
-    assert f"{path}: local_cwd's option" in run("utils.echo").stderr
+    assert f"{path}: local_cwd: option" in run("utils.echo").stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a table of processes of its own needs root")

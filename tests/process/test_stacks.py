@@ -155,7 +155,7 @@ def test_what_a_program_does_of_its_own_is_not_disturbed(running, tmp_path):
     told = {one.rank: one.problem for one in first}
     assert "closed" in told[0]
     assert "no answer" in told[1]
-    assert "does not answer" in told[2]
+    assert "does not handle" in told[2]
     assert told[3] == ""
     assert "stopped" in told[4]
     os.kill(pids[4], signal.SIGCONT)
@@ -247,7 +247,7 @@ def test_ranks_elsewhere_at_one_place_are_one():
         phalanx.Launcher(workers_per_host=4, process_group_timeout=3).run(work)
     notes = "\n".join(caught.value.__notes__)
     assert "ranks 1-2 were not in the collective: they were in test_stacks.py:" in notes
-    assert "rank 3 gave no stack: it is stopped" in notes
+    assert "rank 3 returned no stack: it is stopped" in notes
 
 
 def test_a_death_is_told_as_before():

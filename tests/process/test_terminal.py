@@ -138,7 +138,7 @@ def test_quiet_and_verbose():
         timeout=30,
     )
     assert both.returncode == 2
-    assert "exclude each other" in both.stderr
+    assert "cannot be used with" in both.stderr
 
 
 def test_what_comes_after_an_unfinished_line_begins_its_own():

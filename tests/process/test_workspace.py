@@ -180,7 +180,7 @@ def test_a_file_that_changes_on_its_way_is_an_error(home):
     (digest,) = manifest.sources
     assert b"".join(p.data for p in manifest.pieces(digest)) == b"a"
     Path("a").write_text("b")
-    with pytest.raises(LaunchError, match="was changed while it was sent"):
+    with pytest.raises(LaunchError, match="changed while it was being sent"):
         list(manifest.pieces(digest))
 
 

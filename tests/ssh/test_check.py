@@ -58,7 +58,7 @@ def test_hosts_that_do_not_reach_each_other_are_told(cluster):
     finally:
         cluster.hosts[1].enter("iptables", "-D", *rule)
     assert done.returncode == 1
-    assert "warning: box1 does not reach box2: Connection refused" in done.stderr
+    assert "warning: box1 cannot reach box2: Connection refused" in done.stderr
 
 
 def test_another_python_is_a_warning_and_not_usable(cluster):
@@ -89,7 +89,7 @@ def test_mistakes_of_the_command(cluster):
         )
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
-    assert check(cluster, "not a host").returncode == 2
+    assert check(cluster, "not a valid host").returncode == 2
 
 
 def test_without_hosts_it_is_this_machine():

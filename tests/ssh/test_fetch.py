@@ -52,7 +52,7 @@ def test_files_come_home_at_the_end(launcher, cluster, caplog):
         save(f"ckpt/{rank}.pt", f"of rank {rank}")
         save("ckpt/deep/er/.metadata", "same")
         os.symlink(f"{rank}.pt", f"ckpt/latest{rank}")
-        save("notes.txt", "not asked for")
+        save("notes.txt", "not requested")
         return int(rank)
 
     assert list(launcher(2, fetch=["ckpt/*"]).run(work)) == [0, 1]
@@ -248,11 +248,11 @@ def test_a_file_that_cannot_be_written_here_is_an_error_and_values_are_kept(
         save("ckpt/last.txt", "x")
         return 7
 
-    with pytest.raises(phalanx.FetchError, match=r"ckpt/last.txt on box1 .*is a link") as caught:
+    with pytest.raises(phalanx.FetchError, match=r"ckpt/last.txt from box1.*is a link") as caught:
         launcher(1, fetch=["ckpt/*"]).run(work)
     assert list(caught.value.result) == [7]
     assert not list((tmp_path / "outside").iterdir())
-    assert not [message for message in caplog.messages if "no file that fits" in message]
+    assert not [message for message in caplog.messages if "no file that matches" in message]
 
 
 def test_a_disk_that_is_full_here_is_said(launcher, caplog):
@@ -278,7 +278,7 @@ def test_a_disk_that_is_full_here_is_said(launcher, caplog):
 def test_a_pattern_that_nothing_fits_is_said(launcher, caplog):
     """It may be a mistake."""
     launcher(1, fetch=["chkpt/*"]).run(os.getpid)
-    assert any("no file that fits 'chkpt/*'" in message for message in caplog.messages)
+    assert any("no file that matches 'chkpt/*'" in message for message in caplog.messages)
 
 
 def test_without_fetch_the_first_restart_warns_and_names_the_file(launcher, caplog):
@@ -451,7 +451,9 @@ def test_files_of_replicas_come_home(cluster):
         handle = runner.run(AppDef("job", [role]), "ssh", {**cfg, "fetch": ["same"]})
         assert runner.wait(handle).state is AppState.SUCCEEDED
         log = registry.directory() / handle.rpartition("/")[2] / "supervisor.log"
-        assert "same was written here while the app ran: that of box2 takes" in log.read_text()
+        assert (
+            "same was written here while the app ran: replaced by that of box2" in log.read_text()
+        )
         assert Path("same").read_text() == "box2\n"
         runner.delete(handle)
         with pytest.raises(phalanx.ConfigError, match="below the working directory"):
@@ -479,8 +481,8 @@ def test_a_deep_file_comes_and_one_that_is_too_deep_is_the_only_one_that_does_no
     assert Path("ckpt/plain").read_text() == "plain"
     assert Path(deep).read_text() == "deep"
     (problem,) = caught.value.problems
-    assert problem.startswith("ckpt/far/nnn")
-    assert "on box1 cannot be fetched: its path has" in problem
+    assert problem.startswith("cannot fetch ckpt/far/nnn")
+    assert "from box1: its path has" in problem
     assert "at most 4000 are possible" in problem
 
 

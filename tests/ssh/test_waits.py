@@ -28,7 +28,7 @@ def test_an_ssh_that_is_stopped_while_it_logs_in(remote_script, cluster):
     for pid in ssh:
         os.kill(pid, signal.SIGSTOP)
     _, errors = started.communicate(timeout=30)
-    assert "box1" in errors and ("took more than 3 s" in errors or "has not ended" in errors)
+    assert "box1" in errors and ("took more than 3 s" in errors or "still logging in" in errors)
     assert "did not answer: processes may be left there" in errors
     wait_until(lambda: not any(map(is_alive, ssh)))
 
@@ -59,8 +59,8 @@ def test_one_that_is_stopped_while_packages_load(remote_script, cluster, who, tm
     code = "sys.path.append('/opt/waits')\nlauncher.run(print)"
     started = remote_script.start(code, start_timeout=5, preload=["slow"])
     _, errors = started.communicate(timeout=40)
-    assert "StartTimeout: not all workers were running after 5 s" in errors
-    assert "box2: its zygote has not loaded slow" in errors
+    assert "StartTimeout: timed out after 5 s" in errors
+    assert "box2: still importing slow" in errors
     assert "box1:" not in errors
     assert "may be left" not in errors, errors
     assert quiet(cluster)
@@ -71,7 +71,7 @@ def test_an_agent_that_is_stopped_before_it_is_one(remote_script, cluster, tmp_p
     (tmp_path / "env.sh").write_text('[ "$(hostname)" = box2 ] && kill -STOP $PPID; true\n')
     started = remote_script.start("launcher.run(print)", start_timeout=8, env_file="env.sh")
     _, errors = started.communicate(timeout=30)
-    assert "box2" in errors and ("took more than 8 s" in errors or "has not ended" in errors)
+    assert "box2" in errors and ("took more than 8 s" in errors or "still logging in" in errors)
     assert "box2 did not answer: processes may be left there" in errors
     host = cluster.hosts[1]
     host.enter("kill", "-9", *(line.split()[0] for line in host.processes()), check=False)

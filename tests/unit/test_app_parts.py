@@ -49,7 +49,7 @@ def test_handles():
     assert (str(handle), handle.session) == ("slurm://team/app-1", "team")
     assert str(handles.parse("slurm:///app-1")) == "slurm://phalanx/app-1"
     for wrong in ("app-1", "slurm://app", "slurm://s/a/b", "://s/a", ""):
-        with pytest.raises(ConfigError, match="not a handle"):
+        with pytest.raises(ConfigError, match="invalid handle"):
             handles.parse(wrong)
     place = handles.parse_log_selector("slurm://s/app/role/0,2-4")
     assert (place.app, place.role, place.replicas) == ("slurm://s/app", "role", (0, 2, 3, 4))
@@ -90,10 +90,10 @@ def test_options_come_from_a_dataclass():
     assert make("mine", Settings, {"queue": '"a,b"'}).queue == "a,b"
     assert make("mine", Settings, {"queue": "q", "tags": ["x"]}).tags == ["x"]
     for wrong, said in (
-        ({}, "mine needs the option 'queue'"),
+        ({}, "mine: missing required option 'queue'"),
         ({"queue": "q", "sise": "1"}, "no option 'sise'. Did you mean 'size'"),
-        ({"queue": "q", "size": "x"}, "mine's option 'size': 'x' is not a whole number"),
-        ({"queue": "q", "env": {"A": []}}, "mine's option 'env'"),
+        ({"queue": "q", "size": "x"}, "mine: option 'size': 'x' is not a whole number"),
+        ({"queue": "q", "env": {"A": []}}, "mine: option 'env'"),
     ):
         with pytest.raises(ConfigError, match=said):
             make("mine", Settings, wrong)

@@ -215,7 +215,7 @@ def test_hosts_that_do_not_come_back_are_named_when_the_time_is_over():
     assert finish.verdict.reason is Reason.START_TIMEOUT
     assert finish.verdict.missing == ("h1",)
     assert d.now == 101
-    assert "\nBefore that:\n  h1 was lost: cut off" in describe_failure(finish.verdict)
+    assert "\nEarlier failures:\n  h1 was lost: cut off" in describe_failure(finish.verdict)
     assert message_of(finish.verdict) == "start timeout, after h1 was lost: cut off"
 
 
@@ -342,7 +342,7 @@ def test_what_failed_before_a_majority_was_lost_is_part_of_the_error():
     )
     (note,) = error.__notes__
     assert note.splitlines()[1:] == [
-        "Before that:",
+        "Earlier failures:",
         "  rank 7 on h3 raised ValueError: bad batch",
         "  h0 was lost: cut off",
         "",

@@ -40,7 +40,7 @@ def test_names_of_hosts(name, parts):
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "me@", "@host", "a\nb", "me@-x"])
 def test_what_is_no_name_of_a_host(name):
     """Above all, no option of ssh."""
-    with pytest.raises(ConfigError, match="is not a host"):
+    with pytest.raises(ConfigError, match="is not a valid host"):
         targets.parse(name)
 
 
@@ -228,10 +228,10 @@ def test_warnings_tell_how_hosts_differ():
         HostReport("e", problem="no route"),
     ]
     text = "\n".join(warnings(reports, "3.11.2"))
-    assert "c has Python 3.12.1, the launcher 3.11.2" in text
+    assert "c has Python 3.12.1, the launcher has 3.11.2" in text
     assert "torch differ: most have 2.13.0; c: 2.12.0" in text
     assert "GPUs differ: most have 8 × H200; c: 4 × H200" in text
-    assert "d has 5 MiB of disk left" in text
+    assert "d has only 5 MiB of disk space left" in text
     assert "the clock of d is 7.0 s behind" in text
     assert "e" not in text.split()
     assert warnings(reports[:2], "3.11.2") == []

@@ -184,8 +184,8 @@ def test_what_does_not_fit_is_counted_and_said(monkeypatch, warnings):
     assert metrics.flush()
     assert [data.value for data in handler.got] == list(range(11))
     assert warnings.texts == [
-        "phalanx: Collecting.emit is behind: 10 items wait for it, what comes on top is left out",
-        "phalanx: Collecting.emit was too slow: 20 items were left out",
+        "phalanx: Collecting.emit is too slow: 10 items are queued, dropping further ones",
+        "phalanx: Collecting.emit was too slow: 20 items were dropped",
     ]
 
 
@@ -264,9 +264,9 @@ def test_what_cannot_be_a_handler_is_refused():
     metrics.configure(handler)
     with pytest.raises(ConfigError, match=r"Collecting is a class.*Pass an instance: Collecting()"):
         metrics.configure(Collecting)
-    with pytest.raises(ConfigError, match=r"cannot be a handler: it has no method emit\(\)"):
+    with pytest.raises(ConfigError, match=r"is not a handler: it has no method emit\(\)"):
         metrics.configure(object())
-    with pytest.raises(ConfigError, match="None cannot be a handler"):
+    with pytest.raises(ConfigError, match="None is not a handler"):
         metrics.configure(None)
     metrics.put_metric("a", 1)
     assert metrics.flush()

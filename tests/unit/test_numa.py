@@ -89,7 +89,7 @@ def test_visible_devices_say_whose_gpu_is_whose(four):
     node = {gpu: four.choose("node", 4)[gpu] for gpu in range(4)}
     assert four.choose("node", 2, CUDA_VISIBLE_DEVICES="2,0") == (node[2], node[0])
     assert four.choose("node", 2, CUDA_VISIBLE_DEVICES="GPU-d0,GPU-1b") == (node[3], node[1])
-    with pytest.raises(ConfigError, match="2 workers and 1 visible GPUs"):
+    with pytest.raises(ConfigError, match="2 workers, but only 1 visible GPUs"):
         four.choose("node", 2, CUDA_VISIBLE_DEVICES="1,9,2")
     # With one of a node's two it has the node's cores for itself.
     assert len(four.choose("exclusive", 1, CUDA_VISIBLE_DEVICES="1")[0]) == 8
@@ -104,11 +104,13 @@ def test_only_what_this_process_may_use_is_given(four):
     assert four.choose("core-complex", 2) == ((12, 13, 29), (14,))
     four.allowed = {12}
     assert four.choose("core-complex", 2) == ((12,), (12,))
-    with pytest.raises(ConfigError, match="too few processors of NUMA node 3.*local rank 1"):
+    with pytest.raises(ConfigError, match="too few CPUs available on NUMA node 3.*local rank 1"):
         four.choose("exclusive", 2)
     four.allowed = {0}
     for kind in ("node", "socket", "exclusive", "core-complex"):
-        with pytest.raises(ConfigError, match="too few processors of NUMA node 3.*local rank 0"):
+        with pytest.raises(
+            ConfigError, match="too few CPUs available on NUMA node 3.*local rank 0"
+        ):
             four.choose(kind, 1)
 
 
@@ -126,7 +128,7 @@ def test_a_machine_without_nodes_is_one(tmp_path):
 
 def test_without_gpus_it_is_refused(machine):
     """One that another container has is none."""
-    with pytest.raises(ConfigError, match="no NVIDIA GPU is visible on this machine, and"):
+    with pytest.raises(ConfigError, match="no NVIDIA GPU is visible on this machine. Remove"):
         machine.choose("node", 1)
     machine.gpu("0000:0a:00.0", 0, given=False)
     with pytest.raises(ConfigError, match="no NVIDIA GPU"):

@@ -23,15 +23,15 @@ def test_texts_and_torchs_names():
     ("given", "said"),
     [
         ({"join_timout": 1}, "Did you mean 'join_timeout'"),
-        ({"join_timeout": "soon"}, "not a number"),
+        ({"join_timeout": "soon"}, "must be a number"),
         ({"join_timeout": 0}, "number of seconds"),
         ({"host_timeout": -1}, "number of seconds"),
-        ({"last_call_timeout": "nan"}, "not a number"),
+        ({"last_call_timeout": "nan"}, "must be a number"),
         ({"is_host": "perhaps"}, "1 or 0"),
-        ({"store_type": "file"}, "over TCP"),
-        ({"stop_grace": 3}, "no setting 'stop_grace'"),
+        ({"store_type": "file"}, "only tcp"),
+        ({"stop_grace": 3}, "unknown rendezvous setting 'stop_grace'"),
         ({"rank": 1, "node_rank": 2}, "rank=1 and node_rank=2 differ"),
-        ({"rank": "first"}, "rank='first' is not a number"),
+        ({"rank": "first"}, "rank='first': must be a number"),
     ],
 )
 def test_mistakes(given, said):

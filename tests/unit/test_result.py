@@ -28,7 +28,7 @@ def test_lookups_that_fail_say_what_there_is():
         result.rank(2)
     with pytest.raises(IndexError, match="0 to 1"):
         result.rank(-1)
-    with pytest.raises(KeyError, match="there were: a, b"):
+    with pytest.raises(KeyError, match="choose one of a, b"):
         result.index("c", 0)
     with pytest.raises(IndexError, match="0 to 0"):
         result.index("a", 1)

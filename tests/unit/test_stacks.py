@@ -110,7 +110,7 @@ def test_the_rank_that_was_elsewhere_is_named_with_its_own_calls():
     )
     assert '  File "/home/u/train.py", line 42, in load_batch' in lines
     assert "ranks 1-2 were in a collective, in train.py:30 in step." in lines
-    assert "rank 5 gave no stack: no answer in 1.0 s (D (disk sleep))." in lines
+    assert "rank 5 returned no stack: no answer in 1.0 s (D (disk sleep))." in lines
     assert "rank 4 had just ended, too." in lines
     assert not any("threading.py" in line for line in lines)
 

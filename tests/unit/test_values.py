@@ -58,18 +58,18 @@ def test_texts_become_values(text, hint, value):
 @pytest.mark.parametrize(
     ("text", "hint", "said"),
     [
-        ("1", bool, "neither yes nor no"),
-        ("", bool, "neither yes nor no"),
-        ("on", bool, "neither yes nor no"),
+        ("1", bool, "not yes or no"),
+        ("", bool, "not yes or no"),
+        ("on", bool, "not yes or no"),
         ("1.5", int, "not a whole number"),
         ("x", float, "not a number"),
-        ("c", Literal["a", "b"], "none of a, b"),
-        ("GREEN", Colour, "none of RED, BLUE"),
+        ("c", Literal["a", "b"], "choose one of a, b"),
+        ("GREEN", Colour, "choose one of RED, BLUE"),
         ("1,x", list[int], "not a whole number"),
         ("a", dict[str, str], "is not KEY=VALUE"),
         ("a=b,c", dict[str, str], "'c' is not KEY=VALUE"),
         ("=b", dict[str, str], "is not KEY=VALUE"),
-        ('"a', list[str], "is not closed"),
+        ('"a', list[str], "unclosed quote"),
     ],
 )
 def test_texts_that_are_no_values_say_so(text, hint, said):

@@ -128,7 +128,7 @@ class Agent:
 
     def terminate(self) -> None:
         """Stop the workers and end, as if the launcher had gone."""
-        self._spawn(self._break("the agent was told to end by a signal", left=True))
+        self._spawn(self._break("the agent was terminated by a signal", left=True))
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the workers that catch it; before there are any, nothing is done.
@@ -437,7 +437,7 @@ class Agent:
             return self._serving or self._prepare.remote is not None
 
         silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
-        await self._break(f"it heard nothing from its launcher for {silent:g} s")
+        await self._break(f"no contact to its launcher for {silent:g} s")
 
     async def _end(self) -> None:
         host_round = self._host_rounds.current

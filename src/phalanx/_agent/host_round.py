@@ -129,7 +129,7 @@ class HostRound:
             with open(self.stop_file, "w"):
                 pass
         except OSError as error:
-            text = f"workers cannot be told that the host will be taken away: {error}"
+            text = f"cannot tell workers about the preemption of the host: {error}"
             self._spawn(self._send(wire.UserNote(app=self.begin.app, message=text)))
 
     async def send_stacks(self, seconds: float, request: int = 0, *, below: bool = False) -> None:
@@ -162,7 +162,7 @@ class HostRound:
                 name = signal_name(os.WTERMSIG(status))
                 print(f"rank {rank} was killed by {name} after its function ended", file=sys.stderr)
             elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNWRITTEN:
-                text = f"rank {rank} could not write what it printed after its function ended"
+                text = f"rank {rank} could not write its output after its function ended"
                 self._spawn(self._send(wire.UserNote(app=self.begin.app, message=text)))
             return
         killed = os.WIFSIGNALED(status)

@@ -30,7 +30,7 @@ def localize(prepare: wire.Prepare) -> tuple[wire.Prepare, Tree]:
     """
     if prepare.interface and network.address_of(prepare.interface) is None:
         names = ", ".join(dict.fromkeys(name for name, _ in network.interfaces()))
-        raise OSError(f"there is no network interface {prepare.interface!r}; there are: {names}")
+        raise OSError(f"no network interface {prepare.interface!r}; choose one of {names}")
     remote = prepare.remote
     if remote is None:
         return prepare, Tree()
@@ -105,4 +105,4 @@ def _make_tree(app: str) -> str:
             return tempfile.mkdtemp(prefix=f"{app}-", dir=bootstrap.make_place(cache, "trees"))
         except OSError as error:
             problems.append(f"{cache}: {error.strerror or error}")
-    raise OSError(f"the project cannot be kept there ({'; '.join(problems)})")
+    raise OSError(f"cannot store the project there ({'; '.join(problems)})")

@@ -99,7 +99,7 @@ class Project:
                 break
             await self._have(missing)
         else:
-            raise OSError(f"{len(missing)} files of the project were damaged on their way")
+            raise OSError(f"{len(missing)} files of the project were damaged in transit")
         if self._closed:
             return
         with open(os.path.join(self.tree, bootstrap.BUILT), "w"):  # noqa: ASYNC230 on local disk
@@ -234,8 +234,8 @@ class Project:
                 os.utime(tree)
             message = (
                 f"workers wrote {count} {'file' if count == 1 else 'files'} ({size} bytes) below "
-                f"{tree}. What workers write there is not brought home, unless fetch=[...] names "
-                f"it, and is removed after {KEPT_DAYS} days."
+                f"{tree}. These files are removed after {KEPT_DAYS} days; copy them back with "
+                "fetch=[...]."
             )
             await self._tell(wire.UserNote(app=self._app, message=message))
 

@@ -84,7 +84,7 @@ def _obstacle(pid: int, path: str) -> str:
     if state[:1] in "Tt":
         return "it is stopped: send it SIGCONT"
     if not processes.catches(pid, stack_signal.SIGNAL):
-        return f"it does not answer signal {stack_signal.SIGNAL}: it starts, or is not Python"
+        return f"it does not handle signal {stack_signal.SIGNAL}: it is starting, or is not Python"
     if not _has_open(pid, path):
         return "it has closed the file for its stacks"
     return ""

@@ -133,7 +133,7 @@ class WrittenFiles:
 
     async def keep(self, offer: wire.OfferFile) -> None:
         """Fetch files that the launcher has, and say what came of it."""
-        problem = "there is no directory of the workers' own"
+        problem = "the workers have no directory of their own"
         problems = dict.fromkeys(range(len(offer.files)), problem)
         if self._files is not None and all(is_inside(file.path) for file in offer.files):
             incoming = receive(self._files, offer.number, offer.files, self._tell)

@@ -163,8 +163,8 @@ def check_token(token: str, where: str) -> str:
     token = token.strip()
     if len(token) < _SHORTEST:
         raise ConfigError(
-            f"{where}: a token has at least {_SHORTEST} characters. "
-            "Make one with: openssl rand -hex 32"
+            f"{where}: a token must have at least {_SHORTEST} characters. "
+            "Create one with: openssl rand -hex 32"
         )
     return token
 
@@ -174,15 +174,13 @@ def read_token(path: str) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold us up
     except OSError as error:
-        raise ConfigError(f"cannot read the token file {path}: {error.strerror}.") from None
+        raise ConfigError(f"cannot read token file {path}: {error.strerror}.") from None
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError(f"the token file {path} is not a regular file.")
+            raise ConfigError(f"token file {path} is not a regular file.")
         if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o077:
-            raise ConfigError(
-                f"the token file {path} can be read or written by others. Run: chmod 600 {path}"
-            )
+            raise ConfigError(f"token file {path} is accessible by others. Run: chmod 600 {path}")
         text = os.read(descriptor, 4096).decode(errors="surrogateescape")
     finally:
         os.close(descriptor)

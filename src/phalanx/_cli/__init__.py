@@ -24,27 +24,36 @@ GROUP = "phalanx.cli"
 _LONGEST = 60
 """Characters of a mistyped command that are worth repeating."""
 
-VERBS = {
-    "launch": "run a function of a file or module on every rank",
-    "torchrun": "run a script on every worker of this host, with other hosts",
-    "run": "run a component on a scheduler",
-    "builtins": "the components that there are",
-    "runopts": "the schedulers, and their options",
-    "list": "what was launched and submitted",
-    "status": "how an app stands",
-    "describe": "what an app was made from",
-    "log": "what an app has printed",
-    "stacks": "where the workers of an app are",
-    "cancel": "have an app end",
-    "delete": "forget an app, with its logs",
-    "clean": "forget old apps",
-    "configure": "write a configuration file to begin with",
-    "config": "every setting, and where it came from",
-    "hosts": "whether hosts are fit for a launch",
-    "warm": "the agents that wait for the next command",
-    "completion": "what a shell needs to complete commands",
-    "version": "print the version",
+GROUPS = {
+    "launch and run": {
+        "launch": "run a Python function on every rank",
+        "torchrun": "run a script on every worker of this host, with torchrun's flags",
+        "run": "run a component on a scheduler",
+        "builtins": "list components",
+        "runopts": "list schedulers and their options",
+    },
+    "watch": {
+        "list": "list apps",
+        "status": "show an app's status",
+        "log": "show an app's logs",
+        "stacks": "show the Python stacks of running workers",
+        "describe": "show an app's definition",
+    },
+    "manage": {
+        "cancel": "cancel an app",
+        "delete": "delete apps and their logs",
+        "clean": "delete old apps",
+        "hosts": "check hosts before a launch",
+        "warm": "show or stop the agents kept by keep_warm",
+    },
+    "configure": {
+        "configure": "write a configuration file",
+        "config": "show all settings and where they come from",
+        "completion": "print a shell completion script",
+        "version": "print the version",
+    },
 }
+VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
 
 
 def run() -> NoReturn:
@@ -161,7 +170,7 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
             found = plugin.load()
             function = getattr(found, "main", found)
             if not callable(function):
-                raise PluginError(plugin, f"{found!r} is no function, and has no main")
+                raise PluginError(plugin, f"{found!r} is not callable and has no main")
             try:
                 code = function(arguments)
             except Exception as error:  # noqa: BLE001 the plugin's own
@@ -176,31 +185,35 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
     meant = hints.VERBS.get(verb) or closest(verb[:_LONGEST], known)
     hint = did_you_mean(meant, "See: phalanx --help")
     shown = verb if len(verb) <= _LONGEST else f"{verb[:_LONGEST]}…"
-    print(f"phalanx has no command {shown!r}.{hint}", file=sys.stderr)
+    print(f"phalanx: unknown command {shown!r}.{hint}", file=sys.stderr)
     return 2
 
 
 def _overview() -> str:
     from phalanx import _plugins as plugins
 
-    shown = dict(VERBS)
+    added: dict[str, str] = {}
     for plugin in plugins.of(GROUP):
         if plugin.name in VERBS:
             print(
-                f"phalanx: the plugin {plugin} has the name of a command of ours, which is used",
+                f"phalanx: plugin {plugin} is ignored: phalanx has a command of that name",
                 file=sys.stderr,
             )
-        shown.setdefault(plugin.name, f"from {plugin.package}")
+        else:
+            added.setdefault(plugin.name, f"from {plugin.package}")
     for problem in plugins.clashes(GROUP):
         print(f"phalanx: {problem}", file=sys.stderr)
-    width = max(map(len, shown))
-    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in shown.items())
-    return f"""\
-usage: phalanx COMMAND ...
-
-Run a Python function or a program on every rank, and bring everything home.
-
-commands:
-{verbs}
-
-'phalanx COMMAND --help' says more about one of them."""
+    groups = {**GROUPS, **({"plugins": added} if added else {})}
+    width = max(map(len, [*VERBS, *added]))
+    parts = [
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in verbs.items())])
+        for title, verbs in groups.items()
+    ]
+    return "\n\n".join(
+        [
+            "usage: phalanx COMMAND ...",
+            "Run Python functions and programs on every rank, on this machine or on many hosts.",
+            *parts,
+            "See 'phalanx COMMAND --help' for the options of a command.",
+        ]
+    )

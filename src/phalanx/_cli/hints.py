@@ -36,4 +36,4 @@ def check_flags(arguments: Sequence[str]) -> None:
         name = flag.lstrip("-").replace("-", "_")
         ours = OTHER_NAMES.get(name) if flag.startswith("--") else _SHORT.get(name)
         if ours is not None:
-            raise ConfigError(f"no option {flag}. Use --{ours.replace('_', '-')}.")
+            raise ConfigError(f"unknown option {flag}. Use --{ours.replace('_', '-')}.")

@@ -74,7 +74,7 @@ def _configured(action: argparse.Action, value: Any) -> Any:
         return values.accept(value, bool)
     text = value if isinstance(value, str) else str(value)
     if action.choices is not None and text not in action.choices:
-        raise ValueError(f"{text!r} is none of {', '.join(action.choices)}")
+        raise ValueError(f"{text!r}: choose one of {', '.join(action.choices)}")
     return text
 
 
@@ -111,13 +111,13 @@ def make(
 def add_app(parser: Parser) -> None:
     """The app, by its id or the beginning of it."""
     parser.add_argument(
-        "app", nargs="?", help="its handle or id, or enough of the beginning; by default the latest"
+        "app", nargs="?", help="handle or id, or a unique prefix of it; default: the latest app"
     )
 
 
 def add_json(parser: Parser) -> None:
     """Every listing has it."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="output JSON")
 
 
 def ranks(text: str) -> list[int]:
@@ -132,7 +132,7 @@ def duration(text: str) -> float:
     """`90`, `10m`, `2h`, `7d` in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30s, 10m, 2h or 7d")
+        raise argparse.ArgumentTypeError(f"invalid duration {text!r}: use 30s, 10m, 2h or 7d")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 
@@ -146,7 +146,7 @@ def moment(text: str) -> float:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a time ago such as 10m, nor one such as 2026-01-31T12:00"
+            f"invalid time {text!r}: use 10m (ago) or 2026-01-31T12:00"
         ) from None
 
 
@@ -155,7 +155,7 @@ def regex(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"invalid regular expression {text!r}: {error}") from None
 
 
 def ago(seconds: float) -> str:

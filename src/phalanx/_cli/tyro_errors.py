@@ -41,7 +41,7 @@ def parse(
             raise
         flags = [f"--{name.replace('_', '-')}" for name in known]
         sentence = _in_a_sentence(said.getvalue(), arguments, flags)
-        unknown = sentence.startswith(("no option", "unexpected"))
+        unknown = sentence.startswith(("unknown option", "unexpected"))
         more = f" {hint}" if hint and unknown else ""
         raise ConfigError(f"{sentence}{more} See: {prog} --help") from None
     sys.stderr.write(said.getvalue())
@@ -59,9 +59,10 @@ def _in_a_sentence(text: str, arguments: Sequence[str], flags: Sequence[str]) ->
         word = found[1].split(",")[0].split()[0]
         if not word.startswith("-"):
             return f"unexpected argument {word!r}."
-        return f"no option {word}.{did_you_mean(closest(word, flags, cutoff=0.75), quoted=False)}"
+        hint = did_you_mean(closest(word, flags, cutoff=0.75), quoted=False)
+        return f"unknown option {word}.{hint}"
     if missing := re.findall(r"(--[\w.-]+) \S+ \(required\)", whole):
-        return f"missing: {', '.join(missing)}."
+        return f"missing required {', '.join(missing)}."
     if found := re.match(r"Error parsing (--[\w.-]+)", whole):
         kinds = re.search(
             rf"Argument helptext: {found[1]} (\S+(?: \[\S+ \S+\]\S*)?)", " ".join(parts)
@@ -89,7 +90,7 @@ def _describe(kinds: str) -> str:
         if kind in _KINDS:
             words.append(_KINDS[kind])
         elif kind == "{[INT [INT ...]]}":
-            words.append("several of them")
+            words.append("a list of whole numbers")
         elif re.fullmatch(r"\{[\w,-]+\}", kind):
             words += kind[1:-1].split(",")
         else:

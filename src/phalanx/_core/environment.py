@@ -145,7 +145,7 @@ def check(field: str, name: object, value: object) -> None:
             f"Write {str(name)!r}: {str(value)!r}."
         )
     if not name or "=" in name or "\0" in name:
-        raise ConfigError(f"{field}: {name!r} is not a name that a variable can have.")
+        raise ConfigError(f"{field}: {name!r} is not a valid variable name.")
     if "\0" in value:
         raise ConfigError(f"{field}: the value of {name} contains a NUL byte.")
     try:

@@ -28,7 +28,7 @@ def loading(what: str) -> Iterator[None]:
         place = _place(stop.__traceback__)
         raise ConfigError(
             f"{what} exits when it is loaded: {place} calls sys.exit({stop.code!r}). "
-            'Put what a program does under: if __name__ == "__main__":'
+            'Put the program under: if __name__ == "__main__":'
         ) from None
     finally:
         _loading = None
@@ -51,12 +51,12 @@ def check_may_launch(environ: Mapping[str, str]) -> None:
     """Refuse a launch that would lead to another, and that to another."""
     if _loading is not None:
         raise ConfigError(
-            f"{_loading} launches when it is loaded, and each worker that loads it would again. "
+            f"{_loading} calls launch when it is imported, so every worker would launch again. "
             'Put the launch under: if __name__ == "__main__":'
         )
     depth = environ.get(DEPTH, "0")
     if depth.isdigit() and int(depth) >= DEEPEST:
         raise ConfigError(
-            f"a launch within {depth} others: does the function launch itself? If that is meant, "
-            f"remove {DEPTH} from the environment first."
+            f"{depth} nested launches: does the function launch itself? If this is intended, "
+            f"remove {DEPTH} from the environment."
         )

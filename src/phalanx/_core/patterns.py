@@ -86,9 +86,9 @@ def shown(path: str) -> str:
 def _split(text: str) -> tuple[str, ...]:
     names = tuple(name for name in text.split("/") if name not in ("", "."))
     if not names:
-        raise ValueError("it names no file")
+        raise ValueError("it matches no file")
     if text.startswith("/") or ".." in names or "\0" in text:
-        raise ValueError("it leads out of the working directory")
+        raise ValueError("it is outside the working directory")
     return (*names, "*") if names[-1] == "**" else names
 
 

@@ -57,17 +57,17 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
     if len(hostnames) != len(workers):
         raise ConfigError(
             f"workers_per_host has {len(workers)} entries for {len(hostnames)} hosts. "
-            "Give one number for all, or one for each host."
+            "Give one number for all hosts, or one per host."
         )
     for hostname, count in zip(hostnames, workers, strict=True):
         if count > MOST_WORKERS:
             raise ConfigError(
-                f"{count} workers on {hostname}: {MOST_WORKERS} are the most for one host."
+                f"{count} workers on {hostname}: the maximum is {MOST_WORKERS} per host."
             )
         if count < 1:
             raise ConfigError(
-                f"workers_per_host is {count} for {hostname}: it must be at least 1. "
-                "Give at least 1 for each host that is listed."
+                f"workers_per_host={count} for {hostname}: must be 1 or more. Remove hosts that "
+                "should run no workers from hostnames."
             )
     agents = map(AgentId, range(len(hostnames)))
     return lay_out(zip(agents, hostnames, workers, strict=True))

@@ -135,7 +135,7 @@ class Outcome:
             case Ended.RETURNED:
                 return "returned"
             case Ended.RAISED if self.fault is not None and self.fault.result:
-                return f"returned a {self.fault.type_name} that cannot be carried"
+                return f"returned a {self.fault.type_name} that cannot be sent back"
             case Ended.RAISED:
                 return f"raised {self._said() or 'an exception'}"
             case Ended.EXITED:

@@ -186,7 +186,7 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
     silent: dict[str, list[int]] = {}
     for rank, one in sorted(stacks.items()):
         if (main := one.main) is None:
-            silent.setdefault(one.problem or "it has no Python stack", []).append(rank)
+            silent.setdefault(one.problem or "no Python stack", []).append(rank)
         elif main.is_ending:
             ending.append(rank)
         elif any(thread.in_collective for thread in one.threads):
@@ -205,7 +205,7 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
         was = "was" if len(ranks) == 1 else "were"
         lines.append(f"{in_short(ranks)} {was} in a collective, in {where}.")
     for problem, ranks in silent.items():
-        lines.append(f"{in_short(ranks)} gave no stack: {problem}.")
+        lines.append(f"{in_short(ranks)} returned no stack: {problem}.")
     if ending:
         lines.append(f"{in_short(ending)} had just ended, too.")
     return lines[:-1] if lines and not lines[-1] else lines

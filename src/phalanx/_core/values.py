@@ -49,16 +49,16 @@ def problem(hint: Any) -> str:
         return ""
     if inner in _LISTS or origin in _LISTS:
         if origin is tuple and (len(args) != 2 or args[1] is not Ellipsis):
-            return "a tuple is tuple[TYPE, ...] here"
+            return "only tuple[TYPE, ...] is supported"
         return _problem_within(_item(inner))
     if inner in _DICTS or origin in _DICTS:
         return next(filter(None, map(_problem_within, _pair(inner))), "")
-    return f"{name(inner)} is not a type that can be written on a command line"
+    return f"{name(inner)} is not supported on the command line"
 
 
 def _problem_within(hint: Any) -> str:
     if typing.get_origin(hint) in (*_LISTS, *_DICTS) or hint in (*_LISTS, *_DICTS):
-        return "lists and dicts within others cannot be written on a command line"
+        return "nested lists and dicts are not supported on the command line"
     return problem(hint)
 
 
@@ -178,7 +178,7 @@ def split(text: str, *, separators: str = ",", keep_quotes: bool = False) -> lis
         else:
             items[-1] += character
     if quote:
-        raise ValueError(f"the quote that begins at {text[began:]!r} is not closed")
+        raise ValueError(f"unclosed quote at {text[began:]!r}")
     return [item.strip() if not keep_quotes else item for item in items]
 
 
@@ -215,7 +215,7 @@ def _bool(text: str) -> bool:
         return True
     if text.lower() in _NO:
         return False
-    raise ValueError(f"{text!r} is neither yes nor no, true nor false")
+    raise ValueError(f"{text!r} is not yes or no, true or false")
 
 
 def _number(text: str, kind: type[Any]) -> Any:
@@ -228,7 +228,7 @@ def _number(text: str, kind: type[Any]) -> Any:
 
 def _chosen(text: str, known: Mapping[str, Any]) -> Any:
     if text not in known:
-        raise ValueError(f"{text!r} is none of {', '.join(known)}")
+        raise ValueError(f"{text!r}: choose one of {', '.join(known)}")
     return known[text]
 
 

@@ -198,7 +198,7 @@ class HandlerDecider:
             return
         if not self._round_state.failures and self.phase is not p.Phase.STOPPING:
             now = self.now()
-            reason = "its host has nothing left of it, and did not say how it ended"
+            reason = "it is no longer running, and its host did not report how it ended"
             self._round_state.lose(self._own, reason, Interval(now, now))
         wait = 0.0
         if self._round_state.failures and not self._changing:

@@ -79,18 +79,18 @@ class WorkerSpec:
             raise ConfigError("give either fn or entrypoint, not both.")
         self.entrypoint = self.entrypoint if self.fn is None else self.fn
         if self.entrypoint is None:
-            raise ConfigError("WorkerSpec needs fn=..., the function that workers call.")
+            raise ConfigError("WorkerSpec needs fn=..., the function for workers to call.")
         if not isinstance(self.local_world_size, int) or self.local_world_size < 1:
-            raise ConfigError(
-                f"local_world_size={self.local_world_size!r}: give a number, at least 1."
-            )
+            raise ConfigError(f"local_world_size={self.local_world_size!r}: must be 1 or more.")
         if self.rdzv_handler is not None and (problem := problem_of(self.rdzv_handler)):
             raise ConfigError(f"rdzv_handler: {problem}.")
         if self.virtual_local_rank and not isinstance(self.entrypoint, str):
-            raise ConfigError("virtual_local_rank is for programs, not for functions.")
+            raise ConfigError(
+                "virtual_local_rank is only supported for programs, not for functions."
+            )
         if self.master_addr is not None or self.master_port is not None:
             raise ConfigError(
-                "master_addr and master_port belong to the rendezvous here: "
+                "set master_addr and master_port on the rendezvous: "
                 'rdzv_handler=get_handler("static", "ADDRESS:PORT", ...).'
             )
 
@@ -169,7 +169,7 @@ class LocalElasticAgent:
         """
         if start_method not in _START_METHODS:
             known = ", ".join(_START_METHODS)
-            raise ConfigError(f"start_method={start_method!r}: choose from {known}.")
+            raise ConfigError(f"unknown start_method {start_method!r}; choose one of {known}.")
         self.spec = spec
         self._log_spec = logs_specs
         self._start_method = _START_METHODS[start_method]

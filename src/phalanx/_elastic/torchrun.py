@@ -43,15 +43,15 @@ def _refuse(options: TorchrunOptions) -> None:
     """Say what cannot be honoured, instead of passing over it."""
     if options.logs_specs not in (None, "default"):
         raise ConfigError(
-            f"--logs-specs {options.logs_specs} is a class for torch's own agent. "
-            "Leave it out; --log-dir, --tee and --redirects say where output goes."
+            f"--logs-specs {options.logs_specs} is not supported: it is a class for torch's agent. "
+            "Use --log-dir, --tee and --redirects."
         )
     if options.event_log_handler not in ("null", "console"):
         raise ConfigError(
-            f"--event-log-handler {options.event_log_handler}: there are null and console."
+            f"--event-log-handler {options.event_log_handler}: choose null or console."
         )
     if options.kind in ("script", "path") and not os.path.exists(options.program):
-        raise ConfigError(f"there is no file {options.program}.")
+        raise ConfigError(f"no such file: {options.program}")
 
 
 def _work(options: TorchrunOptions) -> host_session.HostWork:

@@ -108,7 +108,7 @@ class TorchrunLogSpec(LogSpec):
             place.mkdir(parents=True)
         except OSError as error:
             logger.warning(
-                "phalanx: cannot write log files to %s (%s): it goes on without them.",
+                "phalanx: cannot write log files to %s (%s); continuing without them.",
                 self.log_dir,
                 error.strerror,
             )

@@ -189,9 +189,9 @@ class Visit:
             self._fail(ended.describe())
             return
         if not isinstance(reached, dict):
-            self._fail("it did not say whether it reaches the others")
+            self._fail("no answer on whether it reaches the other hosts")
             return
-        said = {name: reached.get(name, "it did not say") for name, _, _ in others}
+        said = {name: reached.get(name, "no answer") for name, _, _ in others}
         unreached = {name: sanitize_line(str(problem)) for name, problem in said.items() if problem}
         self.report = dataclasses.replace(self.report, unreached=unreached)
 
@@ -252,29 +252,31 @@ def warnings(reports: Sequence[HostReport], python: str) -> list[str]:
     for report in known:
         if _minor(report.python) != _minor(python):
             found.append(
-                f"{report.hostname} has Python {report.python}, the launcher {python}: "
-                "name another one with python=..."
+                f"{report.hostname} has Python {report.python}, the launcher has {python}: "
+                "choose another interpreter with python=... (--python)"
             )
         if report.torch is None:
             found.append(
-                f"{report.hostname} has no torch for {report.executable}: what uses it fails "
-                "there. Install it, or choose another interpreter with python= (--python)"
+                f"{report.hostname} has no torch for {report.executable}: install it there, "
+                "or choose another interpreter with python=... (--python)"
             )
         if report.disk_free < _GIB:
             free = report.disk_free / (1 << 20)
-            found.append(f"{report.hostname} has {free:.0f} MiB of disk left in its home")
+            found.append(
+                f"{report.hostname} has only {free:.0f} MiB of disk space left in its home"
+            )
         if report.gpus and 0 <= report.memlock < _GIB:
             found.append(
-                f"{report.hostname} may lock {report.memlock >> 10} KiB of memory: InfiniBand "
-                "wants more (memlock in limits.conf)"
+                f"{report.hostname} may lock only {report.memlock >> 10} KiB of memory, too "
+                "little for InfiniBand (set memlock in limits.conf)"
             )
         if abs(report.clock_offset) > 1.0:
             found.append(
                 f"the clock of {report.hostname} is {abs(report.clock_offset):.1f} s "
-                f"{'ahead' if report.clock_offset > 0 else 'behind'}: times in logs will differ"
+                f"{'ahead' if report.clock_offset > 0 else 'behind'}: log times will differ"
             )
         for name, problem in report.unreached.items():
-            found.append(f"{report.hostname} does not reach {name}: {problem}")
+            found.append(f"{report.hostname} cannot reach {name}: {problem}")
     with_torch = [report for report in known if report.torch is not None]
     found += _differences(with_torch, "torch", lambda r: r.torch or "")
     found += _differences(known, "CUDA", lambda r: r.cuda or "none")

@@ -37,7 +37,7 @@ class Interruptible:
         if self._cancel is not None:
             self._cancel(None if self._times == 1 else 0.0)
         if self._times == 1 and os.isatty(2) and can_write(2):
-            os.write(2, b"\r\x1b[2Kphalanx: stopping the workers (again: without grace)\n")
+            os.write(2, b"\r\x1b[2Kphalanx: stopping the workers; press Ctrl-C again to kill now\n")
 
 
 @contextmanager

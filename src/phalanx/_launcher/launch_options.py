@@ -33,114 +33,114 @@ class LaunchOptions:
     """Where and how to run functions. Plain data: it can be copied, pickled and changed."""
 
     hostnames: list[str] | Literal["auto", "slurm"] = "auto"
-    """Hosts to run on, one agent for each entry: names that your ssh knows, user@host or
-    user@host:port. "slurm" is the hosts of the allocation; "auto" is that inside salloc or sbatch,
-    and this machine elsewhere."""
+    """Hosts to run on, one agent per entry: ssh host names, user@host or user@host:port. "slurm"
+    uses the hosts of the allocation; "auto" does so inside salloc or sbatch, and uses this machine
+    otherwise."""
 
     workers_per_host: int | list[int] | Literal["cpu", "gpu", "auto"] = "auto"
-    """Workers on each host: a number, one for each host, "cpu" (one a processor), "gpu" (one a
-    GPU), or "auto" (the allocation's tasks, or the GPUs if there are any, else 1)."""
+    """Workers per host: a number, a list with one number for each host, "cpu" (one per CPU), "gpu"
+    (one per GPU), or "auto" (the tasks of the allocation, else one per GPU, else 1)."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi", "ucc"] | None = "auto"
-    """The process group that workers find: "auto" makes one if the function uses torch."""
+    """Process group backend: auto, nccl, gloo, mpi, ucc, or None for no process group. "auto"
+    creates one if the function uses torch."""
 
     env_vars: tuple[str, ...] = COPIED_BY_DEFAULT
-    """Patterns (fnmatch) of the environment variables that are copied to other hosts. On this
-    machine workers inherit all of them."""
+    """Environment variables to copy to other hosts, as fnmatch patterns. Workers on this machine
+    inherit all variables."""
 
     extra_env_vars: dict[str, str] = field(default_factory=dict)
-    """More environment variables for the workers (on a command line: NAME VALUE NAME VALUE …)."""
+    """Environment variables to set for the workers (on the command line: NAME VALUE …)."""
 
     host_env_vars: dict[str, dict[str, str]] = field(default_factory=dict)
-    """More environment variables for the workers of single hosts, by their names."""
+    """Environment variables to set for the workers of individual hosts, by host name."""
 
     env_file: str | None = None
-    """A bash file that is sourced on each host before anything else. Hosts need not have it."""
+    """Bash file to source on each host before anything else. The hosts need no copy of it."""
 
     python: str | dict[str, str] | None = None
-    """The interpreter on other hosts, or a virtual environment there; one for all, or by host. By
-    default this one's path if it is there, else python3."""
+    """Python interpreter or virtual environment on other hosts: one for all, or one per host.
+    Default: the path of this interpreter if it exists there, else python3."""
 
     workspace: str | None = "auto"
-    """The project that hosts without this directory are sent: "auto" (the git repository, or the
-    directory that this runs in), a directory, or None for nothing."""
+    """Project to send to hosts that lack the working directory: "auto" (the git repository, or the
+    current directory), a directory, or None to send nothing."""
 
     fetch: list[str] = field(default_factory=list)
-    """Files that workers write to bring here, from hosts that do not share the working directory:
-    patterns such as ckpt/*, relative to it. At the end, and before each restart, when they also go
-    to the other hosts."""
+    """Files written by workers to copy back from hosts that do not share the working directory:
+    patterns relative to it, such as ckpt/*. Copied at the end and before each restart, when they
+    also go to the other hosts."""
 
     preload: list[str] | Literal["auto"] = "auto"
-    """Packages to load once for all workers of a host: "auto" finds what the function imports."""
+    """Packages to import once per host, before its workers start: "auto" detects what the function
+    imports."""
 
     start_method: Literal["zygote", "spawn", "inline"] = "zygote"
-    """How workers start: forked from a process that has loaded the packages, spawned as new
-    interpreters, or (one worker) inline in this process, for debuggers."""
+    """How to start workers: "zygote" forks them from a process that has imported the packages,
+    "spawn" starts new interpreters, "inline" runs one worker in this process, for debuggers."""
 
     min_hosts: int | None = None
-    """The fewest hosts that the app goes on with when some are lost; by default all of them."""
+    """Minimum number of hosts: keep going while at least this many are left. Default: all."""
 
     max_hosts: int | None = None
-    """The most hosts that run workers; those that are listed beyond them wait as spares. By default
-    all of them."""
+    """Maximum number of hosts that run workers; further ones wait as spares. Default: all."""
 
     max_restarts: int = 0
-    """How often all workers are started anew when one has failed."""
+    """Maximum number of restarts of all workers when one fails."""
 
     restart: Literal["all", "host"] = "all"
-    """What a failed worker restarts: the workers of all hosts, or, for hosts that do not
-    communicate, those of its own host (each host then has max_restarts; no group is made)."""
+    """Workers to restart when one fails: "all", or "host" for those of its host only, if hosts do
+    not communicate (max_restarts then applies per host, and no process group is created)."""
 
     restart_backoff: float = 0.5
-    """Seconds before the second restart of workers that fail within 10 s, twice that before the
-    third, and so on; the first comes at once."""
+    """Seconds to wait before the second restart of workers that fail within 10 s, doubled for each
+    further one; the first restart is immediate."""
 
     same_failures: int = 5
-    """The same failure within 10 s of the start, so many times in a row, ends the app though there
-    are restarts left; 0: never."""
+    """Stop restarting after this many identical failures in a row, each within 10 s of the start;
+    0 to never stop."""
 
     preempt_signal: str = "SIGUSR1"
-    """The signal to an agent that tells its workers, through `phalanx.context().should_stop()`,
-    that the host will be taken away."""
+    """Signal that announces to an agent the preemption of its host; workers poll
+    `phalanx.context().should_stop()`."""
 
     start_timeout: float = 300.0
-    """Seconds until all workers must be running; and, later, until enough hosts are back."""
+    """Seconds to wait until all workers are running and, later, until enough hosts are back."""
 
     process_group_timeout: float = 600.0
-    """Seconds that forming the process group, and each of its operations, may take."""
+    """Timeout in seconds for creating the process group, and for each of its operations."""
 
     stop_grace: float = 5.0
-    """Seconds between SIGTERM and SIGKILL when workers are stopped."""
+    """Seconds between SIGTERM and SIGKILL when stopping workers."""
 
     host_timeout: float = 30.0
-    """Seconds without a word from a host after which it is given up."""
+    """Seconds without a heartbeat after which a host is considered lost."""
 
     orphan_timeout: float = 3600.0
-    """Seconds without a word from the launcher after which a host ends its workers by itself."""
+    """Seconds without contact to the launcher after which a host stops its workers."""
 
     name: str | None = None
-    """The app's name in titles and ids; by default the function's."""
+    """App name, for process titles and ids. Default: the function's name."""
 
     log_spec: LogSpec | None = None
-    """Where the workers' output goes; by default into files under ./logs, and rank 0's to stdout as
-    well."""
+    """Where worker output goes. Default: files under ./logs, and rank 0 to stdout as well."""
 
     ssh_config_file: str | None = None
-    """The ssh configuration for other hosts; by default the user's own."""
+    """ssh configuration file. Default: your own."""
 
     address: str | None = None
-    """The address of the first host at which workers meet; by default the one that ssh came to."""
+    """Address of the first host that workers connect to. Default: the one ssh connected to."""
 
     interface: str | None = None
-    """The network interface that workers use, the same on every host; by default the one that leads
-    to that address."""
+    """Network interface for workers, the same on every host. Default: the one that routes to the
+    address of the first host."""
 
     parallel_logins: int = 64
-    """How many hosts are dialled at a time."""
+    """Maximum number of concurrent logins."""
 
     keep_warm: float = 0.0
-    """Seconds that this machine's agent, with the packages it has loaded, waits for the next
-    command with the same interpreter and environment; 0: it ends with this one."""
+    """Seconds to keep this machine's agent and its imported packages for the next command with the
+    same interpreter and environment; 0 to stop it with this one."""
 
 
 class LaunchOptionsDict(TypedDict, total=False):
@@ -193,12 +193,12 @@ def check_names(verb: str, names: Iterable[str], parameters: Sequence[str] = ())
 
 
 def option_hint(name: str, parameters: Sequence[str] = ()) -> str:
-    """What may be meant by an option that there is not; `parameters` are the function's own."""
+    """What may be meant by an unknown option; `parameters` are the function's own."""
     if name in parameters:
-        return f" The function's own arguments go in a dict: launch(func, {{{name!r}: ...}})."
+        return f" Pass the function's arguments as a dict: launch(func, {{{name!r}: ...}})."
     if name == "timeout":
         return (
-            " A function may run as long as it likes; see Launcher.start(...).result(timeout=...)."
+            " There is no time limit. To limit the wait: Launcher.start(...).result(timeout=...)."
         )
     if name in OTHER_NAMES:
         return f" Use {OTHER_NAMES[name]}."

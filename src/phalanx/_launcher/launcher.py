@@ -268,18 +268,18 @@ def _wait_or_cancel(app: AppRun[Any], grace: float) -> None:
 def check_call(func: Any, args: Any, kwargs: Any) -> None:
     """Refuse what could not be called, before anything starts."""
     if not callable(func):
-        raise ConfigError(f"{func!r} cannot be called. Give a function: launch(train, {{...}}).")
+        raise ConfigError(f"{func!r} is not callable. Pass a function: launch(train, {{...}}).")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ConfigError(
-            f"the keyword arguments are {kwargs!r}, not a dict. "
+            f"keyword arguments must be a dict, not {kwargs!r}. "
             "Write launch(func, {'name': value}), or args=(...) for positional ones."
         )
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
-        raise ConfigError(f"args={args!r} is not a tuple of positional arguments.")
+        raise ConfigError(f"args={args!r}: must be a tuple of positional arguments.")
     if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
-        raise ConfigError(f"{_title(func)} is async. Launch a function that calls asyncio.run.")
+        raise ConfigError(f"{_title(func)} is async. Launch a function that calls asyncio.run().")
     if inspect.isgeneratorfunction(func):
-        raise ConfigError(f"{_title(func)} is a generator: it cannot be carried. Return a list.")
+        raise ConfigError(f"{_title(func)} is a generator. Launch a function that returns a list.")
     try:
         signature = inspect.signature(func)
     except (ValueError, TypeError):

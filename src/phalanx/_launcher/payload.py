@@ -136,9 +136,9 @@ class Inboxes(dict[int, "Inbox"]):
         rank = ended.rank
         if rank in self and self[rank].is_whole:
             return ended
-        size, why = self._refused.get(rank, (0, "it did not arrive whole"))
+        size, why = self._refused.get(rank, (0, "it arrived incomplete"))
         if rank in self._refused:
-            why = f"there is no place for it here: {why}"
+            why = f"cannot store it: {why}"
         name = f"value of {size} bytes" if size else "value"
         fault = Fault(name, why, "", reraise=False, result=True)
         return dataclasses.replace(ended, kind=Ended.RAISED, fault=fault)

@@ -130,7 +130,7 @@ class Placement:
             start.child = AgentProcess.start(self._plan.env_file, wire.encode(start.host.prepare))
         except OSError as error:
             raise StartFailed(
-                f"the agent on this machine could not be started: {error}", hostname="localhost"
+                f"cannot start the agent on this machine: {error}", hostname="localhost"
             ) from error
 
     def _dial(self, indexes: Sequence[HostIndex]) -> None:
@@ -204,7 +204,7 @@ class Placement:
                 child.close()
                 start.child = None
                 before = self._pythons[index]
-                return NotPlaced(index, f"its Python is {python}, and was {before}")
+                return NotPlaced(index, f"its Python changed from {before} to {python}")
             child.say(wire.encode(_first_frame(start.host, child)))
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)
@@ -307,7 +307,9 @@ class PlacedAgent:
     @property
     def host(self) -> str:
         """Where it is, for a message."""
-        return "the agent here" if self._child.remote_info is None else self._child.remote_info.host
+        return (
+            "the local agent" if self._child.remote_info is None else self._child.remote_info.host
+        )
 
     def on_errors(self, take: Callable[[bytes, Callable[[], None]], None]) -> None:
         """Have what it says outside of its channel, from the beginning, passed on to this.
@@ -322,14 +324,14 @@ class PlacedAgent:
         try:
             code = await self._wait(2.0)
         except TimeoutError:
-            return "it closed its channel and does not end"
+            return "it closed its channel but does not exit"
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._errors.ended.wait(), 1.0)
         text = self._errors.text()
         if self._child.remote_info is not None:
             tool = self._child.remote_info.tool
-            why = text or "it said nothing: the agent was killed, or the connection broke"
-            return f"{tool} ended with code {code}: {why}"
+            why = text or "no error message: the agent was killed, or the connection was lost"
+            return f"{tool} exited with code {code}: {why}"
         if code == SOURCE_FAILED:
             return f"sourcing env_file failed:\n{text}"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
@@ -348,7 +350,7 @@ class PlacedAgent:
         try:
             code = await self._wait(patience)
             if code > 0 and not self._described and not self.is_remote:
-                logger.warning("phalanx: an agent ended badly: %s", await self.describe_end())
+                logger.warning("phalanx: an agent failed: %s", await self.describe_end())
             clean = code == 0 and not self._child.is_found
         except TimeoutError:
             self._killed = await asyncio.to_thread(self._child.kill)
@@ -440,7 +442,7 @@ class _Tail(asyncio.Protocol):
                 loop.call_soon_threadsafe(self._written, len(data))
 
         if self._left <= 0:
-            data += b"\n[phalanx: the rest is left out]\n"
+            data += b"\n[phalanx: truncated]\n"
         self._take(data, done)
 
     def _written(self, size: int) -> None:

@@ -38,7 +38,7 @@ class LaunchResult(Generic[R]):
             IndexError: There was no such rank.
         """
         if not 0 <= rank < len(self.values):
-            raise IndexError(f"rank {rank}: the ranks are 0 to {len(self.values) - 1}")
+            raise IndexError(f"no rank {rank}; the ranks are 0 to {len(self.values) - 1}")
         return self.values[rank]
 
     def index(self, hostname: str, local_rank: int) -> R:
@@ -55,7 +55,7 @@ class LaunchResult(Generic[R]):
         found: Sequence[Member] = [m for m in self.members if m.hostname == hostname]
         if not found:
             known = ", ".join(dict.fromkeys(m.hostname for m in self.members))
-            raise KeyError(f"no host {hostname!r} took part; there were: {known}")
+            raise KeyError(f"no host {hostname!r}; choose one of {known}")
         if len(found) > 1:
             ranks = ", ".join(f"{m.ranks.start}–{m.ranks.stop - 1}" for m in found)
             raise KeyError(
@@ -63,7 +63,7 @@ class LaunchResult(Generic[R]):
             )
         if not 0 <= local_rank < found[0].workers:
             raise IndexError(
-                f"local rank {local_rank}: {hostname} has local ranks 0 to {found[0].workers - 1}"
+                f"no local rank {local_rank}; {hostname} has 0 to {found[0].workers - 1}"
             )
         return self.values[found[0].first_rank + local_rank]
 

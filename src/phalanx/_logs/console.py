@@ -250,7 +250,7 @@ class Console:
             except OSError as error:
                 self._outs[stream].loss.add(len(data), error)
             except Exception as error:  # noqa: BLE001 a program's own stream raises anything
-                logger.warning("phalanx: cannot show the workers' output any more: %r", error)
+                logger.warning("phalanx: cannot show worker output any more: %r", error)
                 self._streams[stream] = None
             STATUS.mid_line = not data.endswith(b"\n")
             STATUS.draw()
@@ -271,4 +271,4 @@ class Console:
         if out.is_gone:
             self._streams[stream] = None
         if out.is_given_up:
-            logger.warning("phalanx: the last of the output was given up: nobody reads it")
+            logger.warning("phalanx: the last output was dropped: nobody reads it")

@@ -42,7 +42,7 @@ class Loss:
         """What to write before what comes next: how much is missing there, if anything is."""
         if not self._missing:
             return b""
-        return f"\n[phalanx: {self._missing} bytes are missing here: {self.reason}]\n".encode()
+        return f"\n[phalanx: {self._missing} bytes missing: {self.reason}]\n".encode()
 
     def close_gap(self) -> None:
         """The mark was written."""

@@ -320,7 +320,7 @@ class DefaultLogSpec(LogSpec):
         world = sum(member.workers for member in members)
         shown = range(world) if self.show == "all" else self.show
         if unknown := set(shown) - set(range(world)):
-            logger.warning("phalanx: there is no rank %d to show", min(unknown))
+            logger.warning("phalanx: cannot show rank %d: no such rank", min(unknown))
         prefixed = self.show == "all" or len(self.show) > 1
         for source in sources(members):
             if source.rank in shown:
@@ -366,7 +366,7 @@ def _create_files(directory: Path, members: Sequence[Member]) -> dict[str, list[
             time.sleep(0.001)
     except OSError as error:
         logger.warning(
-            "phalanx: cannot write log files to %s (%s): the launch goes on without them.",
+            "phalanx: cannot write log files to %s (%s); continuing without them.",
             directory,
             error.strerror,
         )
@@ -420,11 +420,11 @@ def routes(spec: LogSpec, members: Sequence[Member]) -> dict[int, Route]:
     named = spec.for_members(members) if isinstance(spec, LogSpec) else spec.get_map()
     if not isinstance(named, Mapping) or not all(map(_is_list_of_handlers, named.values())):
         raise ConfigError(
-            f"log_spec: get_map() gave {named!r}, not lists of handlers by logger name."
+            f"log_spec: get_map() must return lists of handlers by logger name, not {named!r}."
         )
     known = list(sources(members))
     for name in named.keys() - {source.name for source in known}:
-        logger.warning("phalanx: the log spec's %r is no agent or worker of this launch", name)
+        logger.warning("phalanx: log_spec: no agent or worker named %r in this launch", name)
     return {source.key: _route(source, named.get(source.name, ())) for source in known}
 
 

@@ -158,7 +158,7 @@ class LogWriter:
         except queue.Empty:
             self._tick()
         except Exception:  # noqa: BLE001
-            logger.exception("phalanx: some of the workers' output was lost")
+            logger.exception("phalanx: some worker output was lost")
         finally:
             if done is not None:
                 done()
@@ -172,7 +172,7 @@ class LogWriter:
             self._losses.append(loss)
             if len(self._losses) == 1:
                 logger.error(
-                    "phalanx: cannot write to %s: %s. The launch goes on, and fails at its end.",
+                    "phalanx: cannot write to %s: %s. The launch continues, but will fail.",
                     loss.place,
                     loss.reason,
                 )
@@ -261,7 +261,7 @@ class _Records:
             except ValueError as error:  # the worker has written into the file itself
                 if not self._quiet and source.key not in self._told:
                     self._told.add(source.key)
-                    text = "phalanx: a log record of %s is lost: %s (said once)"
+                    text = "phalanx: lost a log record of %s: %s (reported once)"
                     logger.warning(text, source.name, sanitize(str(error)))
 
 
@@ -299,7 +299,7 @@ class HandlerThread:
         """Once."""
         if not self._told:
             self._told = True
-            warn_aside("phalanx: the log handler %r is too slow: lines are left out", self._handler)
+            warn_aside("phalanx: log handler %r is too slow: dropping lines", self._handler)
 
     def close(self, patience: float) -> None:
         """Wait until the handler has had everything, if it gets on; else it goes on by itself."""
@@ -313,7 +313,7 @@ class HandlerThread:
         if self._thread.is_alive():
             forget(self._handler)
             logger.warning(
-                "phalanx: the log handler %r is behind: the launch does not wait for it any longer",
+                "phalanx: log handler %r is too slow: no longer waiting for it",
                 self._handler,
             )
 
@@ -324,7 +324,7 @@ class HandlerThread:
                 self._held -= len(data)
                 left_out, self._left_out = self._left_out, 0
             if left_out:
-                self._handle(of_line(f"[phalanx: {left_out} lines left out: too slow]", source))
+                self._handle(of_line(f"[phalanx: {left_out} lines dropped: too slow]", source))
             if stream == RECORDS:
                 for record, _ in self._reading.records(source, data):
                     self._handle(record)

@@ -58,7 +58,7 @@ def _check_owner(place: Path) -> None:
     if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
         raise RuntimeError(f"{place} belongs to another user")
     if found.st_mode & stat.S_IWOTH:
-        raise RuntimeError(f"{place} can be written by others. Run: chmod 700 {place}")
+        raise RuntimeError(f"{place} is writable by others. Run: chmod 700 {place}")
 
 
 def _owner_of_home() -> int | None:
@@ -75,7 +75,7 @@ def _home() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
-        raise RuntimeError("there is no home directory: set HOME, or XDG_STATE_HOME") from None
+        raise RuntimeError("no home directory: set HOME or XDG_STATE_HOME") from None
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class AppRecord:
             if (kind := type(error)) not in _SAID:  # a home that cannot be written stays so
                 _SAID.add(kind)
                 text = (
-                    "phalanx: %s is not recorded (%s): list, status, log and cancel do not know it"
+                    "phalanx: cannot record %s (%s): list, status, log and cancel will not find it"
                 )
                 logger.warning(text, app, error)
             if path is not None:

@@ -122,7 +122,9 @@ class RecordedApp:
             owner = self.facts["owner"]
             who = "launcher" if self.is_launch else "supervisor"
             status["state"] = AppState.FAILED.value
-            status["message"] = f"its {who} (pid {owner['pid']} on {owner['host']}) is gone"
+            status["message"] = (
+                f"its {who} (pid {owner['pid']} on {owner['host']}) no longer exists"
+            )
             if not self.is_launch:
                 status["message"] += see(self.path / "supervisor.log")
             status["seconds"] = None
@@ -268,7 +270,9 @@ class RecordedApp:
             known.update(replica["ranks"])
             files |= {int(rank): Path(path) for rank, path in replica["logs"].items()}
         if unknown := set(ranks or ()) - known:
-            raise LookupError(f"{self.id} has ranks 0 to {len(known) - 1}, not {min(unknown)}")
+            raise LookupError(
+                f"{self.id} has no rank {min(unknown)}; its ranks are 0 to {len(known) - 1}"
+            )
         return {r: p for r, p in sorted(files.items()) if ranks is None or r in ranks}
 
     def agent_log_files(self) -> dict[str, Path]:
@@ -389,7 +393,7 @@ def apps(root: Path | None = None, *, parts: bool = False) -> list[RecordedApp]:
 
 @functools.cache
 def _say_once(reason: str) -> None:
-    logger.warning("phalanx: no apps are known: %s", reason)
+    logger.warning("phalanx: cannot read the list of apps: %s", reason)
 
 
 def get(name: str) -> RecordedApp | None:
@@ -432,11 +436,11 @@ def find(text: str | None) -> RecordedApp:
     known = apps()
     if text is None:
         if not known:
-            raise LookupError("no app is recorded yet")
+            raise LookupError("no apps yet")
         return known[-1]
     wanted = text.rpartition("/")[2]
     if not wanted:
-        raise LookupError(f"{text!r} names no app. See: phalanx list")
+        raise LookupError(f"{text!r} is not an app. List apps with: phalanx list")
     exact = [app for app in apps(parts=True) if app.id == wanted]
     found = exact or [app for app in known if app.id.startswith(wanted)]
     if len(found) > 1:
@@ -447,6 +451,6 @@ def find(text: str | None) -> RecordedApp:
         same = len({app.id for app in found}) < len(found)
         names = ", ".join(app.handle if same else app.id for app in found[-5:])
         more = "…, " if len(found) > 5 else ""
-        raise LookupError(f"{text!r} is the beginning of {len(found)} apps: {more}{names}")
-    hint = did_you_mean(closest(wanted, [app.id for app in known]), "See: phalanx list")
-    raise LookupError(f"there is no app {text!r}.{hint}")
+        raise LookupError(f"{text!r} is ambiguous: it matches {len(found)} apps: {more}{names}")
+    hint = did_you_mean(closest(wanted, [app.id for app in known]), "List apps with: phalanx list")
+    raise LookupError(f"no such app: {text!r}.{hint}")

@@ -75,7 +75,7 @@ def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, A
             replace(path / "app.json", facts_of(app_id, app["name"], scheduler, session, roles))
         replace(path / "definition.json", definition)
     except (OSError, RuntimeError) as error:
-        logger.warning("phalanx: %s is not recorded: %s", app_id, error)
+        logger.warning("phalanx: cannot record %s: %s", app_id, error)
 
 
 def _replicas(count: int) -> list[dict[str, Any]]:

@@ -36,13 +36,13 @@ _UNUSED = 30 * 86400
 # from a last line such as `[ -n "$X" ] && export Y=1`.
 SOURCE = f"""
 phalanx_source() {{ source "$1"; }}
-trap 'echo "env_file $2: it ended with exit $?" >&2; exit {SOURCE_FAILED}' EXIT
+trap 'echo "env_file $2: called exit $?" >&2; exit {SOURCE_FAILED}' EXIT
 set -E; trap '[ "${{FUNCNAME[0]-phalanx_source}}" = phalanx_source ] || phalanx_failed=yes' ERR
 phalanx_source "$1" >&2 </dev/null
 phalanx_status=$?
 trap - EXIT ERR; set +eE
 if [ "$phalanx_status" -gt 1 ] || [ "$phalanx_status${{phalanx_failed-}}" = 1yes ]; then
-    echo "env_file $2: its last command ended with status $phalanx_status" >&2
+    echo "env_file $2: the last command exited with status $phalanx_status" >&2
     exit {SOURCE_FAILED}
 fi
 unset -f phalanx_source; unset phalanx_status phalanx_failed
@@ -88,7 +88,7 @@ def sweep(incoming: "IO[bytes]") -> None:
     wanted = json.loads(incoming.readline().decode())
     root = _find_code(wanted["code"])
     if root is None:
-        _say(state="refused", message="the agent's code is not there")
+        _say(state="refused", message="the agent's code is missing")
         return
     _load(root)
     leftovers = importlib.import_module("phalanx._worker.leftovers")
@@ -149,8 +149,8 @@ def _check_python(version: "list[int]") -> None:
         here = ".".join(map(str, sys.version_info[:3]))
         ours = ".".join(map(str, version))
         raise BootstrapRefused(
-            f"its Python is {here} ({sys.executable}), the launcher's is {ours}. Name another one "
-            "with python=..., an interpreter or a virtual environment of that host."
+            f"its Python is {here} ({sys.executable}), the launcher's is {ours}. Set python=... "
+            "to another interpreter or virtual environment of that host."
         )
 
 
@@ -176,14 +176,14 @@ def _have_code(digest: str, incoming: "IO[bytes]") -> str:
     size = int(incoming.readline())
     data = incoming.read(size)
     if len(data) < size:
-        raise BootstrapRefused("the agent's code did not arrive whole")
+        raise BootstrapRefused("the agent's code arrived incomplete")
     problems = []
     for cache in caches():
         try:
             return _keep_code(cache, digest, data)
         except OSError as error:
             problems.append(f"{cache}: {error.strerror or error}")
-    raise BootstrapRefused(f"the agent's code cannot be kept there ({'; '.join(problems)})")
+    raise BootstrapRefused(f"cannot store the agent's code there ({'; '.join(problems)})")
 
 
 def _find_code(digest: str) -> "str | None":
@@ -234,7 +234,7 @@ def make_place(cache: str, name: str) -> str:
     os.makedirs(cache, mode=0o700, exist_ok=True)
     os.makedirs(place, mode=0o700, exist_ok=True)
     if not is_own(cache) or not is_own(place):
-        raise PermissionError(1, "not a directory of this user's alone")
+        raise PermissionError(1, "writable by other users")
     return place
 
 

@@ -70,7 +70,7 @@ class Coordinator:
         self._round_of = dict.fromkeys(self._round_state.members, self._number)
         for agent in (past.closed | past.silent) & self._round_state.members.keys():
             certain = agent in past.closed
-            reason = "it has ended" if certain else "nothing is heard of it"
+            reason = "it has ended" if certain else "no contact"
             self._roster.lose(agent, certain=certain)
             self._round_state.lose_host(agent, reason, Interval(now, now))
         self.phase = p.Phase.STOPPING
@@ -140,7 +140,7 @@ class Coordinator:
                 return []
             case p.WorkerEndedEvent(agent, _, outcome, when):
                 if agent in self._roster.leaving and self._roster.can_spare_leavers:
-                    return self._lose(p.AgentGoneEvent(agent, "its host was taken away", when), now)
+                    return self._lose(p.AgentGoneEvent(agent, "its host was preempted", when), now)
                 if not self._round_state.end(agent, outcome, when):
                     return []
                 if outcome.succeeded:
@@ -266,7 +266,7 @@ class Coordinator:
         if self.phase is p.Phase.STOPPING:
             return self._conclude(now)
         # Nothing of it runs any more: what it has not told us by now will never come.
-        reason = "its host has nothing left of it, and did not say how it ended"
+        reason = "it is no longer running, and its host did not report how it ended"
         lost = self._round_state.lose(agent, reason, Interval(now, now))
         return (self._fail(agent, now) if lost else []) + self._conclude(now)
 
@@ -426,7 +426,7 @@ class Coordinator:
         if returned or self._over is not None:
             return self._finish(now)
         for agent in unconfirmed:
-            reason = "it did not confirm that its workers have ended"
+            reason = "it did not confirm that its workers have stopped"
             self._round_state.lose(agent, reason, Interval(now, now))
         return self._go_on(unconfirmed, now)
 

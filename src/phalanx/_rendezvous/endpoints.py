@@ -32,13 +32,13 @@ def parse_endpoint(text: str, backend: str = "c10d") -> tuple[str, int | None]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not re.fullmatch(r"[\w.-]+", host) and not is_address(host):
-        raise ConfigError(f'rendezvous endpoint "{text}": {host!r} is no host. Write HOST:PORT.')
+        raise ConfigError(f'rendezvous endpoint "{text}": invalid host {host!r}. Write HOST:PORT.')
     if not colon:
         return host, None
     if not re.fullmatch("[0-9]{1,5}", digits) or int(digits) >= 1 << 16:
         usual = DEFAULT_PORTS.get(backend, STATIC_PORT)
         raise ConfigError(
-            f'rendezvous endpoint "{text}": {digits!r} is no port. Write {host}:{usual}.'
+            f'rendezvous endpoint "{text}": invalid port {digits!r}. Write {host}:{usual}.'
         )
     return host, int(digits)
 

@@ -63,8 +63,9 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     found = {plugin.name: plugin for plugin in plugins.of(GROUP)}
     if parameters.backend not in found:
         known = ["static", "tcp", "c10d", *found]
-        hint = did_you_mean(closest(parameters.backend, known), f"There are: {', '.join(known)}.")
-        raise ConfigError(f"there is no rendezvous {parameters.backend!r}.{hint}")
+        choices = f"Choose one of {', '.join(known)}."
+        hint = did_you_mean(closest(parameters.backend, known), choices)
+        raise ConfigError(f"unknown rendezvous backend {parameters.backend!r}.{hint}")
     plugin = found[parameters.backend]
     factory: Factory = plugin.load()
     try:

@@ -49,8 +49,8 @@ class Budget:
         if self._same_failures and self._same >= self._same_failures:
             unused = self._most - self.count
             self.note = (
-                f"The same failure came {self._same} times in a row, each within {EARLY:g} s of "
-                f"the start: the {unused} restarts that were left would not have helped."
+                f"Stopped restarting: the same failure {self._same} times in a row, each within "
+                f"{EARLY:g} s of the start ({unused} restarts were left)."
             )
             return None
         self.count += 1

@@ -125,8 +125,8 @@ class Roster:
 
     def describe(self, since: str = "") -> str:
         """Who has come, of how many; `since` says within which time, for an error."""
-        came = ", ".join(self.names(self.joined)) or "nobody"
-        return f"{len(self.joined)} of at least {self._policy.least} hosts came{since}: {came}"
+        came = ", ".join(self.names(self.joined)) or "none"
+        return f"{len(self.joined)} of at least {self._policy.least} hosts joined{since}: {came}"
 
     def names(self, agents: Iterable[AgentId]) -> tuple[str, ...]:
         """The hosts' names."""

@@ -56,7 +56,7 @@ def make(given: Mapping[str, Any]) -> Settings:
     values = {name: value for name, value in given.items() if value is not None}
     if values.get("store_type", "tcp") != "tcp":
         raise ConfigError(
-            f"store_type={values['store_type']!r}: hosts meet over TCP here. Leave it out."
+            f"store_type={values['store_type']!r}: only tcp is supported. Leave it out."
         )
     interval = values.pop("keep_alive_interval", None)
     attempts = values.pop("keep_alive_max_attempt", None)
@@ -70,18 +70,18 @@ def make(given: Mapping[str, Any]) -> Settings:
     if (rank := values.pop("rank", None)) is not None:
         if _number("rank", rank) != _number("node_rank", values.setdefault("node_rank", rank)):
             raise ConfigError(
-                f"rank={rank} and node_rank={values['node_rank']} differ. Leave one of them out."
+                f"rank={rank} and node_rank={values['node_rank']} differ. Remove one of them."
             )
     chosen: dict[str, Any] = {}
     for name, value in values.items():
         if name == "store_type":
             continue
         if name in _OF_TORCH:
-            logger.warning("phalanx: %s is for torch's own rendezvous, and changes nothing", name)
+            logger.warning("phalanx: ignoring %s: it is a setting of torch's own rendezvous", name)
             continue
         if name not in known:
-            hint = did_you_mean(closest(name, known), f"There are: {', '.join(known)}.")
-            raise ConfigError(f"a rendezvous has no setting {name!r}.{hint}")
+            hint = did_you_mean(closest(name, known), f"Choose one of {', '.join(known)}.")
+            raise ConfigError(f"unknown rendezvous setting {name!r}.{hint}")
         chosen[name] = _typed(name, value)
     return Settings(**chosen)
 
@@ -95,7 +95,7 @@ def _typed(name: str, value: Any) -> Any:
         return str(value)
     number = _number(name, value)
     if number < 0 or (number == 0 and name in ("join_timeout", "host_timeout")):
-        raise ConfigError(f"{name}={value!r}: give a number of seconds.")
+        raise ConfigError(f"{name}={value!r}: must be a number of seconds.")
     return number
 
 
@@ -105,7 +105,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"{name}={value!r} is not a number.")
+        raise ConfigError(f"{name}={value!r}: must be a number.")
     return number
 
 
@@ -113,5 +113,5 @@ def _truth(name: str, value: Any) -> bool:
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     found = words.get(str(value).lower())
     if found is None:
-        raise ConfigError(f"{name}={value!r}: write 1 or 0.")
+        raise ConfigError(f"{name}={value!r}: must be 1 or 0.")
     return found

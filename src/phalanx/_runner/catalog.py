@@ -88,13 +88,13 @@ def find(name: str) -> Component:
         return _from_file(name)
     if name.endswith(".py") or os.sep in name:
         raise ComponentError(
-            f"{name!r} does not say which function: {name.rstrip(os.sep)}:FUNCTION. To run a "
+            f"{name!r} names no function: write {name.rstrip(os.sep)}:FUNCTION. To run a "
             f"script: phalanx run utils.python {name}",
             name=name,
         )
     if not re.fullmatch(r"\w+(\.\w+)*", name):
         raise ComponentError(
-            f"{name!r} is not a component's name. See: phalanx builtins", name=name
+            f"{name!r} is not a component name. List components with: phalanx builtins", name=name
         )
     component, broken = _find_exactly(name)
     if component is None:
@@ -146,7 +146,7 @@ def _spec(plugin: Plugin, path: str) -> ModuleSpec | None:
     with plugins.guarded(plugin):
         spec = importlib.util.find_spec(at)
         if spec is None:
-            raise PluginError(plugin, f"there is no module {at!r}")
+            raise PluginError(plugin, f"no module named {at!r}")
         for part in filter(None, path.split(".")):
             places = spec.submodule_search_locations
             if places is None:
@@ -172,7 +172,7 @@ def _has_in_source(spec: ModuleSpec | None, function: str) -> bool:
 def _module_name(plugin: Plugin) -> str:
     module, colon, _ = plugin.value.partition(":")
     if colon:
-        reason = f"it names something in a module. Write: {plugin.name} = {module}"
+        reason = f"it must name a module: {plugin.name} = {module}"
         raise PluginError(plugin, reason)
     return module.strip()
 
@@ -231,9 +231,7 @@ def _by_last_part(name: str) -> Component:
             return usable[0]
         if usable:
             names = ", ".join(c.name for c in usable)
-            raise ComponentError(
-                f"{name!r} may be one of {len(usable)} components: {names}.", name=name
-            )
+            raise ComponentError(f"{name!r} is ambiguous: it could be {names}.", name=name)
     made = catalog()
     everything = {c.name: c for c in (*made.components, *made.invalid)}
     last = [c for full, c in everything.items() if full.rpartition(".")[2] == name]
@@ -266,7 +264,7 @@ def _find_exactly(name: str) -> tuple[Component | None, list[PluginError]]:
 
 def _twice(name: str, first: Plugin, second: Plugin) -> str:
     return (
-        f"two entries yield the component {name!r}: {first.value} of {first.package} and "
+        f"two entry points define the component {name!r}: {first.value} of {first.package} and "
         f"{second.value} of {second.package}; the first is used"
     )
 
@@ -285,7 +283,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     by_last = {full.rpartition(".")[2]: full for full in known}
     near = closest(name, [*known, *by_last])
     meant = None if near is None else by_last.get(near, near)
-    return f"there is no component {name!r}.{did_you_mean(meant, 'See: phalanx builtins')}"
+    hint = did_you_mean(meant, "List components with: phalanx builtins")
+    return f"unknown component {name!r}.{hint}"
 
 
 # ── from a file ───────────────────────────────────────────────────────────────
@@ -295,7 +294,7 @@ def _from_file(text: str) -> Component:
     place, _, function = text.rpartition(":")
     path = os.path.abspath(os.path.expanduser(place))
     if not os.path.isfile(path):
-        raise ComponentError(f"there is no file {place}.{near_file(path)}", name=text)
+        raise ComponentError(f"no such file: {place}.{near_file(path)}", name=text)
     name = f"phalanx_component_{re.sub(r'[^0-9a-zA-Z]', '_', path)}"
     loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)

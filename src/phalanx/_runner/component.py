@@ -50,29 +50,29 @@ class Component:
         try:
             return self._find_problem()
         except Exception as error:  # noqa: BLE001 annotations are the author's code
-            return f"its annotations cannot be read: {type(error).__name__}: {error}"
+            return f"cannot read its annotations: {type(error).__name__}: {error}"
 
     def _find_problem(self) -> str:
         hints = typing.get_type_hints(self.function)
         signature = inspect.signature(self.function)
         if inspect.iscoroutinefunction(self.function):
-            return "it is async"
+            return "it is an async function"
         if "return" not in hints:
-            return "it does not say what it returns: write -> AppDef"
+            return "it has no return annotation: add -> AppDef"
         if hints["return"] is not AppDef:
             shown = getattr(hints["return"], "__name__", None)
-            return f"it returns {shown or hints['return']}, not AppDef itself"
+            return f"it returns {shown or hints['return']}, not AppDef"
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                return f"**{parameter.name} cannot be written on a command line"
+                return f"**{parameter.name} cannot be given on the command line"
             if parameter.name == "help":
-                return "--help is for its help: its parameter 'help' wants another name"
+                return "its parameter 'help' must be renamed: --help prints the help"
             if parameter.name not in hints:
-                return f"its parameter {parameter.name!r} has no type"
+                return f"its parameter {parameter.name!r} has no type annotation"
             if reason := values.problem(hints[parameter.name]):
                 return f"its parameter {parameter.name!r}: {reason}"
             if parameter.kind is parameter.VAR_POSITIONAL and hints[parameter.name] is not str:
-                return f"*{parameter.name} must be of str"
+                return f"*{parameter.name} must be annotated with str"
         return ""
 
     @cached_property
@@ -136,7 +136,7 @@ class Component:
         except ConfigError as error:
             raise UsageError(f"{self.name}: {error}") from error
         if not isinstance(app, AppDef):
-            raise ComponentError(f"{self.name} gave {app!r}, not an AppDef.", name=self.name)
+            raise ComponentError(f"{self.name} must return an AppDef, not {app!r}.", name=self.name)
         return app
 
     def _leads(self, parameter: inspect.Parameter) -> bool:
@@ -173,7 +173,7 @@ class Component:
     def _texts(self, rest: Any) -> list[str]:
         if isinstance(rest, list | tuple) and all(isinstance(item, str) for item in rest):
             return list(rest)
-        raise UsageError(f"{self.name}: {self.rest}: {rest!r} is not a list of texts.")
+        raise UsageError(f"{self.name}: {self.rest}: {rest!r} is not a list of strings.")
 
     def _read(self, words: list[str]) -> tuple[dict[str, Any], list[str]]:
         given: dict[str, Any] = {}
@@ -213,7 +213,7 @@ class Component:
         if found is None or (shown is not None and not shown.strip("-")):
             near = closest(name.replace("-", "_"), self.parameters)
             meant = None if near is None else self.parameters[near].flag
-            own = "The program's own arguments go behind a '--'. " if self.rest else ""
+            own = "Put the program's arguments after '--'. " if self.rest else ""
             hint = did_you_mean(meant, f"{own}{self._more}", quoted=False)
             raise UsageError(
                 f"{self.name} has no option {shown or name!r}.{hint}",
@@ -226,12 +226,12 @@ class Component:
         texts = [p for p in self.parameters.values() if values.unwrap(p.hint)[0] is str]
         meant = f"{texts[0].flag} {word}" if texts else None
         hint = did_you_mean(meant, self._more, quoted=False)
-        return f"{self.name} takes options only, not {word!r}.{hint}"
+        return f"{self.name} takes only options: unexpected argument {word!r}.{hint}"
 
     def _check_complete(self, given: Mapping[str, Any]) -> None:
         missing = [p.flag for p in self.parameters.values() if p.required and p.name not in given]
         if missing:
-            raise UsageError(f"{self.name} needs {', '.join(missing)}. {self._more}")
+            raise UsageError(f"{self.name}: missing required {', '.join(missing)}. {self._more}")
 
     # ── its help ──────────────────────────────────────────────────────────────
 

@@ -77,7 +77,7 @@ def option_problems(
         try:
             known[key].decode(value.value)
         except (ValueError, TypeError) as error:
-            yield f"{value.origin}: {scheduler}'s option {key!r}: {error}."
+            yield f"{value.origin}: {scheduler}: option {key!r}: {error}."
 
 
 def variable_name(name: str, key: str) -> str:
@@ -105,7 +105,7 @@ def project_file(
     if named := environ.get("PHALANXCONFIG"):
         path = Path(named).expanduser()
         if not _is_file(path):
-            raise ConfigError(f"$PHALANXCONFIG names {named}, which is no file.")
+            raise ConfigError(f"$PHALANXCONFIG: no such file: {named}")
         return path.absolute()
     try:
         start = Path(directory or os.getcwd()).absolute()
@@ -125,7 +125,7 @@ def _is_file(path: Path) -> bool:
         return False
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "not a file"
-        raise ConfigError(f"{path} is {kind}. It should be a TOML file; move it away.")
+        raise ConfigError(f"{path} is {kind}; it must be a TOML file.")
     return True
 
 
@@ -135,13 +135,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(f"cannot read {path}: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from None
+        raise ConfigError(f"{path}: invalid TOML: {error}.") from None
     for kind, tables in data.items():
         if kind not in SECTIONS:
             shown = ", ".join(f"[{section}.{kind}]" for section in SECTIONS)
-            raise ConfigError(f"{path} has a section [{kind}]. Did you mean one of {shown}?")
+            raise ConfigError(f"{path}: unknown section [{kind}]; choose one of {shown}.")
         if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
             raise ConfigError(f"{path}: write [{kind}.NAME], and keys below it.")
     return data

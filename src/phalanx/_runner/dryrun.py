@@ -42,7 +42,7 @@ def with_workspace(role: Role, workspace: str | None) -> Role:
     """A role with the directory whose files it runs with. Raises `ConfigError`."""
     place = workspace_of(dataclasses.replace(role, workspace=role.workspace or workspace))
     if not os.path.isdir(place):
-        raise ConfigError(f"the workspace {place} is not a directory.")
+        raise ConfigError(f"workspace {place}: no such directory.")
     return dataclasses.replace(role, workspace=place)
 
 
@@ -52,22 +52,22 @@ def check_capabilities(
     """Refuse what a scheduler would otherwise have to ignore."""
     can = scheduler.capabilities
     if not can.workspace and (workspace or any(role.workspace for role in app.roles)):
-        raise ConfigError(f"{name} runs what is in the image: it takes no workspace.")
+        raise ConfigError(f"{name} runs what is in the image and takes no workspace.")
     if len(app.roles) > 1 and not can.several_roles:
-        raise ConfigError(f"{name} runs apps of one role; {app.name!r} has {len(app.roles)}.")
+        raise ConfigError(f"{name} supports one role per app; {app.name!r} has {len(app.roles)}.")
     for role in app.roles:
         if role.num_replicas > _MOST_REPLICAS:
             raise ConfigError(
-                f"role {role.name!r} has {role.num_replicas} replicas; {_MOST_REPLICAS} are the "
-                "most."
+                f"role {role.name!r} has {role.num_replicas} replicas; the maximum is "
+                f"{_MOST_REPLICAS}."
             )
         if role.mounts and not can.mounts:
-            raise ConfigError(f"{name} cannot mount anything; role {role.name!r} has mounts.")
+            raise ConfigError(f"{name} does not support mounts; role {role.name!r} has some.")
         if role.max_retries and role.retry_policy not in can.retry_policies:
             known = ", ".join(sorted(p.value for p in can.retry_policies)) or "none"
             raise ConfigError(
-                f"{name} does not start again by {role.retry_policy.value}, as role {role.name!r} "
-                f"wants; its retry policies: {known}."
+                f"{name} does not support the retry policy {role.retry_policy.value} of role "
+                f"{role.name!r}; it supports {known}."
             )
 
 

@@ -28,7 +28,9 @@ def parse(text: str) -> Handle:
     """The parts of a handle. Raises `ConfigError`."""
     found = _HANDLE.fullmatch(text)
     if found is None or "/" in found["rest"]:
-        raise ConfigError(f"{text!r} is not a handle such as local_cwd://{SESSION}/echo-1a2b3c4d.")
+        raise ConfigError(
+            f"invalid handle {text!r}; expected something like local_cwd://{SESSION}/echo-1a2b3c4d."
+        )
     return Handle(found["scheduler"], found["session"] or SESSION, found["rest"])
 
 
@@ -48,7 +50,7 @@ def parse_log_selector(text: str) -> LogSelector:
     head, rest = (text[: found.start("rest")], found["rest"]) if found else ("", text)
     parts = rest.rstrip("/").split("/")
     if len(parts) > 3 or not all(parts):
-        raise ConfigError(f"{text!r} is not APP[/ROLE[/REPLICAS]]. Example: echo-1a2b/echo/0,1")
+        raise ConfigError(f"{text!r}: expected APP[/ROLE[/REPLICAS]], such as echo-1a2b/echo/0,1")
     replicas = None
     if len(parts) == 3:
         try:

@@ -63,7 +63,7 @@ class Runner:
             ConfigError: The name cannot be a session's.
         """
         if not name or "/" in name:
-            raise ConfigError(f"{name!r} cannot be a session's name.")
+            raise ConfigError(f"invalid session name {name!r}.")
         self._name = name
         self._config = settings
         self._schedulers: dict[tuple[str, str], Scheduler[Any, Any]] = {}
@@ -335,7 +335,7 @@ class Runner:
         handle = handles.parse(app_handle)
         found = self._scheduler(handle.scheduler, handle.session)
         if grace is not None and not found.capabilities.grace:
-            raise ConfigError(f"{handle.scheduler} has a grace of its own, and takes no other.")
+            raise ConfigError(f"{handle.scheduler} does not support a grace period.")
         more = {} if grace is None else {"grace": grace}
         with asking(handle.scheduler):
             found.cancel(handle.app_id, **more)
@@ -496,9 +496,9 @@ class Runner:
         handle = handles.parse(app_handle)
         found = self._scheduler(handle.scheduler, handle.session)
         if stream is not Stream.COMBINED and not found.capabilities.streams:
-            raise ConfigError(f"{handle.scheduler} keeps stdout and stderr together.")
+            raise ConfigError(f"{handle.scheduler} does not separate stdout and stderr.")
         if (since, until) != (None, None) and not found.capabilities.times:
-            raise ConfigError(f"{handle.scheduler} does not keep the times of lines.")
+            raise ConfigError(f"{handle.scheduler} does not record the times of lines.")
         with asking(handle.scheduler):
             lines = found.logs(
                 handle.app_id,
@@ -525,7 +525,7 @@ class Runner:
             return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
         status = self.status(app_handle)
         if status is None:
-            raise LookupError(f"there is no app {app_handle}")
+            raise LookupError(f"no such app: {app_handle}")
         return {role.role: len(role.replicas) for role in status.roles}
 
     def _first_role(self, app_handle: str) -> str:
@@ -626,7 +626,7 @@ def _stream(text: str | None) -> Stream:
         return Stream.COMBINED if text is None else Stream(text)
     except ValueError:
         known = ", ".join(stream.value for stream in Stream)
-        raise ConfigError(f"there is no stream {text!r}; there are: {known}.") from None
+        raise ConfigError(f"unknown stream {text!r}; choose one of {known}.") from None
 
 
 def _seconds(moment: float | datetime | None) -> float | None:

@@ -45,7 +45,7 @@ def replicas(
         ConfigError: There is nothing to run.
     """
     if not app.roles:
-        raise ConfigError(f"the app {app.name!r} has no roles: there is nothing to run.")
+        raise ConfigError(f"app {app.name!r} has no roles.")
     for role in app.roles:
         if not role.entrypoint:
             raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
@@ -60,7 +60,9 @@ def workspace_of(role: Role) -> str:
         place = (role.workspace or os.getcwd()).removeprefix("file://")
         return os.path.abspath(os.path.expanduser(place))
     except FileNotFoundError:
-        raise ConfigError("the current directory is gone: go to another one.") from None
+        raise ConfigError(
+            "the current directory no longer exists; change to another one."
+        ) from None
 
 
 def near_file(path: str) -> str:
@@ -99,6 +101,4 @@ def need(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(
-            f"this needs a package that is not installed ({error}): pip install '{extra}'"
-        ) from None
+        raise ConfigError(f"missing package ({error}): pip install '{extra}'") from None

@@ -32,7 +32,7 @@ def assign(request: AppRequest, path: Path, wait: Callable[[str], bool]) -> list
         return request.replicas
     if wanted > len(devices):
         raise NotEnough(
-            f"it wants {wanted} GPUs, and there are {len(devices)}. To share them: "
+            f"it needs {wanted} GPUs, but there are {len(devices)}. To share them: "
             "-cfg auto_set_cuda_visible_devices=no"
         )
     while True:
@@ -40,7 +40,7 @@ def assign(request: AppRequest, path: Path, wait: Callable[[str], bool]) -> list
         if given is not None:
             return distribute(request.replicas, given)
         free = len(devices) - taken
-        if not wait(f"waits for {wanted} GPUs: {free} of {len(devices)} are free"):
+        if not wait(f"waiting for {wanted} GPUs: {free} of {len(devices)} are free"):
             return request.replicas
 
 

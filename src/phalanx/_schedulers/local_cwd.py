@@ -20,16 +20,14 @@ class LocalOptions:
     """Options of `local_cwd`."""
 
     log_dir: str | None = option(
-        None, help="where the replicas' output goes; by default beside the app's record"
+        None, help="directory for the output of replicas; default: the app's record"
     )
-    prepend_cwd: bool = option(
-        False, help="programs of the current directory come before those on PATH"
-    )
+    prepend_cwd: bool = option(False, help="put the current directory first on PATH")
     auto_set_cuda_visible_devices: bool = option(
-        True, help="give each replica GPUs of its own, as many as it asks for"
+        True, help="assign each replica its own GPUs, as many as it requests"
     )
     stop_grace: float = option(
-        5.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+        5.0, help="seconds between SIGTERM and SIGKILL when stopping replicas"
     )
 
     def __post_init__(self) -> None:

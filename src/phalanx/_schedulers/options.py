@@ -79,7 +79,7 @@ def parse(text: str) -> dict[str, str]:
         for key, value in values.pairs(text):
             name = key.replace("-", "_")
             if name in found:
-                raise ConfigError(f"the option {key!r} is given twice.")
+                raise ConfigError(f"option {key!r} is given twice.")
             found[name] = value
     except ValueError as error:
         raise ConfigError(f"{error}. Write options as key=value,key2=value2.") from None
@@ -102,10 +102,12 @@ def make(scheduler: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
         try:
             made[name] = known[name].decode(value)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{scheduler}'s option {key!r}: {error}. {more}") from None
+            raise ConfigError(f"{scheduler}: option {key!r}: {error}. {more}") from None
     missing = [name for name, o in known.items() if o.required and name not in made]
     if missing:
         names = ", ".join(map(repr, missing))
         word = "option" if len(missing) == 1 else "options"
-        raise ConfigError(f"{scheduler} needs the {word} {names}: -cfg {missing[0]}=… {more}")
+        raise ConfigError(
+            f"{scheduler}: missing required {word} {names}. Use -cfg {missing[0]}=… {more}"
+        )
     return kind(**made)

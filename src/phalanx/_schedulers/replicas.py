@@ -126,7 +126,7 @@ class LocalReplicas:
         except NotEnough as error:
             return str(error)
         except OSError as error:
-            return f"which GPUs it has cannot be noted: {error}"
+            return f"cannot record its GPUs: {error}"
         return None
 
     def replicas(self) -> Sequence[ReplicaRequest]:

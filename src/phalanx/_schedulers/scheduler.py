@@ -218,8 +218,7 @@ def problems() -> list[str]:
     """Names that are taken more than once."""
     taken = [plugin for plugin in plugins.of(GROUP) if plugin.name in BUILT_IN]
     return plugins.clashes(GROUP) + [
-        f"the plugin {plugin} has the name of a scheduler of ours, which is used"
-        for plugin in taken
+        f"the plugin {plugin} is ignored: phalanx has a scheduler of that name" for plugin in taken
     ]
 
 
@@ -243,8 +242,8 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
     """
     factories = get_scheduler_factories()
     if name not in factories:
-        hint = did_you_mean(closest(name, factories), f"There are: {', '.join(factories)}.")
-        raise UnknownScheduler(f"there is no scheduler {name!r}.{hint}")
+        hint = did_you_mean(closest(name, factories), f"Choose one of {', '.join(factories)}.")
+        raise UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
     return factories[name](session_name, **kwargs)
 
 
@@ -260,7 +259,9 @@ def _of_plugin(plugin: plugins.Plugin) -> Factory:
     def create(session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
         made = plugin.call(session_name, **kwargs)
         if not isinstance(made, Scheduler):
-            raise PluginError(plugin, f"it gave {made!r}, which is no phalanx.schedulers.Scheduler")
+            raise PluginError(
+                plugin, f"it returned {made!r}, which is not a phalanx.schedulers.Scheduler"
+            )
         with plugins.guarded(plugin):
             options(made.options)
         return made

@@ -22,29 +22,27 @@ class SshOptions:
     """Options of `ssh`."""
 
     hosts: list[str] = option(
-        help="names that your ssh knows, user@host or user@host:port; replicas go round them"
+        help="ssh host names, user@host or user@host:port; replicas are assigned round-robin"
     )
     log_dir: str | None = option(
-        None, help="where the replicas' output goes, here; by default beside the app's record"
+        None, help="local directory for the output of replicas; default: the app's record"
     )
-    python: str | None = option(
-        None, help="the interpreter on other hosts, or a virtual environment there"
-    )
-    env_file: str | None = option(None, help="a bash file that is sourced on each host first")
+    python: str | None = option(None, help="Python interpreter or virtual environment on the hosts")
+    env_file: str | None = option(None, help="bash file to source on each host first")
     fetch: list[str] | None = option(
         None,
         help="files that replicas write to bring here from hosts that do not share the directory "
         "(patterns such as ckpt/*), when a replica has ended",
     )
-    ssh_config_file: str | None = option(None, help="the ssh configuration, if not your own")
+    ssh_config_file: str | None = option(None, help="ssh configuration file; default: your own")
     address: str | None = option(
-        None, help="the address of the first host for the others; by default the one ssh came to"
+        None, help="address of the first host for the others; default: the one ssh connected to"
     )
     host_timeout: float = option(
-        30.0, help="seconds without a word from a host after which it is given up"
+        30.0, help="seconds without a heartbeat after which a host is considered lost"
     )
     stop_grace: float = option(
-        5.0, help="seconds between SIGTERM and SIGKILL when replicas are stopped"
+        5.0, help="seconds between SIGTERM and SIGKILL when stopping replicas"
     )
 
     def __post_init__(self) -> None:
@@ -52,11 +50,13 @@ class SshOptions:
         check_grace(self.stop_grace)
         check_fetch(self.fetch or [])
         if not 0 < self.host_timeout < math.inf:
-            raise ConfigError(f"host_timeout={self.host_timeout}: more than 0 seconds are wanted.")
+            raise ConfigError(
+                f"host_timeout={self.host_timeout}: must be a number of seconds, more than 0."
+            )
         for name in ("env_file", "ssh_config_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(os.path.expanduser(path)):
-                raise ConfigError(f"{name}={path}: there is no such file.")
+                raise ConfigError(f"{name}={path}: no such file.")
         if not self.hosts:
             raise ConfigError("ssh needs at least one host: -cfg hosts=a,b")
 

@@ -56,7 +56,7 @@ _POLL = 0.05
 def check_grace(seconds: float) -> None:
     """Refuse what is not a span of time."""
     if not 0 <= seconds < math.inf:
-        raise ConfigError(f"stop_grace={seconds}: a number of seconds is wanted, 0 or more.")
+        raise ConfigError(f"stop_grace={seconds}: must be a number of seconds, 0 or more.")
 
 
 class SupervisedScheduler(Scheduler[Any, AppRequest]):
@@ -133,9 +133,9 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         try:
             path = make_place(request.app_id)
         except FileExistsError:
-            raise SchedulerError(f"{request.app_id} was submitted already.") from None
+            raise SchedulerError(f"{request.app_id} has already been submitted.") from None
         except (OSError, RuntimeError) as error:
-            raise SchedulerError(f"apps cannot be recorded: {error}") from error
+            raise SchedulerError(f"cannot record apps: {error}") from error
         supervisor = None
         try:
             _make_log_directories(request)
@@ -156,7 +156,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             shutil.rmtree(path, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise SchedulerError(f"{request.app_id} could not be started: {error}") from error
+            raise SchedulerError(f"cannot start {request.app_id}: {error}") from error
         return request.app_id
 
     def describe(self, app_id: str) -> AppStatus | None:
@@ -183,7 +183,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         """What a replica has printed, in the order of time as far as it is known."""
         app = self._find(app_id)
         if app is None:
-            raise LookupError(f"there is no app {app_id!r}")
+            raise LookupError(f"no such app: {app_id!r}")
         wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
         known = _find_replica(app, role, replica)
         cwd = known.get("cwd", os.sep)
@@ -210,7 +210,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             try:
                 app.cancel(grace)
             except OSError as error:
-                raise SchedulerError(f"{app_id} cannot be asked to end: {error}") from error
+                raise SchedulerError(f"cannot cancel {app_id}: {error}") from error
 
     def delete(self, app_id: str) -> None:
         """Forget an app, with its logs. Raises `SchedulerError` for one that does not end."""
@@ -219,7 +219,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         if app is None:
             return
         if not app.state.is_final:
-            raise SchedulerError(f"{app_id} was asked to end, and has not yet: it is not deleted.")
+            raise SchedulerError(f"{app_id} has been cancelled but is still running: not deleted.")
         app.remove(logs=True)
 
     def _find(self, app_id: str) -> RecordedApp | None:
@@ -235,9 +235,9 @@ def _check_scripts(request: AppRequest) -> None:
     for script, cwd in {(r.script, r.cwd) for r in request.replicas if r.script is not None}:
         path = os.path.join(cwd, script)
         if not os.path.exists(path):
-            raise ConfigError(f"there is no file {script}.{near_file(path)}")
+            raise ConfigError(f"no such file: {script}.{near_file(path)}")
         if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ConfigError(f"{script} is a directory, without a __main__.py to run.")
+            raise ConfigError(f"{script} is a directory without a __main__.py.")
 
 
 def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
@@ -246,7 +246,7 @@ def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
         try:
             return directory() / app_id / "logs"
         except RuntimeError as error:
-            raise SchedulerError(f"apps cannot be recorded: {error}") from error
+            raise SchedulerError(f"cannot record apps: {error}") from error
     return Path(log_dir).expanduser().absolute() / session / app_id
 
 
@@ -257,7 +257,7 @@ def _make_log_directories(request: AppRequest) -> None:
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise SchedulerError(f"{place} cannot be made for the logs: {error}") from error
+            raise SchedulerError(f"cannot create the log directory {place}: {error}") from error
 
 
 def _pending(request: AppRequest) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
 def _find_replica(app: RecordedApp, role: str, replica: int) -> dict[str, Any]:
     roles = {r["name"]: r["replicas"] for r in app.facts["roles"]}
     if role not in roles:
-        raise LookupError(f"{app.id} has no role {role!r}; it has: {', '.join(roles)}")
+        raise LookupError(f"{app.id} has no role {role!r}; choose one of {', '.join(roles)}")
     found = next((r for r in roles[role] if r["id"] == replica), None)
     if found is None:
         last = len(roles[role]) - 1

@@ -51,7 +51,7 @@ _SHORTEST, _LONGEST = 0.02, 0.5
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that would end us, and mean nothing to us."""
-_NO_WORKERS = "no worker of 'phalanx torchrun' or of a launch runs there"
+_NO_WORKERS = "no worker of 'phalanx torchrun' or of a launch is running there"
 _AGAIN = 1.0
 """Seconds until the last status is tried to be written again, on a disk that is full."""
 

@@ -110,7 +110,7 @@ class Role:
         where = f"role {self.name!r}: "
         for name in ("image", "entrypoint"):
             if not _is_text(getattr(self, name)):
-                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not text.")
+                raise ConfigError(f"{where}{name}: {getattr(self, name)!r} is not a string.")
         _check(self, "num_replicas", int, "a whole number, 1 or more", where, least=1)
         _check(self, "max_retries", int, "a whole number, 0 or more", where, least=0)
         _check(self, "retry_policy", RetryPolicy, "a RetryPolicy", where)
@@ -119,7 +119,7 @@ class Role:
             _check(self, "min_replicas", int, "a whole number, 1 or more", where, least=1)
             if self.min_replicas > self.num_replicas:
                 raise ConfigError(
-                    f"{where}min_replicas: {self.min_replicas} is more than num_replicas, "
+                    f"{where}min_replicas: {self.min_replicas} is greater than num_replicas, "
                     f"{self.num_replicas}."
                 )
         if self.workspace is not None:
@@ -138,12 +138,12 @@ class Role:
     def _check_items(self, where: str) -> None:
         for i, arg in enumerate(self.args):
             if not _is_text(arg):
-                raise ConfigError(f"{where}args[{i}]: {arg!r} is not text.")
+                raise ConfigError(f"{where}args[{i}]: {arg!r} is not a string.")
         for key, value in self.env.items():
             if not _is_text(key) or not key or "=" in key:
-                raise ConfigError(f"{where}env: {key!r} cannot be the name of a variable.")
+                raise ConfigError(f"{where}env: {key!r} is not a valid variable name.")
             if not _is_text(value):
-                raise ConfigError(f"{where}env[{key!r}]: {value!r} is not text.")
+                raise ConfigError(f"{where}env[{key!r}]: {value!r} is not a string.")
         for i, mount in enumerate(self.mounts):
             if not isinstance(mount, BindMount | VolumeMount | DeviceMount):
                 raise ConfigError(f"{where}mounts[{i}]: {mount!r} is not a mount.")
@@ -166,7 +166,7 @@ class AppDef:
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ConfigError(f"AppDef.name: {self.name!r} is not a name.")
+            raise ConfigError(f"AppDef.name: invalid name {self.name!r}.")
         where = f"app {self.name!r}: "
         if isinstance(self.roles, str) or not isinstance(self.roles, Sequence):
             raise ConfigError(f"{where}roles: {self.roles!r} is not a list of roles.")
@@ -178,7 +178,7 @@ class AppDef:
             if not isinstance(role, Role):
                 raise ConfigError(f"{where}roles[{i}]: {role!r} is not a Role.")
             if role.name in names:
-                raise ConfigError(f"{where}roles[{i}].name: there is another role {role.name!r}.")
+                raise ConfigError(f"{where}roles[{i}].name: duplicate role {role.name!r}.")
             names.add(role.name)
 
     def role(self, name: str) -> Role:
@@ -193,18 +193,18 @@ class AppDef:
         found = next((role for role in self.roles if role.name == name), None)
         if found is None:
             names = ", ".join(role.name for role in self.roles) or "none"
-            raise LookupError(f"{self.name} has no role {name!r}; it has: {names}")
+            raise LookupError(f"{self.name} has no role {name!r}; choose one of {names}")
         return found
 
 
 def _check_name(role: Role) -> None:
     name = role.name
     if not isinstance(name, str) or not name.strip() or name in (".", ".."):
-        raise ConfigError(f"Role.name: {name!r} is not a name.")
+        raise ConfigError(f"Role.name: invalid name {name!r}.")
     if "/" in name or not name.isprintable() or len(name.encode()) > _LONGEST:
         raise ConfigError(
-            f"Role.name: {name!r} is not fit for a file's name: it is too long, or has a slash or "
-            "what cannot be printed."
+            f"Role.name: {name!r} cannot be used as a file name: it is too long, or contains a "
+            "slash or unprintable characters."
         )
 
 
@@ -235,13 +235,13 @@ def _check_plain(value: Any, where: str) -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise ConfigError(f"{where}: the key {key!r} is not text.")
+                raise ConfigError(f"{where}: the key {key!r} is not a string.")
             _check_plain(inner, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
             _check_plain(inner, f"{where}[{i}]")
     elif value is not None and not isinstance(value, str | int | float | bool):
-        raise ConfigError(f"{where}: {value!r} is not text, a number, yes or no, a list or a dict.")
+        raise ConfigError(f"{where}: {value!r} is not a string, number, bool, list or dict.")
 
 
 def _freeze(spec: Any, *names: str) -> None:

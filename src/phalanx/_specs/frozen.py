@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError("a spec does not change: make another with dataclasses.replace")
+    raise TypeError("specs are immutable; use dataclasses.replace")
 
 
 class FrozenList(tuple[Any, ...]):

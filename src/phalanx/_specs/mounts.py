@@ -57,7 +57,7 @@ class DeviceMount:
         _check_texts(self, "src_path", "dst_path", "permissions")
         if not self.permissions or not set(self.permissions) <= set("rwm"):
             raise ConfigError(
-                f"DeviceMount.permissions: {self.permissions!r} has letters other than r, w and m."
+                f"DeviceMount.permissions: {self.permissions!r} must consist of r, w and m."
             )
 
 
@@ -65,7 +65,7 @@ def _check_texts(mount: object, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(mount, name), str) or not getattr(mount, name):
             where = f"{type(mount).__name__}.{name}"
-            raise ConfigError(f"{where}: {getattr(mount, name)!r} is not text.")
+            raise ConfigError(f"{where}: {getattr(mount, name)!r} is not a string.")
 
 
 Mount = BindMount | VolumeMount | DeviceMount
@@ -113,7 +113,7 @@ def parse_mounts(words: Iterable[str]) -> list[Mount]:
 def _add(mount: dict[str, str], key: str, value: str, word: str) -> None:
     if key not in _ALIASES:
         hint = did_you_mean(closest(key, _ALIASES), _EXAMPLE)
-        raise ConfigError(f"mounts: there is no {key!r} in a mount.{hint}")
+        raise ConfigError(f"mounts: unknown key {key!r}.{hint}")
     if _ALIASES[key] in mount:
         raise ConfigError(f"mounts: {word!r}: {key!r} is given twice. {_EXAMPLE}")
     mount[_ALIASES[key]] = value
@@ -122,7 +122,7 @@ def _add(mount: dict[str, str], key: str, value: str, word: str) -> None:
 def _make(given: dict[str, str]) -> Mount:
     kind = given["type"]
     if kind not in KINDS:
-        raise ConfigError(f"mounts: there is no type {kind!r}: write bind, volume or device.")
+        raise ConfigError(f"mounts: unknown type {kind!r}; choose bind, volume or device.")
     unfit = {"device": "readonly"}.get(kind, "perm")
     if unfit in given:
         raise ConfigError(f"mounts: a {kind} mount has no {unfit!r}.")
@@ -143,4 +143,4 @@ def _read_only(text: str | None) -> bool:
         return True
     if text.lower() in ("false", "0", "no"):
         return False
-    raise ConfigError(f"mounts: readonly={text!r}: write readonly, or readonly=true or false.")
+    raise ConfigError(f"mounts: readonly={text!r}: must be true or false.")

@@ -64,7 +64,7 @@ def get_named_resources(name: str) -> Resource:
         PluginError: The plugin that has it is broken.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"a named resource has a name; {name!r} is none.")
+        raise ConfigError(f"invalid resource name {name!r}.")
     for plugin in plugins.of(GROUP):
         if plugin.name == name:
             return _of_plugin(plugin)
@@ -72,8 +72,8 @@ def get_named_resources(name: str) -> Resource:
     if found is not None:
         return found
     meant = closest(name, named_resources)
-    hint = did_you_mean(meant, "See: list(phalanx.specs.named_resources)")
-    raise ConfigError(f"there is no named resource {name!r}.{hint}")
+    hint = did_you_mean(meant, "List them with: list(phalanx.specs.named_resources)")
+    raise ConfigError(f"unknown named resource {name!r}.{hint}")
 
 
 class NamedResources(Mapping[str, Resource]):
@@ -110,5 +110,5 @@ def _shipped(name: str) -> Resource | None:
 def _of_plugin(plugin: plugins.Plugin) -> Resource:
     made = plugin.call()
     if not isinstance(made, Resource):
-        raise PluginError(plugin, f"it gave {made!r}, not a phalanx.specs.Resource")
+        raise PluginError(plugin, f"it returned {made!r}, not a phalanx.specs.Resource")
     return made

@@ -64,7 +64,7 @@ def from_json(text: str) -> AppDef:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"this is not JSON: {error}.") from None
+        raise ConfigError(f"invalid JSON: {error}.") from None
     return from_dict(value)
 
 
@@ -95,7 +95,7 @@ def from_yaml(text: str) -> AppDef:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"this is not YAML: {error}.") from None
+        raise ConfigError(f"invalid YAML: {error}.") from None
     return from_dict(value)
 
 
@@ -103,7 +103,7 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError:
-        raise ConfigError("YAML needs another package: pip install 'phalanx[yaml]'") from None
+        raise ConfigError("YAML needs PyYAML: pip install 'phalanx[yaml]'") from None
     return yaml
 
 
@@ -131,7 +131,7 @@ def _role(value: Any, where: str) -> Role:
         except ValueError:
             known = ", ".join(policy.value for policy in RetryPolicy)
             raise ConfigError(
-                f"{where}.retry_policy: {given['retry_policy']!r} is none of {known}."
+                f"{where}.retry_policy: {given['retry_policy']!r}: choose one of {known}."
             ) from None
     mounts = given.get("mounts", ())
     if isinstance(mounts, list | tuple):
@@ -142,18 +142,18 @@ def _role(value: Any, where: str) -> Role:
 def _mount(value: Any, where: str) -> Any:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(f"{where}.type: {kind!r} is none of {', '.join(KINDS)}.")
+        raise ConfigError(f"{where}.type: unknown type {kind!r}; choose one of {', '.join(KINDS)}.")
     return KINDS[kind](**_fields(KINDS[kind], {**value, "type": None}, where, extra=("type",)))
 
 
 def _fields(cls: type[Any], value: Any, where: str, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {value!r} is not an object with fields.")
+        raise ConfigError(f"{where}: {value!r} is not an object.")
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for name in value:
         if name not in fields and name not in extra:
             hint = did_you_mean(closest(str(name), fields))
-            raise ConfigError(f"{where}.{name}: there is no such field.{hint}")
+            raise ConfigError(f"{where}.{name}: unknown field.{hint}")
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in value:

@@ -49,7 +49,7 @@ def install(rank: int, terminal: str, directory: str) -> None:
             except KeyboardInterrupt:
                 sys.exit(128 + signal.SIGINT)
         else:
-            short = f"rank {rank} has come to a breakpoint{_place(self)} and has no terminal"
+            short = f"rank {rank} stopped at a breakpoint{_place(self)} without a terminal"
             raise NoTerminal(
                 f"{short}. Debug one rank in this process: {NoTerminal.python}; or run a script "
                 "with 'phalanx torchrun' on a terminal; or attach to the worker: "

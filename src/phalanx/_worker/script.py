@@ -76,7 +76,7 @@ def _become(program: str, words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if shutil.which(program) is None:
-        sys.exit(f"there is no program {program}")
+        sys.exit(f"no such program: {program}")
     os.execvpe(program, [program, *words], os.environ)
 
 

@@ -88,7 +88,7 @@ class Zygote:
                 spawn=self._spawn or unsafe is not None,
                 left_out=tuple(self._loaded.tainted),
                 failed=self._loaded.failures(imports),
-                notes=(f"{unsafe}: the workers are spawned instead of forked",) if unsafe else (),
+                notes=(f"{unsafe}: workers are spawned instead of forked",) if unsafe else (),
             )
         )
 
@@ -265,7 +265,7 @@ class Zygote:
             return
         if pid == worker_set.store:
             how = os.waitstatus_to_exitcode(status)
-            self._send(wire.AgentGone(message=f"the process that carries the store ended ({how})"))
+            self._send(wire.AgentGone(message=f"the process that hosts the store ended ({how})"))
         rank = next((rank for rank, p in worker_set.pids.items() if p == pid), None)
         if rank is None:
             return

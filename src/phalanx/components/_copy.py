@@ -14,7 +14,7 @@ def open_file(place: str, mode: str) -> IO[bytes]:
     try:
         import fsspec
     except ImportError:
-        sys.exit("places other than paths need fsspec: pip install fsspec")
+        sys.exit("URLs need fsspec: pip install fsspec")
     file: IO[bytes] = fsspec.open(place, mode).open()
     return file
 

@@ -21,7 +21,7 @@ def is_there(place: str) -> bool:
     try:
         import fsspec
     except ImportError:
-        sys.exit("places other than paths need fsspec: pip install fsspec")
+        sys.exit("URLs need fsspec: pip install fsspec")
     system, path = fsspec.core.url_to_fs(place)
     return bool(system.exists(path))
 

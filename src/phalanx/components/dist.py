@@ -50,31 +50,31 @@ def ddp(
     debug: bool = False,
     tee: int = 3,
 ) -> specs.AppDef:
-    """Distributed data parallel: a script or module, on every worker of every replica.
+    """Run a script or module on every worker of every replica, as with torchrun.
 
     `dist.ddp -j 2x4 --script train.py -- --lr 1` starts 2 replicas with 4 workers each;
     `dist.ddp -j 4 train.py --lr 1` one with 4.
 
     Args:
-        script_args: the program's arguments; without script and m the first is the script
-        script: a file to run
-        m: a module to run
-        image: the image to run in, where the scheduler has images
-        name: EXPERIMENT/RUN, either of which may be left out; by default after the script
-        h: a named resource for each replica, instead of cpu, gpu and memMB
-        cpu: processors for each replica
-        gpu: GPUs for each replica
-        memMB: megabytes of memory for each replica
-        j: [MIN:]REPLICASxWORKERS, such as 1x4, 2:3x1; or WORKERS alone, on one replica
-        env: environment variables: A=1,B=2
-        max_retries: how often the scheduler starts it again when it fails
-        rdzv_port: the port of the first replica at which several meet; by default one that is free
-            where the scheduler finds one, else 29500
-        rdzv_backend: how several replicas meet
-        rdzv_conf: more for the rendezvous: k=v,k2=v2
-        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
-        debug: have torch say more, and wait for every GPU kernel
-        tee: whether workers' output is shown: 0 none, 1 stdout, 2 stderr, 3 both
+        script_args: arguments of the program; the first is the script, unless script or m is given
+        script: file to run
+        m: module to run
+        image: container image, if the scheduler supports images
+        name: [EXPERIMENT/]RUN; the run is named after the script by default
+        h: named resource per replica, instead of cpu, gpu and memMB
+        cpu: CPUs per replica
+        gpu: GPUs per replica
+        memMB: memory per replica, in MB
+        j: [MIN:]REPLICASxWORKERS, such as 1x4 or 2:3x1; or WORKERS on one replica
+        env: environment variables, as A=1,B=2
+        max_retries: maximum number of restarts by the scheduler when it fails
+        rdzv_port: rendezvous port on the first replica; by default a free one if the scheduler
+            finds one, else 29500
+        rdzv_backend: rendezvous backend
+        rdzv_conf: rendezvous settings, as k=v,k2=v2
+        mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
+        debug: set the debug variables of torch and NCCL, and CUDA_LAUNCH_BLOCKING
+        tee: worker output to show: 0 none, 1 stdout, 2 stderr, 3 both
 
     """
     script, script_args = _program("dist.ddp", script, m, script_args)
@@ -123,20 +123,20 @@ def spmd(
     mounts: list[str] | None = None,
     debug: bool = False,
 ) -> specs.AppDef:
-    """A single program on multiple data: as `dist.ddp`, with less to say.
+    """Run a single program on multiple data: `dist.ddp` with fewer options.
 
     Args:
-        args: the program's arguments; without script and m the first is the script
-        script: a file to run
-        m: a module to run
-        image: the image to run in, where the scheduler has images
-        name: EXPERIMENT/RUN, either of which may be left out; by default after the script
-        h: a named resource for each replica
-        j: [MIN:]REPLICASxWORKERS; or REPLICAS alone, each with a worker for every GPU
-        env: environment variables: A=1,B=2
-        max_retries: how often the scheduler starts it again when it fails
-        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
-        debug: have torch say more, and wait for every GPU kernel
+        args: arguments of the program; the first is the script, unless script or m is given
+        script: file to run
+        m: module to run
+        image: container image, if the scheduler supports images
+        name: [EXPERIMENT/]RUN; the run is named after the script by default
+        h: named resource per replica
+        j: [MIN:]REPLICASxWORKERS; or REPLICAS with one worker per GPU
+        env: environment variables, as A=1,B=2
+        max_retries: maximum number of restarts by the scheduler when it fails
+        mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
+        debug: set the debug variables of torch and NCCL, and CUDA_LAUNCH_BLOCKING
 
     """
     if re.fullmatch(r"\d+", j):
@@ -160,11 +160,11 @@ def _program(
     component: str, script: str | None, m: str | None, args: tuple[str, ...]
 ) -> tuple[str | None, tuple[str, ...]]:
     if script is not None and m is not None:
-        raise ConfigError("one of --script and -m is enough.")
+        raise ConfigError("give only one of --script and -m.")
     if script is None and m is None:
         if not args:
             raise ConfigError(
-                f"a script is missing: phalanx run {component} -j 1x2 --script train.py"
+                f"missing script, as in: phalanx run {component} -j 1x2 --script train.py"
             )
         return args[0], args[1:]
     return script, args
@@ -183,15 +183,15 @@ def _parse_j(text: str) -> tuple[int, int, int]:
     found = re.fullmatch(r"(?:(?:(\d+):)?(\d+)x)?(\d+)", text)
     if found is None:
         raise ConfigError(
-            f"-j {text!r} is not [MIN:]REPLICASxWORKERS. Examples: -j 4, -j 1x4, -j 2:3x1"
+            f"-j {text!r}: expected [MIN:]REPLICASxWORKERS, such as -j 4, -j 1x4 or -j 2:3x1"
         )
     most = int(found[2] or 1)
     least = int(found[1] or most)
     workers = int(found[3])
     if not 1 <= least <= most or workers < 1:
         raise ConfigError(
-            f"-j {text!r}: 1 replica and 1 worker are the least, and MIN is not more than "
-            "REPLICAS. Examples: -j 4, -j 1x4, -j 2:3x1"
+            f"-j {text!r}: REPLICAS and WORKERS must be at least 1, and MIN at most REPLICAS. "
+            "Examples: -j 4, -j 1x4, -j 2:3x1"
         )
     return least, most, workers
 

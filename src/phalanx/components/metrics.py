@@ -14,15 +14,15 @@ def tensorboard(
     start_on_file: str = "",
     exit_on_file: str = "",
 ) -> specs.AppDef:
-    """Serve TensorBoard, until a time has passed or a file appears.
+    """Run TensorBoard until a timeout, or until a file exists.
 
     Args:
-        logdir: where the logs are
-        image: the image to run in, where the scheduler has images
-        timeout: seconds until it ends
-        port: the port it serves at
-        start_on_file: do not start before this file is there
-        exit_on_file: end when this file is there
+        logdir: directory of the logs
+        image: container image, if the scheduler supports images
+        timeout: seconds to run
+        port: port to serve on
+        start_on_file: wait until this file exists before starting
+        exit_on_file: exit when this file exists
 
     """
     server = ["python", "-m", "tensorboard.main", "--bind_all", "--port", str(port)]

@@ -18,8 +18,8 @@ def echo(msg: str = "hello world", image: str = "", num_replicas: int = 1) -> sp
 
     Args:
         msg: what to print
-        image: the image to run in, where the scheduler has images
-        num_replicas: how many replicas print it
+        image: container image, if the scheduler supports images
+        num_replicas: number of replicas
 
     """
     return specs.AppDef(
@@ -33,11 +33,11 @@ def echo(msg: str = "hello world", image: str = "", num_replicas: int = 1) -> sp
 
 
 def touch(file: str, image: str = "") -> specs.AppDef:
-    """Create a file, or renew its time.
+    """Create a file, or update its modification time.
 
     Args:
-        file: the file
-        image: the image to run in, where the scheduler has images
+        file: path of the file
+        image: container image, if the scheduler supports images
 
     """
     role = specs.Role(name="touch", image=image, entrypoint="touch", args=[file])
@@ -57,28 +57,28 @@ def sh(
     mounts: list[str] | None = None,
     entrypoint: str | None = None,
 ) -> specs.AppDef:
-    """Run a command through the shell: `utils.sh echo hi`, `utils.sh 'ls | wc -l'`.
+    """Run a shell command: `utils.sh echo hi`, `utils.sh 'ls | wc -l'`.
 
-    Several words are quoted, each is itself; one word alone is a line for the shell. As in all
-    arguments, `${app_id}` and the other macros are replaced: for a `$` of the shell's own before a
-    `$` or a macro's name write `$$`.
+    A single argument is a shell command line; several arguments are quoted. Macros such as
+    `${app_id}` are replaced in all arguments: write `$$` for a `$` of the shell before another `$`
+    or the name of a macro.
 
     Args:
         args: the command and its arguments
-        image: the image to run in, where the scheduler has images
-        num_replicas: how many replicas run it
-        cpu: processors for each
-        gpu: GPUs for each
-        memMB: megabytes of memory for each
-        h: a named resource, instead of cpu, gpu and memMB
-        env: environment variables: A=1,B=2
-        max_retries: how often it is started again when it fails
-        mounts: type=bind,src=/a,dst=/b[,readonly], one after another
-        entrypoint: a program to run instead of the shell, with the words as its arguments
+        image: container image, if the scheduler supports images
+        num_replicas: number of replicas
+        cpu: CPUs per replica
+        gpu: GPUs per replica
+        memMB: memory per replica, in MB
+        h: named resource, instead of cpu, gpu and memMB
+        env: environment variables, as A=1,B=2
+        max_retries: maximum number of restarts when it fails
+        mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
+        entrypoint: program to run instead of the shell, with these arguments
 
     """
     if not args and entrypoint is None:
-        raise ConfigError("a command is missing: phalanx run utils.sh echo hi")
+        raise ConfigError("missing command, as in: phalanx run utils.sh echo hi")
     line = args[0] if len(args) == 1 else shlex.join(args)
     command = ["-c", line] if entrypoint is None else [*args]
     return specs.AppDef(
@@ -112,30 +112,30 @@ def python(
     h: str | None = None,
     num_replicas: int = 1,
 ) -> specs.AppDef:
-    """Run Python: a script, a module or a command.
+    """Run a Python script, module or command.
 
     `utils.python train.py --lr 1`, `utils.python -m package.train -- --lr 1`,
     `utils.python -c 'print(1)'`.
 
     Args:
-        args: the program's arguments; without m, c and script the first is the script
-        m: a module to run
-        c: a command to run
-        script: a file to run
-        image: the image to run in, where the scheduler has images
-        name: the app's name
-        cpu: processors for each replica
-        gpu: GPUs for each
-        memMB: megabytes of memory for each
-        h: a named resource, instead of cpu, gpu and memMB
-        num_replicas: how many replicas run it
+        args: arguments of the program; the first is the script, unless m, c or script is given
+        m: module to run
+        c: Python code to run
+        script: file to run
+        image: container image, if the scheduler supports images
+        name: app name
+        cpu: CPUs per replica
+        gpu: GPUs per replica
+        memMB: memory per replica, in MB
+        h: named resource, instead of cpu, gpu and memMB
+        num_replicas: number of replicas
 
     """
     given = [what for what in (m, c, script) if what is not None]
     if len(given) > 1:
-        raise ConfigError("one of -m, -c and --script is enough.")
+        raise ConfigError("give only one of -m, -c and --script.")
     if not given and not args:
-        raise ConfigError("a script is missing: phalanx run utils.python train.py")
+        raise ConfigError("missing script, as in: phalanx run utils.python train.py")
     metadata: dict[str, str] = {}
     if m is not None:
         command = ["-m", m, *args]
@@ -175,14 +175,14 @@ def binary(
     """Run a program.
 
     Args:
-        args: the program's arguments
-        entrypoint: the program: a path, or a name on PATH
-        name: the app's name
-        num_replicas: how many replicas run it
-        cpu: processors for each
-        gpu: GPUs for each
-        memMB: megabytes of memory for each
-        h: a named resource, instead of cpu, gpu and memMB
+        args: arguments of the program
+        entrypoint: program to run: a path, or a name on PATH
+        name: app name
+        num_replicas: number of replicas
+        cpu: CPUs per replica
+        gpu: GPUs per replica
+        memMB: memory per replica, in MB
+        h: named resource, instead of cpu, gpu and memMB
 
     """
     return specs.AppDef(
@@ -200,12 +200,12 @@ def binary(
 
 
 def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
-    """Copy a file. Places other than paths (s3://…) need fsspec where it runs.
+    """Copy a file. URLs such as s3://… need fsspec where it runs.
 
     Args:
-        src: the file
-        dst: where to
-        image: the image to run in, where the scheduler has images
+        src: file to copy
+        dst: destination
+        image: container image, if the scheduler supports images
 
     """
     arguments = [*program("_copy"), src, dst]
@@ -214,28 +214,28 @@ def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
 
 
 def hydra(config_name: str, config_dir: str, *overrides: str) -> specs.AppDef:
-    """Run the app that a Hydra configuration describes; needs `phalanx[hydra]`.
+    """Run an app defined by a Hydra configuration; needs `phalanx[hydra]`.
 
     The configuration, or its `app`, is an object that Hydra instantiates: `_target_:
     phalanx.specs.AppDef`, or a component such as `_target_: phalanx.components.dist.ddp`.
 
     Args:
-        config_name: the configuration's name
-        config_dir: the directory it is in
-        overrides: Hydra's overrides: key=value
+        config_name: name of the configuration
+        config_dir: directory of the configuration
+        overrides: Hydra overrides, as key=value
 
     """
     try:
         from hydra import compose, initialize_config_dir
         from hydra.utils import instantiate
     except ImportError:
-        raise ConfigError("this needs Hydra: pip install 'phalanx[hydra]'") from None
+        raise ConfigError("utils.hydra needs Hydra: pip install 'phalanx[hydra]'") from None
     directory = os.path.abspath(os.path.expanduser(config_dir))
     if not os.path.isdir(directory):
-        raise ConfigError(f"there is no directory {config_dir}.")
+        raise ConfigError(f"no such directory: {config_dir}")
     with initialize_config_dir(config_dir=directory, version_base=None):
         config = compose(config_name=config_name, overrides=list(overrides))
     made = instantiate(config.get("app", config), _convert_="all")
     if not isinstance(made, specs.AppDef):
-        raise ConfigError(f"{config_name} in {config_dir} describes {made!r}, not an AppDef.")
+        raise ConfigError(f"{config_name} in {config_dir} must define an AppDef, not {made!r}.")
     return made

@@ -1,4 +1,4 @@
-"""`phalanx builtins`: the components that there are."""
+"""`phalanx builtins`: list components."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from phalanx.errors import PhalanxError
 def main(arguments: list[str]) -> int:
     """List them, or print the source of one."""
     parser = parsing.make(
-        "builtins", "The components that there are: ours, or those that packages have registered."
+        "builtins", "List the builtin components, or those that installed plugins register."
     )
-    parser.add_argument("--print", metavar="NAME", help="print the source of one instead")
+    parser.add_argument("--print", metavar="NAME", help="print the source of a component")
     parser.add_argument(
-        "--verbose", action="store_true", help="with what each does, and what is not one, and why"
+        "--verbose",
+        action="store_true",
+        help="also show summaries, and functions that are not components",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
         text = f"{component.name:<{width}}  {component.summary}" if options.verbose else ""
         print(f"{number:>2}. {text or component.name}".rstrip())
     if options.verbose and found.invalid:
-        print("\nThese functions are not components:")
+        print("\nNot components:")
         for component in found.invalid:
             print(f"  {component.name}: {component.problem}")
     return 0

@@ -1,4 +1,4 @@
-"""`phalanx cancel`: have an app end."""
+"""`phalanx cancel`: cancel an app."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from phalanx.errors import PhalanxError
 
 
 def main(arguments: list[str]) -> int:
-    """Ask for an app's end, and wait for it."""
+    """Cancel an app, and wait for its end."""
     parser = parsing.make(
         "cancel",
-        "Have an app end: its workers get SIGTERM, and after the grace SIGKILL. Waits for it.",
+        "Cancel an app and wait until it ends: SIGTERM, then SIGKILL after the grace period.",
     )
     parser.add_argument(
         "app",
         nargs="?",
-        help="its handle or id, or enough of the beginning; by default the one that runs",
+        help="handle or id, or a unique prefix of it; default: the running app",
     )
     parser.add_argument(
-        "--grace", type=parsing.duration, metavar="TIME", help="by default the launcher's own"
+        "--grace",
+        type=parsing.duration,
+        metavar="TIME",
+        help="time between SIGTERM and SIGKILL; default: stop_grace of the app",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -44,9 +47,9 @@ def main(arguments: list[str]) -> int:
     if options.json:
         parsing.print_json({"id": name, "state": after.value, "was": before.value})
     elif before.is_final:
-        print(f"{name} has ended already: {before.value}")
+        print(f"{name} has already ended: {before.value}")
     elif after.is_final or not _has_owner(app):
-        print(f"{name}: {after.value}{'' if after.is_final else ', and asked to end'}")
+        print(f"{name}: {after.value}{'' if after.is_final else ', cancelling'}")
     if app is not None and _has_owner(app) and not after.is_final:
         print(f"phalanx cancel: {name} {_excuse(app)}", file=sys.stderr)
         return 1
@@ -65,7 +68,7 @@ def _state(runner: Runner, app: RecordedApp | None, handle: str) -> AppState:
         return app.state
     status = runner.status(handle)
     if status is None:
-        raise LookupError(f"there is no app {handle}")
+        raise LookupError(f"no such app: {handle}")
     return status.state
 
 
@@ -79,8 +82,8 @@ def _cancel(runner: Runner, app: RecordedApp | None, handle: str, grace: float |
 def _excuse(app: RecordedApp) -> str:
     owner, who = app.facts["owner"], "launcher" if app.is_launch else "supervisor"
     return (
-        f"was asked to end, and its {who} (pid {owner['pid']} on {owner['host']}) has not done so "
-        "yet. Is it stopped?"
+        f"is still running: its {who} (pid {owner['pid']} on {owner['host']}) did not react to the "
+        "request. Is it stopped?"
     )
 
 
@@ -89,4 +92,6 @@ def _only_one() -> RecordedApp:
     if len(running) == 1:
         return running[0]
     names = ", ".join(app.id for app in running)
-    raise LookupError(f"say which: {names}" if running else "no app is running")
+    raise LookupError(
+        f"several apps are running; name one of: {names}" if running else "no app is running"
+    )

@@ -14,18 +14,18 @@ def main(arguments: list[str]) -> int:
     """Remove the records of apps that ended long ago."""
     parser = parsing.make(
         "clean",
-        "Forget apps that have ended. Log files of launches, and those in a log_dir, stay unless "
-        "--logs is given.",
+        "Delete the records of apps that have ended. Log files of launches and those in a log_dir "
+        "are kept unless --logs is given.",
     )
     parser.add_argument(
         "--older-than",
         type=parsing.duration,
         default=7 * 86400.0,
         metavar="TIME",
-        help="those launched longer ago than this (by default 7d; 0 for all)",
+        help="only apps started longer ago than this; 0 for all; default: 7d",
     )
-    parser.add_argument("--logs", action="store_true", help="remove their log files as well")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--logs", action="store_true", help="delete their log files, too")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     limit = time.time() - options.older_than
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
             try:
                 app.remove(logs=options.logs)
             except OSError as error:
-                print(f"phalanx clean: {app.id} is not removed: {error}", file=sys.stderr)
+                print(f"phalanx clean: cannot delete {app.id}: {error}", file=sys.stderr)
                 old.remove(app)
                 failed = True
         for path in rubbish:
@@ -50,5 +50,5 @@ def main(arguments: list[str]) -> int:
         parsing.print_json([app.id for app in old])
     else:
         count = "1 app" if len(old) == 1 else f"{len(old)} apps"
-        print(f"{count} {'would be removed' if options.dry_run else 'removed'}")
+        print(f"{count} {'would be deleted' if options.dry_run else 'deleted'}")
     return int(failed)

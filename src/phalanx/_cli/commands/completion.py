@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
         return 0
     parser = parsing.make(
         "completion",
-        "What a shell needs to complete phalanx's commands, components, schedulers and apps.\n\n"
-        'bash: put this into ~/.bashrc:  eval "$(phalanx completion bash)"',
+        "Print a script that completes commands, components, schedulers and apps.\n\n"
+        'For bash, add to ~/.bashrc:  eval "$(phalanx completion bash)"',
     )
     parser.add_argument("shell", choices=sorted(_SCRIPTS))
     options = parser.parse_args(arguments)

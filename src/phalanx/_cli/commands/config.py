@@ -20,12 +20,15 @@ def main(arguments: list[str]) -> int:
     """Print one line for each setting."""
     parser = parsing.make(
         "config",
-        "Every setting as it is, and where it came from.\n\n"
-        "The command line counts most, then the environment (PHALANX_LOCAL_CWD_LOG_DIR), then\n"
-        f"{config.FILE} of the project (the nearest upward from here), then the one in your home.",
+        "Show all settings and where they come from.\n\n"
+        "In order of precedence: the command line, environment variables (such as\n"
+        f"PHALANX_LOCAL_CWD_LOG_DIR), {config.FILE} in the current directory or its nearest\n"
+        f"parent, and {config.FILE} in your home directory.",
     )
     parser.add_argument(
-        "section", nargs="?", help="only this one: local_cwd, scheduler.ssh, component.utils.echo"
+        "section",
+        nargs="?",
+        help="show only this section: local_cwd, scheduler.ssh, component.utils.echo",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -36,7 +39,7 @@ def main(arguments: list[str]) -> int:
         wanted = options.section
         sections = {n: s for n, s in sections.items() if wanted in (n, n.partition(".")[2])}
         if not sections:
-            print(f"phalanx config: there is no section {wanted!r}", file=sys.stderr)
+            print(f"phalanx config: no such section: {wanted!r}", file=sys.stderr)
             return 1
     for problem in problems:
         print(f"phalanx config: {problem}", file=sys.stderr)
@@ -72,7 +75,7 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
     for name in runner.config.names("command"):
         found.setdefault(f"command.{name}", runner.config.section("command", name))
         if name not in VERBS:
-            problems.append(f"[command.{name}]: there is no such command")
+            problems.append(f"[command.{name}]: unknown command")
     schedulers = get_scheduler_factories()
     for name in schedulers:
         try:
@@ -86,7 +89,7 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
         problems += config.option_problems(name, options, effective)
     for name in runner.config.names("scheduler"):
         if name not in schedulers:
-            problems.append(f"[scheduler.{name}]: there is no such scheduler")
+            problems.append(f"[scheduler.{name}]: unknown scheduler")
     _add_components(runner, found, problems)
     return found
 
@@ -107,7 +110,7 @@ def _add_components(
     names = {component.name for component in components}
     tops = {name.partition(".")[0] for name in names}  # [component.dist.ddp], without quotes
     unknown = [name for name in runner.config.names("component") if name not in names | tops]
-    problems += [f'[component."{name}"]: there is no such component' for name in unknown]
+    problems += [f'[component."{name}"]: unknown component' for name in unknown]
 
 
 def _shown(value: Any) -> str:

@@ -20,14 +20,14 @@ def main(arguments: list[str]) -> int:
     """Write it."""
     parser = parsing.make(
         "configure",
-        f"Write {config.FILE} in this directory, with every option of every scheduler, each\n"
-        "commented out, with what it is by default; those that are required are marked.",
+        f"Write a {config.FILE} template to the current directory: the options of all schedulers,\n"
+        "commented out, with their defaults.",
     )
     parser.add_argument(
-        "-s", "--schedulers", metavar="NAMES", help="only these, separated by commas"
+        "-s", "--schedulers", metavar="NAMES", help="only these schedulers, comma-separated"
     )
-    parser.add_argument("-a", "--all", action="store_true", help="all schedulers, as without -s")
-    parser.add_argument("--print", action="store_true", help="print it instead")
+    parser.add_argument("-a", "--all", action="store_true", help="all schedulers (the default)")
+    parser.add_argument("--print", action="store_true", help="print the file instead of writing it")
     options = parser.parse_args(arguments)
     names = list(get_scheduler_factories())
     if options.schedulers and not options.all:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         path = Path(os.getcwd()) / config.FILE
         _write(path, text)
     except FileExistsError:
-        print(f"phalanx configure: {path} is there already: it stays as it is", file=sys.stderr)
+        print(f"phalanx configure: {path} already exists", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"phalanx configure: {error}", file=sys.stderr)
@@ -67,12 +67,12 @@ def _write(path: Path, text: str) -> None:
 
 
 _HEAD = """\
-# Settings of Phalanx for everything below this directory. 'phalanx config' shows what applies.
+# Phalanx settings for this directory and those below it. Show all settings: phalanx config
 
 [command.run]
 # scheduler = "local_cwd"
 
-# Defaults for the arguments of a component:
+# Default arguments of a component:
 # [component."utils.echo"]
 # msg = "hello"
 """

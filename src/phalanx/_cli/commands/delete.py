@@ -15,9 +15,11 @@ from phalanx.errors import PhalanxError
 def main(arguments: list[str]) -> int:
     """Delete one or more apps."""
     parser = parsing.make(
-        "delete", "Forget apps, with their logs. One that runs on a scheduler is cancelled first."
+        "delete", "Delete apps and their logs. Apps running on a scheduler are cancelled first."
     )
-    parser.add_argument("apps", nargs="+", metavar="APP", help="its id, or enough of its beginning")
+    parser.add_argument(
+        "apps", nargs="+", metavar="APP", help="handle or id, or a unique prefix of it"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     deleted: list[str] = []
@@ -45,11 +47,11 @@ def _delete(found: FoundApp) -> None:
         return
     with stdout_to_stderr(), get_runner() as runner:
         if found.record is None and runner.status(found.handle) is None:
-            raise LookupError(f"there is no app {found.handle}")
+            raise LookupError(f"no such app: {found.handle}")
         runner.delete(found.handle)
 
 
 def _delete_launch(app: RecordedApp) -> None:
     if not app.state.is_final:
-        raise LookupError(f"{app.id} has not ended. First: phalanx cancel {app.id}")
+        raise LookupError(f"{app.id} is still running. Cancel it first: phalanx cancel {app.id}")
     app.remove(logs=True)

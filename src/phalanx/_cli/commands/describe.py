@@ -13,9 +13,9 @@ from phalanx.errors import PhalanxError
 
 def main(arguments: list[str]) -> int:
     """Print an app's definition, as JSON."""
-    parser = parsing.make("describe", "What an app was made from: its definition, as JSON.")
+    parser = parsing.make("describe", "Show an app's definition, as JSON.")
     parsing.add_app(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, as always")
+    parser.add_argument("--json", action="store_true", help="output JSON (the default)")
     options = parser.parse_args(arguments)
     try:
         found = find_app(options.app)
@@ -28,7 +28,10 @@ def main(arguments: list[str]) -> int:
         parsing.print_json(found.record.facts)
         return 0
     if app is None:
-        print(f"phalanx describe: no app {found.handle} was submitted from here", file=sys.stderr)
+        print(
+            f"phalanx describe: no such app: {found.handle} (not submitted from here)",
+            file=sys.stderr,
+        )
         return 1
     parsing.print_json(to_dict(app))
     return 0

@@ -31,15 +31,17 @@ def main(arguments: list[str]) -> int:
     """Check; gives the exit code."""
     parser = parsing.make(
         "hosts",
-        "Log in to hosts and tell what they are and have, and whether they reach each other. "
-        "Exit code 1 if one of them cannot be used.",
+        "Check that hosts can run a launch: log in, show Python, torch, GPUs, memory and disk, and "
+        "test that hosts reach each other. Exits with 1 if a host cannot be used.",
     )
-    parser.add_argument("verb", choices=["check"], help="what to do: check")
+    parser.add_argument("verb", choices=["check"], help="log in to the hosts and report")
     parser.add_argument(
-        "host", nargs="*", help="hosts as for a launch; by default the allocation, or this machine"
+        "host",
+        nargs="*",
+        help="ssh host name, user@host or user@host:port; default: the allocation, or this machine",
     )
-    parser.add_argument("--python", help="the interpreter or virtual environment there")
-    parser.add_argument("--ssh-config-file", help="instead of your own ssh configuration")
+    parser.add_argument("--python", help="interpreter or virtual environment on the hosts")
+    parser.add_argument("--ssh-config-file", help="ssh configuration file; default: your own")
     parsing.add_json(parser)
     parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
     launcher = Launcher(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from phalanx._cli import hints, parsing, tyro_errors
+from phalanx._cli import hints, launch_help, parsing, tyro_errors
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._core import nesting
 from phalanx._core.suggestions import closest, did_you_mean
@@ -45,27 +45,17 @@ from phalanx.errors import (
     WorkerFailed,
 )
 
-_USAGE = """\
-usage: phalanx launch FILE.py:FUNCTION | MODULE:FUNCTION [OPTIONS] [-- ARGUMENTS]
-
-Run a function on every rank. ARGUMENTS are the function's own, by its signature:
-'phalanx launch FILE.py:FUNCTION -- --help' lists them. Rank 0's output is shown, all output is in
-./logs. Values other than None are printed in rank order. From another terminal: phalanx list,
-status, log, cancel.
-
-exit codes: 0 all ranks returned; 1 the launch failed, or output could not be written; N a worker
-exited with code N; 2 a mistake in the command; 130 interrupted.
-"""
-
 
 def main(arguments: list[str]) -> int:
     """Launch; gives the exit code."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(_USAGE)
-        _parse_options(["--help"], "TARGET")
+    if {"-h", "--help"} & {*_split(arguments)[0]}:
+        print(launch_help.render(Launcher, _Options))
+        return 0
     try:
         if not arguments or arguments[0].startswith("-"):
-            raise ConfigError(f"what to launch comes first.\n{_USAGE}")
+            raise ConfigError(
+                f"name the function first, as in: phalanx launch train.py:main\n{launch_help.USAGE}"
+            )
         target, *rest = arguments
         options, own = _split(rest)
         hints.check_flags(options)
@@ -95,31 +85,31 @@ class _Options:
     """What the command line has on top of a launcher's fields."""
 
     launcher: Launcher
-    """Where and how."""
+    """Hosts, workers and the rest."""
 
     quiet: bool = False
-    """Show nothing but values, warnings and a failure."""
+    """Show only returned values, warnings and failures."""
 
     verbose: bool = False
-    """Show the output of all ranks, and where the time went."""
+    """Show the output of all ranks, and the time each phase took."""
 
     show: str | None = None
-    """The ranks whose output is shown: 0,2-4, all or none; by default 0."""
+    """Ranks whose output to show: 0,2-4, all or none. Default: 0."""
 
     log_dir: str = LOG_DIR
-    """Where the log files go."""
+    """Directory for log files."""
 
     def log_spec(self) -> LogSpec:
         """As asked for."""
         if self.quiet and self.verbose:
-            raise ConfigError("--quiet and --verbose exclude each other.")
+            raise ConfigError("--quiet cannot be used with --verbose.")
         shown = self.show or ("none" if self.quiet else "all" if self.verbose else "0")
         if shown in ("all", "none"):
             return DefaultLogSpec(log_dir=self.log_dir, show="all" if shown == "all" else ())
         try:
             return DefaultLogSpec(log_dir=self.log_dir, show=parsing.ranks(shown))
         except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"--show: {error}, all or none.") from None
+            raise ConfigError(f"--show: {error}, or all or none.") from None
 
 
 def _parse_options(options: list[str], target: str) -> _Options:
@@ -130,8 +120,7 @@ def _parse_options(options: list[str], target: str) -> _Options:
         options,
         f"phalanx launch {target}",
         [field.name for kind in (Launcher, _Options) for field in fields(kind)],
-        "The function's own arguments go behind a '--'.",
-        description="Run a function on every rank.",
+        "Put the function's arguments after '--'.",
         config=(
             tyro.conf.OmitArgPrefixes,
             tyro.conf.FlagCreatePairsOff,
@@ -147,11 +136,11 @@ class _Target:
         self.place, colon, self.function = text.rpartition(":")
         if not colon or not self.place or not self.function:
             raise ConfigError(
-                f"{text!r} is not FILE.py:FUNCTION or MODULE:FUNCTION. Example: train.py:main"
+                f"{text!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION, such as train.py:main"
             )
         self.is_file = self.place.endswith(".py") or os.sep in self.place
         if self.is_file and not Path(self.place).is_file():
-            raise ConfigError(f"there is no file {self.place}.")
+            raise ConfigError(f"no such file: {self.place}")
         self._root, self._name = self._locate()
         sys.path.insert(0, str(self._root))
 
@@ -161,7 +150,9 @@ class _Target:
             try:
                 return Path.cwd(), self.place
             except FileNotFoundError:
-                raise ConfigError("the current directory is gone: go to another one.") from None
+                raise ConfigError(
+                    "the current directory no longer exists; change to another one."
+                ) from None
         path = Path(self.place).absolute()
         parts = [path.stem]
         root = path.parent
@@ -190,7 +181,9 @@ class _Target:
 
     def _load_module(self) -> Any:
         if importlib.util.find_spec(self._name.partition(".")[0]) is None:
-            raise ConfigError(f"there is no module {self._name!r} here or installed.")
+            raise ConfigError(
+                f"no module named {self._name!r}, neither installed nor in the current directory."
+            )
         return importlib.import_module(self._name)
 
     def _load_file(self) -> Any:

@@ -19,12 +19,18 @@ _SHOWN = 20
 
 def main(arguments: list[str]) -> int:
     """Print one line for each app, the latest last."""
-    parser = parsing.make("list", "What was launched and submitted, the latest last.")
+    parser = parsing.make("list", "List apps, the latest last.")
     parser.add_argument(
-        "-s", "--scheduler", help="what this scheduler knows, wherever it was submitted from"
+        "-s",
+        "--scheduler",
+        help="list the apps of this scheduler, wherever they were submitted from",
     )
-    parser.add_argument("--all", action="store_true", help=f"not only the last {_SHOWN}")
-    parser.add_argument("--running", action="store_true", help="only those that have not ended")
+    parser.add_argument(
+        "--all", action="store_true", help=f"list all apps, not only the last {_SHOWN}"
+    )
+    parser.add_argument(
+        "--running", action="store_true", help="list only apps that are still running"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     if options.scheduler is not None:
@@ -42,7 +48,7 @@ def main(arguments: list[str]) -> int:
         )
         return 0
     if not found:
-        print("no app is recorded" if not options.running else "no app is running")
+        print("no apps" if not options.running else "no running apps")
         return 0
     rows = []
     for app, status in found:
@@ -62,7 +68,7 @@ def main(arguments: list[str]) -> int:
     heads = ("APP", "ON", "STATE", "SIZE", "HOSTS", "STARTED", "TIME", "COMMAND")
     parsing.print_table(heads, rows)
     if left_out:
-        print(f"({left_out} older ones: phalanx list --all)")
+        print(f"({left_out} older apps not shown; use --all)")
     return 0
 
 
@@ -80,7 +86,7 @@ def _list_scheduler(options: Any) -> int:
             [{"handle": a.app_handle, "name": a.name, "state": a.state.value} for a in known]
         )
     elif not known:
-        print(f"{options.scheduler} knows no app")
+        print(f"no apps on {options.scheduler}")
     else:
         rows = [(app.app_handle, app.name, app.state.value) for app in known]
         parsing.print_table(("HANDLE", "NAME", "STATE"), rows)

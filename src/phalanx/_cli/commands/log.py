@@ -30,41 +30,59 @@ def main(arguments: list[str]) -> int:
     """Print the lines that are asked for."""
     parser = parsing.make(
         "log",
-        "What an app's workers or replicas have printed, in the order of time.\n\n"
-        "Of an app on a scheduler, APP/ROLE/REPLICAS picks some: echo-1a2b/echo/0,2-4.\n"
-        "Times are kept to about a tenth of a second. TIME is a span ago (30s, 10m, 2h, 7d) or a\n"
-        "date and time (2026-01-31T12:00).",
+        "Show the output of an app's workers or replicas, ordered by time.\n\n"
+        "For an app on a scheduler, select replicas with APP/ROLE/REPLICAS: echo-1a2b/echo/0,2-4.\n"
+        "TIME is relative (30s, 10m, 2h, 7d ago) or absolute (2026-01-31T12:00), with a precision\n"
+        "of about 0.1 s.",
     )
     parser.add_argument(
         "app",
         nargs="?",
         metavar="APP[/ROLE[/REPLICAS]]",
-        help="its handle or id, or enough of the beginning; by default the latest",
-    )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the app ends")
-    parser.add_argument(
-        "-r", "--ranks", type=parsing.ranks, metavar="RANKS", help="only these, such as 0,2-4"
+        help="handle or id, or a unique prefix of it; default: the latest app",
     )
     parser.add_argument(
-        "-e", "--regex", type=parsing.regex, metavar="REGEX", help="only lines that match"
+        "-f", "--follow", action="store_true", help="follow the output until the app ends"
     )
-    parser.add_argument("--since", type=parsing.moment, metavar="TIME", help="only from then on")
-    parser.add_argument("--until", type=parsing.moment, metavar="TIME", help="only before then")
     parser.add_argument(
-        "--streams", choices=("combined", "stdout", "stderr"), help="only one of a replica's"
+        "-r",
+        "--ranks",
+        type=parsing.ranks,
+        metavar="RANKS",
+        help="show only these ranks, such as 0,2-4",
     )
-    parser.add_argument("-n", "--tail", type=int, metavar="N", help="only the last N lines of each")
     parser.add_argument(
-        "--agents", action="store_true", help="what the agents say instead (with -e and -n)"
+        "-e", "--regex", type=parsing.regex, metavar="REGEX", help="show only lines that match"
+    )
+    parser.add_argument(
+        "--since", type=parsing.moment, metavar="TIME", help="show only lines since this time"
+    )
+    parser.add_argument(
+        "--until", type=parsing.moment, metavar="TIME", help="show only lines before this time"
+    )
+    parser.add_argument(
+        "--streams",
+        choices=("combined", "stdout", "stderr"),
+        help="show only this stream of a replica",
+    )
+    parser.add_argument(
+        "-n",
+        "--tail",
+        type=int,
+        metavar="N",
+        help="show only the last N lines of each rank or replica",
+    )
+    parser.add_argument(
+        "--agents", action="store_true", help="show the agents' own logs (with -e, -n and --json)"
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     if options.follow and options.tail is not None:
-        parser.error("--tail and --follow exclude each other")
+        parser.error("--tail cannot be used with --follow")
     if options.tail is not None and options.tail < 0:
-        parser.error(f"--tail {options.tail}: give a number of lines, 0 or more")
+        parser.error(f"--tail {options.tail}: must be 0 or more")
     if options.agents and (options.follow or options.ranks or options.since or options.until):
-        parser.error("--agents goes with --regex, --tail and --json alone")
+        parser.error("--agents can only be used with --regex, --tail and --json")
     try:
         place = None if options.app is None else parse_log_selector(options.app)
         found = find_app(None if place is None else place.app)
@@ -73,7 +91,9 @@ def main(arguments: list[str]) -> int:
         app = found.record
         assert app is not None
         if options.streams or (place and place.role):
-            raise LookupError(f"{app.id} is a launch: it has ranks (-r), not roles and streams")
+            raise LookupError(
+                f"{app.id} is a launch: select ranks with -r, it has no roles or streams"
+            )
         if options.agents:
             _print_agents(app, options)
             return 0
@@ -83,7 +103,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if not files:
         print(
-            f"phalanx log: {app.id} has no log files: it was started without. Use --log-dir DIR",
+            f"phalanx log: {app.id} has no log files. Launch with --log-dir DIR to write them",
             file=sys.stderr,
         )
         return 1
@@ -98,13 +118,15 @@ def main(arguments: list[str]) -> int:
 def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:
     """Of an app on a scheduler."""
     if options.ranks or options.agents:
-        raise LookupError(f"{handle} is on a scheduler: pick by {place.app}/ROLE/REPLICAS")
+        raise LookupError(
+            f"{handle} runs on a scheduler: select replicas with {place.app}/ROLE/REPLICAS"
+        )
     with get_runner() as runner:
         with stdout_to_stderr():
             known = runner.replicas(handle)
         place = _with_role(place, known)
         if place.role is not None and place.role not in known:
-            raise LookupError(f"{handle} has no role {place.role!r}; it has: {', '.join(known)}")
+            raise LookupError(f"{handle} has no role {place.role!r}; it has {', '.join(known)}")
         chosen = [
             (role, i)
             for role, count in known.items()

@@ -23,14 +23,15 @@ from phalanx._schedulers.request import AppRequest
 from phalanx._specs import AppState, AppStatus
 from phalanx.errors import ComponentError, ConfigError, PhalanxError, UnknownScheduler, UsageError
 
-_USAGE = "phalanx run [OPTIONS] COMPONENT [COMPONENT'S OPTIONS] [-- PROGRAM'S ARGUMENTS]"
+_USAGE = "phalanx run [OPTIONS] COMPONENT [COMPONENT OPTIONS] [-- PROGRAM ARGUMENTS]"
 
 _DESCRIPTION = """\
-Run a component on a scheduler, and print the app's handle. The app outlives this command.
+Run a component on a scheduler and print the app's handle. The app keeps running when this command
+ends; use --wait or --log to wait for it.
 
-COMPONENT is one that 'phalanx builtins' lists, the last part of its name, or FILE.py:FUNCTION;
-'phalanx run COMPONENT --help' says what it takes. A scheduler's options ('phalanx runopts') are
-given as -cfg key=value,… or each as a flag: --log_dir DIR.
+COMPONENT is listed by 'phalanx builtins' (the last part of the name is enough), or is
+FILE.py:FUNCTION. Show its options with 'phalanx run COMPONENT --help'. Pass scheduler options
+('phalanx runopts') as -cfg key=value,… or as flags: --log_dir DIR.
 
   phalanx run utils.echo --msg hi
   phalanx run --wait --log utils.python train.py --lr 0.1
@@ -38,9 +39,9 @@ given as -cfg key=value,… or each as a flag: --log_dir DIR.
 """
 
 _EPILOG = """\
-exit codes: 0 submitted, or, with --wait, the app succeeded; N with --wait, the code of the replica
-that failed first (128 + N for signal N); 1 it could not be submitted, was cancelled, or what it
-printed could not be written; 2 a mistake in the command; 130 interrupted (the app goes on).
+exit codes: 0 submitted or, with --wait, succeeded; N with --wait, the exit code of the first
+replica that failed (128 + N for signal N); 1 not submitted, cancelled, or output could not be
+written; 2 invalid command line; 130 interrupted (the app keeps running).
 """
 
 
@@ -72,12 +73,12 @@ def main(arguments: list[str]) -> int:
         )
         if options.stdin:
             if component is not None or flags or {"-s", "--scheduler", "-cfg"} & {*own}:
-                parser.error("with --stdin the component, scheduler and options are in the JSON")
+                parser.error("with --stdin, give the component, scheduler and options as JSON")
             wanted = _from_stdin(wanted)
         if wanted.component is None and flags:
-            parser.error(f"run has no option --{next(iter(flags))}, or the component is missing")
+            parser.error(f"unknown option --{next(iter(flags))}, or missing component")
         if wanted.component is None:
-            parser.error("say which component. 'phalanx builtins' lists them")
+            parser.error("missing component; list components with 'phalanx builtins'")
         return _run(wanted)
     except HelpWanted as text:
         print(text)
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> int:
         if parser.find(error.option) is None:
             return _refuse(error, 2)
         return _refuse(
-            f"{error.component} has no option {error.option!r}. It is an option of run, and goes "
+            f"{error.component} has no option {error.option!r}. It is an option of run: put it "
             "before the component.",
             2,
         )
@@ -101,35 +102,38 @@ def main(arguments: list[str]) -> int:
 def make_parser() -> parsing.Parser:
     """What `run` takes before the component."""
     parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
-    parser.add_argument("-s", "--scheduler", action=parsing.Once, help="by default local_cwd")
+    parser.add_argument("-s", "--scheduler", action=parsing.Once, help="default: local_cwd")
     parser.add_argument(
         "-cfg",
         "--scheduler_args",
         action="append",
         metavar="K=V,…",
-        help="the scheduler's options; lists are k=a,b, dicts k=a:1,b:2",
+        help="scheduler options; lists: k=a,b; dicts: k=a:1,b:2",
     )
     parser.add_argument(
-        "--dryrun", action="store_true", help="print the app and the exact request; submit nothing"
+        "--dryrun", action="store_true", help="print the app and the request without submitting it"
     )
-    parser.add_argument("--wait", action="store_true", help="wait for the app's end")
+    parser.add_argument("--wait", action="store_true", help="wait until the app ends")
     parser.add_argument(
-        "--log", action="store_true", help="print what its replicas print on stderr, and wait"
+        "--log", action="store_true", help="print the output of its replicas to stderr, and wait"
     )
-    parser.add_argument("--tee_logs", action="store_true", help="the same")
+    parser.add_argument("--tee_logs", action="store_true", help="same as --log")
     parser.add_argument(
         "--workspace",
         action=parsing.Once,
         metavar="DIR",
-        help="the directory whose files it runs with; by default the current one",
+        help="directory to run in; default: the current one",
     )
     parser.add_argument(
-        "--parent_run_id", action=parsing.Once, metavar="ID", help="the run that this is part of"
+        "--parent_run_id",
+        action=parsing.Once,
+        metavar="ID",
+        help="id of the run that this app is part of",
     )
     parser.add_argument(
         "--stdin",
         action="store_true",
-        help="read all of this as JSON: component_name, component_args (a list or an object), "
+        help="read the request as JSON: component_name, component_args (a list or an object), "
         "scheduler, scheduler_args, workspace, parent_run_id, dryrun, wait, log",
     )
     return parser
@@ -172,10 +176,12 @@ def split(
             own.append(word)  # argparse says what is wrong with it
             continue
         if near := closest(flag, parser._option_string_actions, cutoff=0.8):
-            parser.error(f"run has no option {flag}.{did_you_mean(near, quoted=False)}")
+            parser.error(f"unknown option {flag}.{did_you_mean(near, quoted=False)}")
         if not equals:
             if not words:
-                parser.error(f"{flag} is not an option of run, and as a scheduler's needs a value")
+                parser.error(
+                    f"{flag} is neither an option of run nor a scheduler option with a value"
+                )
             value = words.pop(0)
         name = flag[2:].replace("-", "_")
         if name in flags:
@@ -196,7 +202,7 @@ def _merge(texts: list[str], flags: dict[str, str]) -> dict[str, Any]:
     for text in texts:
         for key, value in parse(text).items():
             if key in merged:
-                raise ConfigError(f"the option {key!r} is given twice.")
+                raise ConfigError(f"option {key!r} is given twice.")
             merged[key] = value
     return merged
 
@@ -239,17 +245,17 @@ def _read_stdin() -> dict[str, Any]:
     try:
         given = json.load(sys.stdin) if sys.stdin is not None else None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--stdin: this is not JSON: {error}.") from None
+        raise ConfigError(f"--stdin: invalid JSON: {error}.") from None
     if not isinstance(given, dict) or not isinstance(given.get("component_name"), str):
-        raise ConfigError("--stdin: an object with a component_name is wanted.")
+        raise ConfigError("--stdin: must be a JSON object with a component_name.")
     found = {key: value for key, value in given.items() if value is not None}
     for key, value in found.items():
         if key not in _STDIN:
-            raise ConfigError(f"--stdin: there is no {key!r}; there are: {', '.join(_STDIN)}.")
+            raise ConfigError(f"--stdin: unknown key {key!r}; choose from {', '.join(_STDIN)}.")
         texts = value if key.startswith("component_args") and isinstance(value, list) else ()
         if not isinstance(value, _STDIN[key]) or not all(isinstance(t, str) for t in texts):
             names = " or ".join(kind.__name__ for kind in _STDIN[key])
-            raise ConfigError(f"--stdin: {key}: {value!r} is not of type {names}.")
+            raise ConfigError(f"--stdin: {key}: {value!r} must be of type {names}.")
     return found
 
 
@@ -272,8 +278,8 @@ def _run(wanted: _Wanted) -> int:
             code = _wait(runner, handle, show=wanted.log) if wanted.wait else 0
             return code if printed else code or 1
         except KeyboardInterrupt:
-            text = f"{handle} goes on. To end it: phalanx cancel {handle}"
-            unsure = "interrupted while it was submitted: phalanx list says whether it was"
+            text = f"{handle} keeps running. To cancel it: phalanx cancel {handle}"
+            unsure = "interrupted during submission; check whether it was submitted: phalanx list"
             print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
             return 130
 
@@ -306,7 +312,10 @@ def _print_handle(handle: str) -> bool:
     try:
         print(handle, flush=True)
     except OSError as error:
-        print(f"phalanx run: {handle} is submitted; stdout: {error.strerror}", file=sys.stderr)
+        print(
+            f"phalanx run: {handle} was submitted; cannot write to stdout: {error.strerror}",
+            file=sys.stderr,
+        )
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # said once
         return isinstance(error, BrokenPipeError)
     return True
@@ -327,7 +336,7 @@ def _dryrun(runner: Runner, wanted: _Wanted) -> AppDryRunInfo | None:
     except (PhalanxError, HelpWanted):
         raise
     except SystemExit as stop:
-        print(f"phalanx run: {wanted.component} ended with {stop.code!r}", file=sys.stderr)
+        print(f"phalanx run: {wanted.component} called sys.exit({stop.code!r})", file=sys.stderr)
         return None
     except Exception as error:
         if isinstance(error, ValueError) and is_raised_outright(error):
@@ -341,7 +350,7 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
     taken = True if shown is None else _show_lines(runner, handle, shown)
     status = _until(runner, handle, AppStatus.is_terminal)
     if status is None:
-        print(f"phalanx run: {handle} is gone", file=sys.stderr)
+        print(f"phalanx run: {handle} no longer exists", file=sys.stderr)
         return 1
     if status.state is not AppState.SUCCEEDED:
         with contextlib.suppress(OSError):  # a full disk is not how the app ended

@@ -16,8 +16,8 @@ from phalanx.errors import PhalanxError
 
 def main(arguments: list[str]) -> int:
     """Print the options of all schedulers, or of one."""
-    parser = parsing.make("runopts", "The schedulers that there are, and the options of each.")
-    parser.add_argument("scheduler", nargs="?", help="only this one")
+    parser = parsing.make("runopts", "List schedulers and their options.")
+    parser.add_argument("scheduler", nargs="?", help="show only this scheduler")
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     found: dict[str, list[Option]] = {}
@@ -50,7 +50,7 @@ def _describe(name: str, known: list[Option]) -> str:
             lines.append(f"    {option.name} ({option.type}{default})")
             lines.append(f"        {option.help}")
     if not known:
-        lines.append("  it has no options")
+        lines.append("  no options")
     return "\n".join(lines)
 
 

@@ -21,20 +21,20 @@ def main(arguments: list[str]) -> int:
     """Print the Python stacks of every rank; exit code 1 if there are none."""
     parser = parsing.make(
         "stacks",
-        "Show where the workers of a running app are: the Python stacks of all ranks and all their "
-        "threads, equal ones together. The workers go on.",
+        "Show the Python stacks of all ranks and threads of a running app, identical ones grouped. "
+        "The workers keep running.",
     )
     parser.add_argument(
         "app",
         nargs="?",
-        help="its handle or id, or enough of the beginning; by default the one that runs",
+        help="handle or id, or a unique prefix of it; default: the running app",
     )
     parser.add_argument(
         "--timeout",
         type=parsing.duration,
         default=5.0,
         metavar="TIME",
-        help="how long workers may take to answer; 5 s by default",
+        help="time to wait for the workers to answer; default: 5s",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         for app, answer in told:
             _print(app, answer)
     except _MALFORMED as error:
-        print(f"phalanx stacks: {app.id} gave something else: {error!r}", file=sys.stderr)
+        print(f"phalanx stacks: {app.id} sent an invalid answer: {error!r}", file=sys.stderr)
         return 1
     return 0
 
@@ -73,7 +73,7 @@ def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
         parts = [f"{name}\n{describe(some)}" for name, some in by_replica.items()]
     round_ = f", round {answer['round']}" if answer["round"] > 1 else ""
     print(f"{app.id}{round_}")
-    print("\n\n".join([*parts, *without]) or "no worker runs at the moment")
+    print("\n\n".join([*parts, *without]) or "no worker is running")
     print()
 
 
@@ -83,12 +83,18 @@ def _find(text: str | None) -> list[RecordedApp]:
         running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
         if len(running) != 1:
             names = ", ".join(app.id for app in running)
-            raise LookupError(f"say which: {names}" if running else "no app is running")
+            raise LookupError(
+                f"several apps are running; name one of: {names}"
+                if running
+                else "no app is running"
+            )
         text = running[0].handle
     found = find_app(text)
     app = found.record
     if app is None or (not app.is_launch and app.facts["owner"] is None):
-        raise LookupError(f"{found.handle} runs elsewhere, where its stacks cannot be asked for")
+        raise LookupError(
+            f"cannot get the stacks of {found.handle}: it does not run on this machine"
+        )
     if app.is_launch:
         return [app]
     if app.state.is_final:
@@ -101,6 +107,6 @@ def _find(text: str | None) -> list[RecordedApp]:
     if not launches:
         raise LookupError(
             f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "
-            "that has them, use: py-spy dump --pid PID; or 'phalanx stacks', if phalanx is there."
+            "that runs them, try: phalanx stacks, or py-spy dump --pid PID"
         )
     return launches

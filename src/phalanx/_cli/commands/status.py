@@ -1,4 +1,4 @@
-"""`phalanx status`: how an app stands."""
+"""`phalanx status`: show an app's status."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ROUNDS_SHOWN = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Print how an app stands; exit code 0 unless it is unknown."""
-    parser = parsing.make("status", "How an app stands, and how its workers or replicas ended.")
+    """Print an app's status; exit code 0 unless it is unknown."""
+    parser = parsing.make("status", "Show an app's status, and how its workers or replicas ended.")
     parsing.add_app(parser)
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -47,7 +47,7 @@ def _of_scheduler(found: FoundApp, *, as_json: bool) -> int:
     with stdout_to_stderr(), get_runner() as runner:
         status = runner.status(found.handle)
     if status is None:
-        raise LookupError(f"there is no app {found.handle}")
+        raise LookupError(f"no such app: {found.handle}")
     if as_json:
         facts = {} if found.record is None else found.record.facts
         parsing.print_json({**facts, "handle": found.handle, "status": _as_json(status)})
@@ -60,7 +60,7 @@ def _of_scheduler(found: FoundApp, *, as_json: bool) -> int:
     if found.record is not None:
         print(f"  command: {found.record.command}")
     if status.num_restarts:
-        print(f"  started again: {status.num_restarts} times")
+        print(f"  restarts: {status.num_restarts}")
     if status.ui_url:
         print(f"  {status.ui_url}")
     if status.message:
@@ -144,6 +144,6 @@ def _print_rounds(rounds: list[dict[str, Any]], max_restarts: object) -> None:
         again = f"restart {restarts}{most}: " if restarts > before["restarts"] else ""
         lines.append(f"  round {round_['number']} at {when}: {again}{round_['cause']}")
     if len(lines) > _ROUNDS_SHOWN:
-        print(f"  ({len(lines) - _ROUNDS_SHOWN} rounds before: --json)")
+        print(f"  ({len(lines) - _ROUNDS_SHOWN} earlier rounds not shown; use --json)")
     for line in lines[-_ROUNDS_SHOWN:]:
         print(line)

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return _run(options)
     finally:
         if own and torchrun_logs.tidy(own):
-            print(f"phalanx torchrun: the workers' log files are in {own}", file=sys.stderr)
+            print(f"phalanx torchrun: worker logs are in {own}", file=sys.stderr)
 
 
 def _run(options: TorchrunOptions) -> int:

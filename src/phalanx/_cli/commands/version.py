@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
         print("usage: phalanx version\n\nPrint the version.")
         return 0
     if arguments:
-        print(f"phalanx version takes no arguments, not {arguments[0]!r}.", file=sys.stderr)
+        print(f"phalanx version: unexpected argument {arguments[0]!r}.", file=sys.stderr)
         return 2
     print(f"phalanx {__version__}")
     return 0

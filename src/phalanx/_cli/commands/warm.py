@@ -15,10 +15,12 @@ def main(arguments: list[str]) -> int:
     """Show or end what `keep_warm` has left."""
     parser = parsing.make(
         "warm",
-        "The agents that commands with keep_warm have left for the next one, with the packages\n"
-        "that they have loaded. They end by themselves.",
+        "Show or stop the agents that keep_warm keeps for the next command, with their imported\n"
+        "packages. They stop on their own when the time is over.",
     )
-    parser.add_argument("what", choices=["status", "stop"], help="show them, or end them all")
+    parser.add_argument(
+        "what", choices=["status", "stop"], help="list the agents, or stop all of them"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     place = pool.directory(create=False)
@@ -29,9 +31,9 @@ def main(arguments: list[str]) -> int:
     if options.json:
         parsing.print_json([dataclasses.asdict(agent) for agent in found])
     elif not found:
-        print("no agent waits")
+        print("no warm agents")
     elif options.what == "stop":
-        print(f"{len(found)} {'agent' if len(found) == 1 else 'agents'} ended")
+        print(f"{len(found)} {'agent' if len(found) == 1 else 'agents'} stopped")
     else:
         now = time.time()
         rows = [
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
             )
             for agent in found
         ]
-        heads = ("PID", "IDLE FOR", "ENDS IN", "MEMORY", "PYTHON", "PACKAGES")
+        heads = ("PID", "IDLE FOR", "STOPS IN", "MEMORY", "PYTHON", "PACKAGES")
         parsing.print_table(heads, rows)
     return 0
 

@@ -58,13 +58,13 @@ def switch(text: str) -> bool:
     try:
         return bool(int(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 1 nor 0.") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 or 0.") from None
 
 
 def _one_of(*known: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}.")
+            raise argparse.ArgumentTypeError(f"{text!r}: choose one of {', '.join(known)}.")
         return text
 
     return read
@@ -76,32 +76,65 @@ def _texts(text: str) -> list[str]:
 
 
 GROUPS: dict[str, tuple[Flag, ...]] = {
-    "how many": (
-        Flag("nnodes", "1:1", "N", "hosts: N, or MIN:MAX (1:1)"),
-        Flag("nproc-per-node", "1", "N", "workers on this host: N, auto, cpu or gpu (1)"),
+    "workers": (
+        Flag("nnodes", "1:1", "N", "number of hosts: N or MIN:MAX (default: 1:1)"),
+        Flag("nproc-per-node", "1", "N", "workers on this host: N, auto, cpu or gpu (default: 1)"),
     ),
-    "where hosts meet": (
-        Flag("standalone", False, "", "one host, on a free port; other --rdzv- flags do not count"),
-        Flag("rdzv-backend", "static", "NAME", "static, c10d (tcp), or a plugin's (static)"),
-        Flag("rdzv-endpoint", "", "HOST:PORT", "where; port 29400 for c10d"),
-        Flag("rdzv-id", "none", "ID", "the same on all hosts of a job, and no other's (none)"),
-        Flag("rdzv-conf", "", "K=V,…", "the backend's own settings"),
-        Flag("node-rank", 0, "N", "static: which host this is (0)", _whole),
-        Flag("master-addr", "127.0.0.1", "HOST", "static: the host of rank 0 (127.0.0.1)"),
-        Flag("master-port", None, "PORT", "static: its port (29500)", _whole),
-        Flag("local-addr", None, "HOST", "this host's name to others (the one it has)"),
+    "rendezvous": (
+        Flag(
+            "standalone", False, "", "run on one host with a free port; ignores other --rdzv flags"
+        ),
+        Flag(
+            "rdzv-backend",
+            "static",
+            "NAME",
+            "rendezvous backend: static, c10d (tcp) or a plugin (default: static)",
+        ),
+        Flag(
+            "rdzv-endpoint",
+            "",
+            "HOST:PORT",
+            "rendezvous endpoint; the default port is 29400 for c10d",
+        ),
+        Flag("rdzv-id", "none", "ID", "job id, the same on all hosts of the job (default: none)"),
+        Flag("rdzv-conf", "", "K=V,…", "settings of the rendezvous backend"),
+        Flag("node-rank", 0, "N", "rank of this host, for static (default: 0)", _whole),
+        Flag(
+            "master-addr",
+            "127.0.0.1",
+            "HOST",
+            "address of the host of rank 0, for static (default: 127.0.0.1)",
+        ),
+        Flag(
+            "master-port",
+            None,
+            "PORT",
+            "port on the host of rank 0, for static (default: 29500)",
+            _whole,
+        ),
+        Flag(
+            "local-addr",
+            None,
+            "HOST",
+            "address of this host for the others (default: its host name)",
+        ),
     ),
-    "what runs": (
-        Flag("module", False, "", "SCRIPT is a module, as with python -m", short="m"),
-        Flag("no-python", False, "", "SCRIPT is a program of its own"),
-        Flag("run-path", False, "", "SCRIPT is run by an interpreter that is there already"),
-        Flag("role", "default", "NAME", "the workers' ROLE_NAME (default)"),
-        Flag("virtual-local-rank", False, "", "each worker has LOCAL_RANK 0 and sees one GPU"),
+    "script": (
+        Flag("module", False, "", "run SCRIPT as a module, like python -m", short="m"),
+        Flag("no-python", False, "", "run SCRIPT as a program, without Python"),
+        Flag("run-path", False, "", "run SCRIPT with runpy in a running interpreter"),
+        Flag("role", "default", "NAME", "role name of the workers (default: default)"),
+        Flag(
+            "virtual-local-rank",
+            False,
+            "",
+            "give each worker LOCAL_RANK 0 and a single visible GPU",
+        ),
         Flag(
             "numa-binding",
             None,
             "KIND",
-            "bind workers near their GPUs: node, socket, exclusive or core-complex (not bound)",
+            "bind workers to CPUs near their GPUs: node, socket, exclusive or core-complex",
             _one_of(*KINDS),
             by_environment=False,
         ),
@@ -109,50 +142,79 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "start-method",
             "spawn",
             "NAME",
-            "spawn: a new interpreter for each worker; fork, forkserver: forked from one that has "
-            "loaded the packages (forked)",
+            "spawn starts an interpreter per worker; fork and forkserver fork from one that has "
+            "imported the packages (default: fork)",
             _one_of("spawn", "fork", "forkserver"),
         ),
     ),
-    "failures and the end": (
-        Flag("max-restarts", 0, "N", "how often all workers may be started again (0)", _whole),
-        Flag("monitor-interval", 0.1, "SECONDS", "how often to look at workers (0.1)", _number),
+    "restarts and shutdown": (
+        Flag(
+            "max-restarts", 0, "N", "maximum number of restarts of all workers (default: 0)", _whole
+        ),
+        Flag(
+            "monitor-interval",
+            0.1,
+            "SECONDS",
+            "interval for checking workers (default: 0.1)",
+            _number,
+        ),
         Flag(
             "signals-to-handle",
             "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "NAMES",
-            "signals that are passed on to workers (SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+            "signals to forward to workers (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
         ),
         Flag(
             "shutdown-timeout",
             None,
             "SECONDS",
-            "from signal to kill (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
+            "time between signal and SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
             _whole,
         ),
     ),
     "output": (
-        Flag("log-dir", None, "DIR", "for files of output and errors (a temporary one)"),
+        Flag(
+            "log-dir", None, "DIR", "directory for logs and error files (default: a temporary one)"
+        ),
         Flag(
             "redirects",
             "0",
             "WHAT",
-            "to files instead of the console: 1 stdout, 2 stderr, 3 both, or by local rank: "
-            "0:1,12:3 (0)",
+            "redirect output to log files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: "
+            "0:1,12:3 (default: 0)",
             short="r",
         ),
-        Flag("tee", "0", "WHAT", "the same, to files and the console (0)", short="t"),
-        Flag("local-ranks-filter", "", "RANKS", "the console shows these local ranks (all)"),
-        Flag("ranks-filter", "", "RANKS", "the console shows these of all ranks, as 0,8-11 (all)"),
+        Flag(
+            "tee",
+            "0",
+            "WHAT",
+            "like --redirects, but also show it on the console (default: 0)",
+            short="t",
+        ),
+        Flag(
+            "local-ranks-filter", "", "RANKS", "local ranks to show on the console (default: all)"
+        ),
+        Flag(
+            "ranks-filter",
+            "",
+            "RANKS",
+            "global ranks to show on the console, as 0,8-11 (default: all)",
+        ),
         Flag(
             "duplicate-stdout-filters",
             [],
             "TEXTS",
-            "lines of --tee with any of these (a,b) also go to filtered_stdout.log",
+            "copy stdout lines of --tee that contain any of these (a,b) to filtered_stdout.log",
             _texts,
         ),
-        Flag("duplicate-stderr-filters", [], "TEXTS", "the same for stderr", _texts),
-        Flag("event-log-handler", "null", "NAME", "where events go (null)"),
+        Flag(
+            "duplicate-stderr-filters",
+            [],
+            "TEXTS",
+            "likewise for stderr, to filtered_stderr.log",
+            _texts,
+        ),
+        Flag("event-log-handler", "null", "NAME", "event handler: null or console (default: null)"),
         Flag("logs-specs", None, "NAME", "", by_environment=False),  # refused
     ),
 }

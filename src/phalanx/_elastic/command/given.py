@@ -14,19 +14,20 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._elastic.command.flags import FLAGS, GROUPS, switch
 from phalanx.errors import ConfigError
 
-_USAGE = "phalanx torchrun [FLAGS] SCRIPT [SCRIPT'S ARGUMENTS]"
+_USAGE = "phalanx torchrun [FLAGS] SCRIPT [ARGUMENTS]"
 
 _DESCRIPTION = """\
-Run a script once per worker on this host, together with the hosts that run the same command.
-Flags and variables are torchrun's. All that follows SCRIPT is the script's own.
+Run a script on every worker of this host, together with the hosts that run the same command. Takes
+the flags and environment variables of torchrun. ARGUMENTS are passed to the script.
 
   phalanx torchrun --nproc-per-node gpu train.py --lr 0.1
   phalanx torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host-0:29400 train.py
 """
 
 _EPILOG = """\
-Each flag may be written with _ for -, and be set by PET_ and its name (PET_NPROC_PER_NODE=8; 1 or 0
-for those without a value), --numa-binding excepted. The command line wins.
+Flags can be written with _ instead of -. Each flag except --numa-binding can be set by an
+environment variable: PET_NPROC_PER_NODE=8, or 1 or 0 for flags without a value. The command line
+takes precedence.
 """
 
 
@@ -134,16 +135,14 @@ def _no_script(arguments: list[str]) -> ConfigError:
         unknown = []
     if unknown:
         return _unknown(unknown[0])
-    return ConfigError(
-        "say which script to run, such as: phalanx torchrun --nproc-per-node 2 train.py"
-    )
+    return ConfigError("missing script, as in: phalanx torchrun --nproc-per-node 2 train.py")
 
 
 def _sentence(message: str) -> str:
     if message.startswith("expected one argument"):
-        return "a value is missing."
+        return "missing value."
     if message.startswith("ignored explicit argument"):
-        return "it takes no value."
+        return "takes no value."
     return message if message.endswith(".") else f"{message}."
 
 
@@ -169,7 +168,7 @@ def _unknown(word: str) -> ConfigError:
         or closest(stem, names, cutoff=0.5)
     )
     hint = did_you_mean(meant, "See: phalanx torchrun --help.", quoted=False)
-    return ConfigError(f"torchrun has no flag {flag}.{hint} Flags of the script go after it.")
+    return ConfigError(f"unknown flag {flag}.{hint} Put flags of the script after the script.")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -199,7 +198,7 @@ class _Ambiguous(argparse.Action):
 
     def __call__(self, *_: object) -> NoReturn:
         word = self.option_strings[0].partition("=")[0]
-        raise ConfigError(f"{word} could be any of {', '.join(self.names)}. Write out which.")
+        raise ConfigError(f"ambiguous flag {word}: could be {', '.join(self.names)}.")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -36,12 +36,12 @@ def choose(
         if not nodes:
             seen = f" ({_VISIBLE}={environ[_VISIBLE]!r})" if _VISIBLE in environ else ""
             raise ConfigError(
-                f"{said}: no NVIDIA GPU is visible on this machine{seen}, and workers are bound to "
-                "the processors near theirs. Leave it out."
+                f"{said}: no NVIDIA GPU is visible on this machine{seen}. Remove the flag: it "
+                "binds workers to the CPUs near their GPUs."
             )
         if workers > len(nodes):
             raise ConfigError(
-                f"{said}: there are {workers} workers and {len(nodes)} visible GPUs. "
+                f"{said}: {workers} workers, but only {len(nodes)} visible GPUs. "
                 "Try --nproc-per-node gpu."
             )
         machine = _Machine(frozenset(allowed), root)
@@ -51,8 +51,8 @@ def choose(
     for gpu, processors in enumerate(found):
         if not processors:
             raise ConfigError(
-                f"{said}: this process may use too few processors of NUMA node {nodes[gpu]}, which "
-                f"has the GPU of local rank {gpu}. Check taskset, cpusets and the job's allocation."
+                f"{said}: too few CPUs available on NUMA node {nodes[gpu]}, which has the GPU of "
+                f"local rank {gpu}. Check taskset, cpusets and the job's allocation."
             )
     return tuple(tuple(sorted(processors)) for processors in found)
 

@@ -46,17 +46,17 @@ def resolve(words: GivenFlags) -> RendezvousChoice:
     conf = _conf(words)
     backend, endpoint, run_id = words["rdzv_backend"], words["rdzv_endpoint"], words["rdzv_id"]
     if not backend:
-        raise ConfigError("--rdzv-backend: a name is missing. Write --rdzv-backend c10d.")
+        raise ConfigError("--rdzv-backend: missing name, as in --rdzv-backend c10d.")
     port = words["master_port"]
     if port is not None and not 0 <= port < 1 << 16:
-        raise ConfigError(f"{words.quote('master_port')}: a port is between 0 and 65535.")
+        raise ConfigError(f"{words.quote('master_port')}: must be a port between 0 and 65535.")
     alone = backend == "static" and not endpoint and port is None and high == 1
     port = STATIC_PORT if port is None else port
     if words["standalone"] or alone:
         if low > 1:
             raise ConfigError(
-                f"--standalone is for one host, and {words.quote('nnodes')} for more. "
-                "Leave one of them out."
+                f"--standalone cannot be used with {words.quote('nnodes')}: it runs on one host. "
+                "Remove one of them."
             )
         backend, endpoint, run_id = "c10d", "localhost:0", str(uuid.uuid4())
         at: tuple[str | None, int | None] = ("localhost", 0)
@@ -67,7 +67,7 @@ def resolve(words: GivenFlags) -> RendezvousChoice:
         run_id = run_id or _random_id(high)
         if at[1] == 0 and low > 1:
             raise ConfigError(
-                f"{endpoint}: other hosts cannot find a port that is chosen here. "
+                f"{endpoint}: with port 0, other hosts cannot find the rendezvous. "
                 f"Write {at[0]}:{DEFAULT_PORTS.get(backend, STATIC_PORT)}."
             )
     node_rank = _node_rank(words, conf, high) if backend == "static" else words["node_rank"]
@@ -94,7 +94,7 @@ def _hosts(words: GivenFlags) -> tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2):
-        raise ConfigError(f"{said}: neither a number of hosts nor MIN:MAX. Try --nnodes 1:2.")
+        raise ConfigError(f"{said}: must be a number of hosts or MIN:MAX. Try --nnodes 1:2.")
     low, high = numbers[0], numbers[-1]
     if low < 1:
         raise ConfigError(f"{said}: the minimum must be at least 1. Try --nnodes {max(high, 1)}.")
@@ -112,8 +112,8 @@ def _conf(words: GivenFlags) -> dict[str, str]:
         key, _, value = (part.strip() for part in item.partition("="))
         if not key or not value:
             raise ConfigError(
-                f"{words.quote('rdzv_conf')}: {item!r} is not KEY=VALUE. "
-                "Write --rdzv-conf join_timeout=600,last_call_timeout=30."
+                f"{words.quote('rdzv_conf')}: {item!r}: expected KEY=VALUE. "
+                "Example: --rdzv-conf join_timeout=600,last_call_timeout=30."
             )
         conf[key] = value
     return conf
@@ -126,12 +126,12 @@ def _node_rank(words: GivenFlags, conf: dict[str, str], hosts: int) -> int:
         if not given.isdecimal():
             raise ConfigError(f"--rdzv-conf rank={given}: must be a whole number.")
         if "node_rank" in words.typed | words.from_environment and rank != int(given):
-            raise ConfigError(f"{said} and --rdzv-conf rank={given} differ. Leave one of them out.")
+            raise ConfigError(f"{said} and --rdzv-conf rank={given} differ. Remove one of them.")
         said, rank = f"--rdzv-conf rank={given}", int(given)
     if not 0 <= rank < hosts:
         raise ConfigError(
-            f"{said}: with {hosts} hosts they are 0 to {hosts - 1}. "
-            "Give each host its own, and --nnodes."
+            f"{said}: must be 0 to {hosts - 1} with {hosts} hosts. "
+            "Give each host its own rank, and set --nnodes."
         )
     return int(rank)
 
@@ -156,7 +156,7 @@ def _place(backend: str, endpoint: str, conf: dict[str, str]) -> tuple[str | Non
 def _random_id(high: int) -> str:
     if high > 1:
         raise ConfigError(
-            f"--rdzv-id is empty, and {high} hosts find each other by it. Write --rdzv-id NAME."
+            f"--rdzv-id is empty: {high} hosts need it to find each other. Set --rdzv-id NAME."
         )
     return str(uuid.uuid4().int)
 
@@ -172,9 +172,9 @@ def _notes(words: GivenFlags, backend: str, high: int) -> tuple[str, ...]:
         idle += ["master_addr", "master_port"]
     notes = []
     if unused := [words.quote(dest) for dest in idle if dest in words.typed]:
-        why = "--standalone" if words["standalone"] else f"the rendezvous {backend}"
-        notes.append(f"not used with {why}: {', '.join(unused)}")
+        why = "--standalone" if words["standalone"] else f"--rdzv-backend {backend}"
+        notes.append(f"ignored with {why}: {', '.join(unused)}")
     meets = words["standalone"] or words["rdzv_endpoint"] or backend not in ("c10d", "tcp")
     if high > 1 and not meets:
-        notes.append("no --rdzv-endpoint: hosts meet at localhost, which is this one alone")
+        notes.append("no --rdzv-endpoint: using localhost, which other hosts cannot reach")
     return tuple(notes)

@@ -148,7 +148,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         logs_specs=words["logs_specs"],
         notes=(
             *meeting.notes,
-            *(("OMP_NUM_THREADS is not set, and is 1 for each worker",) if limited else ()),
+            *(("OMP_NUM_THREADS is not set: using 1 for each worker",) if limited else ()),
         ),
     )
 
@@ -161,9 +161,9 @@ def _workers(words: GivenFlags, environ: Mapping[str, str]) -> int:
         pass
     else:
         if number < 1:
-            raise ConfigError(f"{said}: there must be at least 1 worker. Try --nproc-per-node 1.")
+            raise ConfigError(f"{said}: must be at least 1 worker. Try --nproc-per-node 1.")
         if number > MOST_WORKERS:
-            raise ConfigError(f"{said}: {MOST_WORKERS} workers are the most for one host.")
+            raise ConfigError(f"{said}: the maximum is {MOST_WORKERS} workers per host.")
         return number
     if wanted == "cpu":
         return machine.processors()
@@ -178,15 +178,15 @@ def _workers(words: GivenFlags, environ: Mapping[str, str]) -> int:
             )
         return found
     if wanted == "xpu":
-        raise ConfigError(f"{said}: only NVIDIA GPUs are counted. Give the number of yours.")
-    raise ConfigError(f"{said}: not a number of workers. Give a number, auto, cpu or gpu.")
+        raise ConfigError(f"{said}: only NVIDIA GPUs are detected. Give a number.")
+    raise ConfigError(f"{said}: must be a number, auto, cpu or gpu.")
 
 
 def _kind(words: GivenFlags) -> ProgramKind:
     if words["run_path"]:
         return "path"
     if words["no_python"] and words["module"]:
-        raise ConfigError("--no-python and --module exclude each other. Leave one of them out.")
+        raise ConfigError("--no-python cannot be used with --module. Remove one of them.")
     if words["no_python"]:
         return "binary"
     return "module" if words["module"] else "script"
@@ -200,14 +200,16 @@ def _start_method(words: GivenFlags) -> Literal["zygote", "spawn"]:
 def _at_least_nothing(words: GivenFlags, dest: str) -> int:
     number: int = words[dest]
     if number < 0:
-        raise ConfigError(f"{words.quote(dest)}: it must be at least 0.")
+        raise ConfigError(f"{words.quote(dest)}: must be 0 or more.")
     return number
 
 
 def _interval(words: GivenFlags) -> float:
     seconds: float = words["monitor_interval"]
     if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{words.quote('monitor_interval')}: not a time. Give seconds, as 0.1.")
+        raise ConfigError(
+            f"{words.quote('monitor_interval')}: must be a number of seconds, such as 0.1."
+        )
     return seconds
 
 
@@ -217,7 +219,7 @@ def _shutdown_timeout(words: GivenFlags, environ: Mapping[str, str]) -> int:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     text = environ.get(variable, "30")
     if not re.fullmatch(r"\s*\+?\d+\s*", text):
-        raise ConfigError(f"{variable}={text}: not a number of seconds. Give one such as 30.")
+        raise ConfigError(f"{variable}={text}: must be a number of seconds, such as 30.")
     return int(text)
 
 
@@ -226,9 +228,9 @@ def _signals(words: GivenFlags) -> tuple[signal.Signals, ...]:
     found = []
     for name in (part.strip() for part in text.split(",")) if text.strip() else ():
         if name not in signal.Signals.__members__:
-            raise ConfigError(f"{said}: there is no signal {name!r}. Write SIGTERM,SIGUSR1.")
+            raise ConfigError(f"{said}: unknown signal {name!r}. Example: SIGTERM,SIGUSR1.")
         if (number := signal.Signals[name]) in _UNCATCHABLE:
-            raise ConfigError(f"{said}: nobody can handle {name}. Leave it out.")
+            raise ConfigError(f"{said}: {name} cannot be handled. Remove it.")
         found.append(number)
     return tuple(dict.fromkeys(found))
 
@@ -240,8 +242,8 @@ def _streams(words: GivenFlags, dest: str, workers: int) -> tuple[int, ...]:
         return (int(text),) * workers
     if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
         raise ConfigError(
-            f"{words.quote(dest)}: neither one of 0 to 3 nor a map from local ranks. "
-            f"Write --{dest} 3, or --{dest} 0:1,12:3."
+            f"{words.quote(dest)}: must be 0 to 3, or a map from local ranks. "
+            f"Example: --{dest} 3, or --{dest} 0:1,12:3."
         )
     chosen = {int(rank): int(which) for rank, which in re.findall("([0-9]+):([0-3])", text)}
     return tuple(chosen.get(rank, 0) for rank in range(workers))
@@ -253,4 +255,6 @@ def _ranks(words: GivenFlags, dest: str) -> frozenset[int] | None:
     try:
         return frozenset(values.numbers(words[dest]))
     except ValueError:
-        raise ConfigError(f"{words.quote(dest)}: not a list of ranks. Write 0,8-11.") from None
+        raise ConfigError(
+            f"{words.quote(dest)}: must be a list of ranks, such as 0,8-11."
+        ) from None

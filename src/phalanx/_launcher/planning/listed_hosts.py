@@ -82,13 +82,13 @@ def _names(wanted: object) -> tuple[str, ...]:
         return ("localhost",)
     if isinstance(wanted, str):
         raise ConfigError(
-            f'hostnames={wanted!r} is neither "auto", "slurm" nor a list. '
+            f'hostnames={wanted!r}: must be "auto", "slurm" or a list of hosts. '
             f"Write hostnames={wanted.split(',')}."
         )
     names = tuple(wanted) if isinstance(wanted, Sequence) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
-            f"hostnames={wanted!r}: give a list of at least one host name, or leave it out for "
+            f"hostnames={wanted!r}: must be a list of one or more host names. Leave it out to use "
             "this machine."
         )
     for name in names:
@@ -148,7 +148,7 @@ def _wanted(
     if len(wanted) != len(hosts):
         raise ConfigError(
             f"workers_per_host has {len(wanted)} entries for {len(hosts)} hosts. "
-            "Give one number for all, or one for each host."
+            "Give one number for all hosts, or one per host."
         )
     numbers = [
         host.tasks if want == "auto" and host.tasks is not None and host.tasks > 1 else number
@@ -167,8 +167,8 @@ def _number(want: object) -> int | None:
         return operator.index(want)
     if want not in ("auto", "cpu", "gpu"):
         raise ConfigError(
-            f"workers_per_host: {want!r} is not a number of workers. "
-            'Give a number, "cpu", "gpu" or "auto", or a list with one number for each host.'
+            f'workers_per_host={want!r}: must be a number, "cpu", "gpu", "auto" or a list with one '
+            "number per host."
         )
     return None
 

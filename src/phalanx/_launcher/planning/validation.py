@@ -38,18 +38,18 @@ def check(launcher: LaunchOptions) -> None:
     check_fetch(launcher.fetch)
     if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
         raise ConfigError(
-            f'preload={launcher.preload!r} is neither "auto" nor a list of modules. '
-            "Write preload=['torch'], or preload=[] for none."
+            f'preload={launcher.preload!r}: must be "auto" or a list of modules, such as '
+            "['torch']; [] for none."
         )
     if launcher.name is not None and not isinstance(launcher.name, str):
-        raise ConfigError(f"name={launcher.name!r} is not a string.")
+        raise ConfigError(f"name={launcher.name!r}: must be a string.")
     if launcher.name is not None and len(launcher.name) > _LONGEST_NAME:
         raise ConfigError(
-            f"name has {len(launcher.name)} characters; {_LONGEST_NAME} are the most."
+            f"name has {len(launcher.name)} characters; the maximum is {_LONGEST_NAME}."
         )
     spec = launcher.log_spec
     if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
-        raise ConfigError(f"log_spec={spec!r} is not an instance of a LogSpec with a get_map().")
+        raise ConfigError(f"log_spec={spec!r}: must be a LogSpec instance.")
 
 
 def _is_list_of_names(value: object) -> bool:
@@ -60,68 +60,70 @@ def _is_list_of_names(value: object) -> bool:
 def check_fetch(patterns: object) -> None:
     """Refuse patterns that mean nothing."""
     if isinstance(patterns, str):
-        raise ConfigError(f"fetch is a list of patterns. Write fetch=[{patterns!r}].")
+        raise ConfigError(f"fetch must be a list of patterns. Write fetch=[{patterns!r}].")
     if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
-        raise ConfigError(f"fetch={patterns!r} is not a list of patterns such as 'ckpt/*'.")
+        raise ConfigError(f"fetch={patterns!r}: must be a list of patterns, such as 'ckpt/*'.")
     for pattern in patterns:
         try:
             Patterns([pattern])
         except ValueError as error:
             raise ConfigError(
-                f"fetch: {pattern!r}: {error}. Write a pattern below the working directory, such "
-                "as 'ckpt/*'."
+                f"fetch: {pattern!r}: {error}. Use a path below the working directory, such as "
+                "'ckpt/*'."
             ) from None
 
 
 def _check_environment(launcher: LaunchOptions) -> None:
     if isinstance(launcher.env_vars, Mapping):
         raise ConfigError(
-            "env_vars takes patterns of names to copy, not a dict. "
-            "Give the values as extra_env_vars={...}."
+            "env_vars takes patterns of variables to copy, not a dict. "
+            "To set variables, use extra_env_vars={...}."
         )
     if isinstance(launcher.env_vars, str):
         raise ConfigError(
-            f"env_vars is a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
+            f"env_vars must be a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
         )
     for field in ("extra_env_vars", "host_env_vars"):
         if not isinstance(getattr(launcher, field), Mapping):
-            raise ConfigError(f"{field} is a dict, not {getattr(launcher, field)!r}.")
+            raise ConfigError(f"{field} must be a dict, not {getattr(launcher, field)!r}.")
     _check_variables("extra_env_vars", launcher.extra_env_vars)
     for host, variables in launcher.host_env_vars.items():
         if not isinstance(variables, Mapping):
-            raise ConfigError(f"host_env_vars: {variables!r} is not a dict of a host's variables.")
+            raise ConfigError(f"host_env_vars[{host!r}] must be a dict, not {variables!r}.")
         _check_variables(f"host_env_vars[{host!r}]", variables)
     if launcher.env_file is not None:
         try:
             with open(launcher.env_file, "rb"):
                 pass
         except OSError as error:
-            raise ConfigError(f"env_file {launcher.env_file}: {error.strerror}.") from None
+            raise ConfigError(
+                f"cannot read env_file {launcher.env_file}: {error.strerror}."
+            ) from None
 
 
 def _check_variables(field: str, variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         environment.check(field, name, value)
         if name in ranks.RANK_VARIABLES:
-            raise ConfigError(f"{field}: {name} is set by phalanx for every worker.")
+            raise ConfigError(f"{field}: {name} cannot be set: phalanx sets it for every worker.")
 
 
 def _check_hosts(launcher: LaunchOptions) -> None:
     python = launcher.python
     if python is not None and not isinstance(python, str | Mapping | os.PathLike):
-        raise ConfigError(f"python={python!r} is neither a path nor a dict of paths by host.")
+        raise ConfigError(f"python={python!r}: must be a path, or a dict of paths by host.")
     listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
     for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
         if isinstance(by_host, Mapping) and not isinstance(listed, str):
             for name in by_host.keys() - set(listed):
                 hint = did_you_mean(closest(str(name), listed))
-                raise ConfigError(f"{field} names {name!r}, which is not among hostnames.{hint}")
+                raise ConfigError(f"{field}: {name!r} is not in hostnames.{hint}")
     count = launcher.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"parallel_logins={count!r}: give a number, at least 1.")
+        raise ConfigError(f"parallel_logins={count!r}: must be a whole number, 1 or more.")
     config = launcher.ssh_config_file
     if config is not None and not os.path.isfile(os.path.expanduser(config)):
-        raise ConfigError(f"ssh_config_file {config}: there is no such file.")
+        raise ConfigError(f"ssh_config_file: no such file: {config}")
 
 
 def _check_restarts(launcher: LaunchOptions) -> None:
@@ -129,17 +131,17 @@ def _check_restarts(launcher: LaunchOptions) -> None:
     for name in ("max_restarts", "same_failures"):
         count = getattr(launcher, name)
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ConfigError(f"{name}={count!r}: give a number, 0 or more.")
+            raise ConfigError(f"{name}={count!r}: must be a whole number, 0 or more.")
     if launcher.restart == "host" and launcher.backend not in (None, "auto"):
         raise ConfigError(
-            f'restart="host" is for hosts that do not communicate, and backend='
-            f"{launcher.backend!r} would join them. Leave one of the two out."
+            f'restart="host" cannot be used with backend={launcher.backend!r}: hosts that restart '
+            "on their own have no common process group. Remove one of them."
         )
     number = getattr(signal.Signals, str(launcher.preempt_signal), None)
     if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
         raise ConfigError(
-            f"preempt_signal={launcher.preempt_signal!r} is not a signal that can be caught. "
-            'Write preempt_signal="SIGUSR1".'
+            f"preempt_signal={launcher.preempt_signal!r}: must be a signal that can be caught, "
+            'such as "SIGUSR1".'
         )
 
 
@@ -149,13 +151,13 @@ def _check_inline(launcher: LaunchOptions) -> None:
         return
     if launcher.env_file is not None:
         raise ConfigError(
-            'env_file cannot be sourced for start_method="inline", which runs in this process. '
-            f"Source it before you start: . {launcher.env_file}"
+            'env_file cannot be used with start_method="inline", which runs in this process. '
+            f"Source it first: . {launcher.env_file}"
         )
     if launcher.max_restarts:
         raise ConfigError(
-            f"max_restarts={launcher.max_restarts} cannot be honoured with "
-            'start_method="inline": there is no worker to restart. Set max_restarts=0.'
+            f"max_restarts={launcher.max_restarts} cannot be used with "
+            'start_method="inline", which runs in this process. Set max_restarts=0.'
         )
 
 
@@ -164,7 +166,9 @@ def check_host_count(launcher: LaunchOptions, count: int) -> None:
     fewest = launcher.min_hosts
     check_bounds(fewest, launcher.max_hosts)
     if fewest is not None and fewest > count:
-        raise ConfigError(f"min_hosts={fewest}, and hostnames lists {count}. List that many.")
+        raise ConfigError(
+            f"min_hosts={fewest}, but hostnames has only {count}. Add hosts, or lower min_hosts."
+        )
 
 
 def need_torch(backend: str) -> None:
@@ -174,7 +178,7 @@ def need_torch(backend: str) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             f"backend={backend!r} needs torch, which is not installed. "
-            "Install it with: pip install torch, or use backend=None."
+            "Run: pip install torch, or use backend=None."
         )
 
 
@@ -182,8 +186,8 @@ def _one_of(field: str, value: object, allowed: Sequence[object]) -> None:
     if value in allowed:
         return
     names = [str(a) for a in allowed]
-    hint = did_you_mean(closest(str(value), names), f"Choose from: {', '.join(names)}.")
-    raise ConfigError(f"{field}={value!r} is not one that there is.{hint}")
+    hint = did_you_mean(closest(str(value), names), f"Choose one of {', '.join(names)}.")
+    raise ConfigError(f"unknown {field} {value!r}.{hint}")
 
 
 def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:
@@ -191,4 +195,4 @@ def _seconds(field: str, value: object, *, minimum_excluded: bool) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         if value > 0 or (value == 0 and not minimum_excluded):
             return
-    raise ConfigError(f"{field}={value!r}: give a number of seconds, {least}.")
+    raise ConfigError(f"{field}={value!r}: must be a number of seconds, {least}.")

@@ -162,7 +162,7 @@ class FileFetcher:
                 if place not in problems:
                     self._holders.setdefault(file.path, set()).add(remote)
             for names, problem in _by_problem(batch, problems):
-                self._say(f"{names} could not be put on {remote.hostname}: {problem}")
+                self._say(f"cannot copy {names} to {remote.hostname}: {problem}")
             self._count(0, files=len(batch))
 
     async def _warn_of_unshared(
@@ -189,7 +189,7 @@ class FileFetcher:
                 missing = some_names(name for path in found for name in alone[path])
                 self._say(
                     f"{host}: workers wrote {some_names(map(shown, found))}, which {missing} "
-                    "cannot see: hosts share no directory. Use a shared one, or "
+                    "cannot see: the hosts share no directory. Use a shared one, or "
                     f"fetch=[{shown(pattern)!r}]"
                 )
                 return
@@ -207,7 +207,7 @@ class FileFetcher:
         async with self._lock:
             problems: list[str] = []
             if not await self._run(self._bring_home(members, agents, problems)):
-                problems.append("fetching was given up: files of workers are left on their hosts")
+                problems.append("fetching was given up: files of workers remain on their hosts")
                 self._say(problems[-1])
             self.problems = tuple(problems)
 
@@ -225,7 +225,7 @@ class FileFetcher:
         failed = await self._fetch(listings, fail)
         written = {path for listed in listings.values() for path in listed}
         for unused in self._patterns.unused({*written, *before}):
-            self._say(f"fetch: workers wrote no file that fits {unused!r}")
+            self._say(f"fetch: workers wrote no file that matches {unused!r}")
         for remote, listed in listings.items():
             home = [
                 path
@@ -294,11 +294,11 @@ class FileFetcher:
             listing = await source.list(self._patterns, self._count)
         except (OSError, ValueError) as error:
             del sources[source]
-            fail(f"the files of {source.hostname} cannot be fetched: {describe(error)}")
+            fail(f"cannot fetch files from {source.hostname}: {describe(error)}")
             return
         sources[source] = listing.files
         for path, problem in listing.unread.items():
-            fail(f"{_brief(path)} on {source.hostname} cannot be fetched: {problem}")
+            fail(f"cannot fetch {_brief(path)} from {source.hostname}: {problem}")
 
     async def _fetch(
         self, listings: Mapping[Source, Mapping[str, FileVersion]], fail: Callable[[str], None]
@@ -345,7 +345,7 @@ class FileFetcher:
             self._agreed |= {path: files[path] for path in here}
             failed |= {batch[place].path for place in problems}
             for names, problem in _by_problem(batch, problems):
-                fail(f"{names} on {source.hostname} cannot be fetched: {problem}")
+                fail(f"cannot fetch {names} from {source.hostname}: {problem}")
             self._count(0, files=len(batch))
 
     # ── here ──────────────────────────────────────────────────────────────────
@@ -400,7 +400,7 @@ class FileFetcher:
             winner, loser = (here if s is None else s.hostname for s in (first, other))
             self._say(
                 f"{winner} and {loser} wrote different {some_names(map(shown, paths))}: "
-                f"that of {winner}, which has the lower rank, is taken"
+                f"keeping that of {winner}, which has the lower rank"
             )
 
     def _tell_replaced(self, wanted: Mapping[Source, Mapping[str, FileVersion]]) -> None:
@@ -411,8 +411,8 @@ class FileFetcher:
                     known = self._states.get(path) == found.state
                     if not known and found.changed > self._began and source is not None:
                         self._say(
-                            f"{shown(path)} was written here while the app ran: that of "
-                            f"{source.hostname} takes its place"
+                            f"{shown(path)} was written here while the app ran: replaced "
+                            f"by that of {source.hostname}"
                         )
 
 

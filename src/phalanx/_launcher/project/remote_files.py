@@ -50,16 +50,16 @@ class Listing:
         """Take some more. Raises `ValueError` for what no honest host says."""
         for file in files:
             if not is_inside(file.path) or not self._patterns.fits(file.path) or file.size < 0:
-                raise ValueError(f"it offers {shown(file.path)[:200]}, which was not asked for")
+                raise ValueError(f"it offers {shown(file.path)[:200]}, which was not requested")
             if len(self.files) + len(self.unread) >= FILES_LIMIT:
-                raise ValueError(f"more than {FILES_LIMIT} files fit: name fewer")
+                raise ValueError(f"more than {FILES_LIMIT} files match: use narrower patterns")
             self._names += file.path.count("/")
             if self._names > _NAMES_LIMIT:
-                raise ValueError("its files are in too many directories: name fewer")
+                raise ValueError("the files are in too many directories: use narrower patterns")
             if too_long := why_too_long(file.path):
                 self.unread[file.path] = too_long
             elif file.problem or (self._digests and not _DIGEST.fullmatch(file.digest)):
-                self.unread[file.path] = shown(file.problem)[:500] or "it cannot be read"
+                self.unread[file.path] = shown(file.problem)[:500] or "cannot be read"
             else:
                 self.files[file.path] = FileVersion(file.size, file.digest)
 
@@ -197,7 +197,7 @@ class RemoteFiles:
         silence = Silence(self._heard)
         while not (await asyncio.wait({done}, timeout=_STALLED))[0]:
             if silence.pass_time(_STALLED, self._heard) >= _STALLED:
-                raise OSError(errno.ETIMEDOUT, f"it said nothing of them for {_STALLED:g} s")
+                raise OSError(errno.ETIMEDOUT, f"no response for {_STALLED:g} s")
         done.result()
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:

@@ -125,7 +125,7 @@ class Workspace:
                     continue
                 digest, size, content = _read(full)
             except OSError as error:
-                logger.warning("phalanx: %s is not sent: %s", full, error.strerror)
+                logger.warning("phalanx: not sending %s: %s", full, error.strerror)
                 continue
             entries.append(ProjectFile(path, mode, size, digest))
             sources[digest] = full if content is None else content
@@ -164,9 +164,9 @@ class Manifest:
         try:
             yield from _pieces(digest, self.sizes[digest], blocks())
         except OSError as error:
-            raise LaunchError(f"{path} cannot be sent: {error.strerror}") from None
+            raise LaunchError(f"cannot send {path}: {error.strerror}") from None
         if seen.hexdigest() != digest:
-            raise LaunchError(f"{path} was changed while it was sent. Launch again.")
+            raise LaunchError(f"{path} changed while it was being sent. Launch again.")
 
 
 def _pieces(digest: str, total: int, blocks: Iterable[bytes]) -> Iterator[wire.Piece]:
@@ -188,7 +188,7 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspac
         path = os.path.abspath(os.path.expanduser(str(workspace)))
         if not os.path.isdir(path):
             raise ConfigError(
-                f'workspace={workspace!r} is not a directory. Give one, "auto" or None.'
+                f'workspace={workspace!r} is not a directory; use a directory, "auto" or None.'
             )
         roots.append(WorkspaceRoot(path, needed=_needed(files, path)))
     elif cwd is not None:
@@ -285,7 +285,7 @@ def _git_lists(root: str, *options: str) -> list[str] | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         done, said = None, str(error)
     if done is None or done.returncode:
-        logger.warning("phalanx: git cannot list %s, so all files are taken: %s", root, said)
+        logger.warning("phalanx: git cannot list %s, sending all files: %s", root, said)
         return None
     return [os.fsdecode(raw) for raw in done.stdout.split(b"\0") if raw]
 
@@ -316,8 +316,8 @@ def _walk(root: str, ignored: _ignored) -> Iterator[str]:
             count += 1
             if count > _FILES_LIMIT:
                 raise LaunchError(
-                    f"the project in {root} has more than {_FILES_LIMIT} files. Name its directory "
-                    f"with workspace=..., or leave some out in {IGNORE_FILE}."
+                    f"the project in {root} has more than {_FILES_LIMIT} files. Set a smaller "
+                    f"directory with workspace=..., or exclude files in {IGNORE_FILE}."
                 )
             yield os.path.relpath(os.path.join(place, name), root)
 
@@ -351,9 +351,9 @@ def _check_size(files: Collection[tuple[str, int]]) -> None:
     largest = largest[:_LARGEST_SHOWN]
     lines = [f"  {size / (1 << 20):8.1f} MiB  {path}" for path, size in largest]
     raise LaunchError(
-        f"the project has {total / (1 << 20):.0f} MiB; at most {LIMIT >> 20} are sent. The largest "
-        "files:\n" + "\n".join(lines) + f"\nLeave some out in {IGNORE_FILE} (as in .gitignore), "
-        "name another directory with workspace=..., or send nothing: workspace=None."
+        f"the project has {total / (1 << 20):.0f} MiB; the limit is {LIMIT >> 20} MiB. The largest "
+        "files:\n" + "\n".join(lines) + f"\nExclude some in {IGNORE_FILE} (like .gitignore), set "
+        "another directory with workspace=..., or send nothing with workspace=None."
     )
 
 

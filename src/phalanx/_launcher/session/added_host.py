@@ -29,7 +29,7 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     settings = plan.settings
     if workers is None and not isinstance(settings.workers_per_host, int | str):
         raise ConfigError(
-            f"workers_per_host is a list: say how many {hostname} has, as in "
+            f"workers_per_host is a list: give the number of workers of {hostname}, as in "
             f"add_host({hostname!r}, workers=4)."
         )
     options = dataclasses.replace(
@@ -40,8 +40,8 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     (host,) = hosts = list_hosts(options, os.environ)
     if host.target is not None and plan.remote_setup is None:
         raise ConfigError(
-            f"{hostname} cannot be added: the app was started for this machine alone. Start it "
-            f"with room for more hosts: max_hosts={len(plan.hosts) + 1} or more."
+            f"cannot add {hostname}: the app was started for this machine only. Start it with "
+            f"max_hosts={len(plan.hosts) + 1} or more."
         )
     if not unknown_hosts(options, hosts, {}) or host.target is None or plan.remote_setup is None:
         (count,) = count_workers(options, hosts, {})

@@ -174,7 +174,7 @@ class AgentHandle:
         await asyncio.wait(waited, timeout=LAST_LOGS, return_when=asyncio.FIRST_COMPLETED)
         silence.cancel()
         if not self.listening.done() and self.ready.done():
-            logger.warning("phalanx: the last of the workers' output was given up")
+            logger.warning("phalanx: the last worker output was dropped")
 
     async def _hear_out(
         self, listening: asyncio.Future[Any], gave_up: asyncio.Event, patience: float
@@ -195,7 +195,7 @@ class AgentHandle:
                 break
             if self.checker.output - before < _LEAST and not self.checker.unwritten:
                 logger.warning(
-                    "phalanx: %s was told to end, and has not for %g s: it is given up",
+                    "phalanx: %s did not stop within %g s: giving up on it",
                     *(self.placed.host, patience),
                 )
                 return False

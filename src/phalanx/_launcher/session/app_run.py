@@ -165,7 +165,7 @@ class AppRun(Generic[R]):
     def result(self, timeout: float | None = None) -> LaunchResult[R]:
         """See `App.result`."""
         if not self.wait(timeout).state.is_final:
-            raise TimeoutError(f"{self.id} has not ended within {timeout} s; it goes on")
+            raise TimeoutError(f"{self.id} did not end within {timeout} s; it keeps running")
         with self._lock:
             if self._error is None and self._result is None:
                 self._collect()
@@ -227,7 +227,7 @@ class AppRun(Generic[R]):
     def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
         """See `App.cancel`."""
         if grace is not None and not (isinstance(grace, int | float) and 0 <= grace < math.inf):
-            raise ConfigError(f"grace={grace!r}: give a number of seconds, 0 or more.")
+            raise ConfigError(f"grace={grace!r}: must be a number of seconds, 0 or more.")
         with self._lock:
             if self._done.is_set():
                 return
@@ -241,14 +241,14 @@ class AppRun(Generic[R]):
         """See `App.add_host`."""
         with self._adding:  # not the app's own lock: the host may have to be asked
             if self._done.is_set():
-                raise ConfigError(f"{self.id} has ended: no host can be added.")
+                raise ConfigError(f"cannot add a host: {self.id} has ended.")
             plan, dial = add_host(self._plan, hostname, workers)
             if dial is not None:
                 self._added.append(dial)
             if self._done.is_set():  # while the host was asked
                 if dial is not None:
                     dial.give_up()
-                raise ConfigError(f"{self.id} has ended: no host can be added.")
+                raise ConfigError(f"cannot add a host: {self.id} has ended.")
             new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
             self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
             self._plan = plan
@@ -306,7 +306,9 @@ class AppRun(Generic[R]):
         """See `App.logs`."""
         members = {rank: member for member in self._plan.members for rank in member.ranks}
         if unknown := set(ranks or ()) - members.keys():
-            raise IndexError(f"ranks {sorted(unknown)}: the ranks are 0 to {len(members) - 1}")
+            raise IndexError(
+                f"unknown ranks {sorted(unknown)}; the ranks are 0 to {len(members) - 1}"
+            )
         chosen = {r: p for r, p in self.log_files.items() if ranks is None or r in ranks}
         return read_lines(chosen, members, self._done, follow=follow)
 
@@ -500,7 +502,7 @@ class AppRun(Generic[R]):
     def describe_left(self) -> str:
         """What is left of it where, once it has ended; that nothing is, only if it was seen."""
         if self._verdict is None or self._session is None:
-            return "it is not known what is left"
+            return "processes may be left running"
         hosts = self._session.left
         return describe_left(hosts, self._placement.given_up)
 

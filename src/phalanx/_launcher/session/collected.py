@@ -46,7 +46,7 @@ class CollectedResults:
         member = next(m for m in self._verdict.members if rank in m.ranks)
         if rank not in self._inboxes:
             raise ResultError(
-                f"the value of rank {rank} on {member.hostname} has not arrived: its temporary "
+                f"the value of rank {rank} on {member.hostname} did not arrive: its temporary "
                 "files there were removed.",
                 rank=rank,
                 hostname=member.hostname,

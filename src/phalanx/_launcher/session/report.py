@@ -77,7 +77,7 @@ def make_exception(
         return ended
     cause = verdict.cause
     if cause is None:
-        return LaunchError("the app failed, and no worker said why")
+        return LaunchError("the app failed for an unknown reason")
     outcome = cause.outcome
     error: BaseException
     if outcome.kind is Ended.LOST:
@@ -126,16 +126,16 @@ def describe_failure(
     `shown`: the cause's traceback has been, with what its worker printed.
     """
     if verdict.reason is Reason.CANCELLED:
-        return "it was cancelled"
+        return "cancelled"
     if verdict.reason is Reason.START_TIMEOUT:
         missing = f"; missing: {', '.join(verdict.missing)}" if verdict.missing else ""
-        came = verdict.note or "not all workers were started in time"
+        came = verdict.note or "not all workers started in time"
         return "\n".join(filter(None, (f"{came} (join_timeout){missing}", failed_before(verdict))))
     if verdict.reason is Reason.NO_QUORUM:
         return "\n".join(filter(None, (no_quorum(verdict), failed_before(verdict))))
     cause = verdict.cause
     if cause is None:
-        return "it failed, and no worker said why"
+        return "failed for an unknown reason"
     outcome = cause.outcome
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
     if shown:
@@ -166,9 +166,9 @@ def no_quorum(verdict: Verdict) -> str:
     """Why those that are left do not go on."""
     missing = ", ".join(verdict.missing)
     return (
-        f"nothing was heard of {missing}, and without them there is no majority: they may go on by "
-        "themselves, so this side must not. A group survives the silent loss of less than half of "
-        "its hosts; three hosts, for one, survive that of any one of them."
+        f"lost contact with {missing}, and the hosts left are no majority. They stop, because the "
+        "others may still be running. An app survives the silent loss of fewer than half of its "
+        "hosts, such as one of three."
     )
 
 
@@ -179,9 +179,9 @@ def failed_before(verdict: Verdict) -> str:
         return ""
     lines = [f"  {_line(failure)}" for failure in failures[-_OTHERS_SHOWN:]]
     if len(failures) > _OTHERS_SHOWN:
-        lines.insert(0, f"  {len(failures) - _OTHERS_SHOWN} more, and then:")
+        lines.insert(0, f"  {len(failures) - _OTHERS_SHOWN} earlier failures, then:")
     trace = next(filter(None, map(_trace, reversed(failures))), [])
-    return "\n".join(["\nBefore that:", *lines, *trace])
+    return "\n".join(["\nEarlier failures:", *lines, *trace])
 
 
 def _failures_before(verdict: Verdict) -> list[Failure]:
@@ -209,7 +209,7 @@ def attempts(verdict: Verdict) -> str:
     lines = []
     if verdict.attempts:
         times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
-        lines.append(f"\nIt was restarted {times}, after:")
+        lines.append(f"\nRestarted {times}, after:")
         lines += [f"  {f.describe()}" for f in verdict.attempts[-_OTHERS_SHOWN:]]
     if verdict.note:
         lines.append(f"\n{verdict.note}")
@@ -230,10 +230,10 @@ def _start_timeout(verdict: Verdict, timeout: float, waits: Mapping[str, str]) -
     lines = [f"{host}: {wait}" for host, wait in waits.items()]
     if len(lines) > _OTHERS_SHOWN:
         lines[_OTHERS_SHOWN:] = [f"and {len(lines) - _OTHERS_SHOWN} more"]
-    said = "\n  ".join(lines) or f"no word from {', '.join(missing) or 'the workers'}"
+    said = "\n  ".join(lines) or f"no response from {', '.join(missing) or 'the workers'}"
     return StartTimeout(
-        f"not all workers were running after {timeout:g} s:\n  {said}\n"
-        "Raise start_timeout to wait longer.",
+        f"timed out after {timeout:g} s waiting for all workers to start:\n  {said}\n"
+        "Increase start_timeout to wait longer.",
         timeout=timeout,
         missing=missing,
     )
@@ -243,9 +243,9 @@ def describe_left(hosts: Sequence[str], given_up: Sequence[str] = ()) -> str:
     """What is known to be left where; that nothing is, only where it was seen."""
     if hosts:
         names = ", ".join(hosts)
-        return f"{names} did not answer: processes may be left there (pgrep -fa phalanx:)"
+        return f"{names} did not answer: processes may be left there (check: pgrep -fa phalanx:)"
     if given_up:
-        return f"the login to {', '.join(dict.fromkeys(given_up))} was given up"
+        return f"gave up the login to {', '.join(dict.fromkeys(given_up))}"
     return "nothing is left running"
 
 
@@ -277,7 +277,7 @@ def _no_result(cause: Failure) -> ResultError:
     assert fault is not None
     return ResultError(
         f"rank {cause.outcome.rank} on {cause.hostname} returned a {fault.type_name}, which cannot "
-        f"be carried: {fault.message}",
+        f"be sent back: {fault.message}",
         rank=cause.outcome.rank,
         hostname=cause.hostname,
         type_name=fault.type_name,
@@ -307,7 +307,7 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {what}."]
     if outcome.stderr:
         last = outcome.stderr.splitlines()
-        lines.append(f"Last lines of its stderr ({len(last)}):")
+        lines.append(f"Last {len(last)} lines of stderr:")
         lines += [f"  {line}" for line in last]
     log_file = _log_file(outcome.rank, log_files)
     if log_file is not None:
@@ -388,7 +388,7 @@ def _others(
     if len(own) > _OTHERS_SHOWN:
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:
-        lines.insert(0, "\nAlso failed, later:")
+        lines.insert(0, "\nAlso failed later:")
     if missed:
         lines += ["", *describe_stopped(missed)]
     if gave_up:
@@ -399,7 +399,7 @@ def _others(
     fault = cause.outcome.fault
     if returned and fault is not None and fault.communication:
         ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
-        lines.append(f"\nThese ranks had already returned, and answer nobody: {ranks}.")
+        lines.append(f"\nRanks that had already returned, and answer no collective: {ranks}.")
     return "\n".join(lines)
 
 

@@ -313,7 +313,7 @@ class Session:
         agent.left = True
         agent.channel.abort()
         said = sanitize(str(lie), _REASON)
-        self._lose(agent_id, agent, f"it sent {said}: it is not part of the app any more")
+        self._lose(agent_id, agent, f"it sent {said} and was removed from the app")
 
     def _hear(self, agent_id: AgentId, agent: AgentHandle, frame: wire.Frame) -> None:
         match frame:
@@ -402,7 +402,7 @@ class Session:
         if hello.version != __version__:
             self._lose(agent_id, agent, f"it runs phalanx {hello.version}, not {__version__}")
         elif ours != theirs:
-            self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher {ours}")
+            self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher runs {ours}")
         else:
             agent.hello = hello
             self.missing.pop(agent_id, None)
@@ -562,7 +562,7 @@ class Session:
                 if silent >= limit:
                     self._give_up(agent_id, agent, f"no heartbeat for {limit:g} s")
                 elif min(silent, self._asked_for) >= ANSWER and self._is_due():
-                    self._give_up(agent_id, agent, "it did not answer when it was told to stop")
+                    self._give_up(agent_id, agent, "it did not answer the request to stop")
 
     def _is_due(self, before: float = 0.0) -> bool:
         """No other round will follow, and the workers should be gone by now, or so long later."""

@@ -31,8 +31,8 @@ class StoreAddress:
         self.address = given or choose(self._hellos, first.agent, here, settings.interface)
         if not self.address:
             raise StartFailed(
-                f"{first.hostname}, where the workers are to meet, has no address that others "
-                "could reach. Give one with address=..., or an interface with interface=....",
+                f"{first.hostname}, which workers connect to, has no address that other hosts can "
+                "reach. Set one with address=..., or an interface with interface=....",
                 hostname=first.hostname,
             )
 
@@ -71,8 +71,8 @@ class StoreAddress:
         place = f"{self._first.hostname} at {self.address}"
         lines = [f"{host} cannot reach {place}: {problem}" for host, problem in problems.items()]
         return StartFailed(
-            "\n".join(lines) + "\nWorkers meet there. Is there a firewall, or another network? "
-            "Give another address of that host with address=..., or an interface with "
+            "\n".join(lines) + "\nWorkers connect to that address. Check firewalls and networks, "
+            "or set another address of that host with address=..., or an interface with "
             "interface=....",
             hostname=next(iter(problems)),
         )

@@ -66,21 +66,21 @@ def describe_waits(
         agent = agents.get(member.agent)
         tool = None if host.target is None else host.target.tool
         if agent is None:
-            found[member.hostname] = f"the login with {tool} has not ended"
+            found[member.hostname] = f"{tool} is still logging in"
         elif agent.hello is None:
             through = "" if tool is None else f" through {tool}"
-            found[member.hostname] = f"no word from its agent{through}"
+            found[member.hostname] = f"no response from its agent{through}"
         elif not agent.ready.done():
-            found[member.hostname] = f"its zygote has not loaded {_package(host.prepare, agent)}"
+            found[member.hostname] = f"still importing {_package(host.prepare, agent)}"
         elif not agent.reached.done() and agent.tried is not None:
             address, port = agent.tried
-            found[member.hostname] = f"it has not said whether it reaches {address}:{port}"
+            found[member.hostname] = f"no answer yet on whether it reaches {address}:{port}"
         elif not has_function:
-            waiting[member.hostname] = "the function is still being loaded here"
+            waiting[member.hostname] = "the launcher is still loading the function"
         elif not agent.has_begun:
-            waiting[member.hostname] = "it waits for the other hosts"
+            waiting[member.hostname] = "waiting for the other hosts"
         else:
-            found[member.hostname] = "its zygote has not started the workers"
+            found[member.hostname] = "its zygote has not started the workers yet"
     return found or waiting
 
 

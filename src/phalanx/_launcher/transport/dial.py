@@ -79,7 +79,7 @@ class Dial:
         """Have the agent, which must be there. Raises `StartFailed` if it was given up."""
         with self._lock:
             if self._given_up.is_set():
-                raise self._failure("it was given up")
+                raise self._failure("the login was cancelled")
             self._taken = True
         return self.future.result()
 
@@ -104,7 +104,7 @@ class Dial:
                     self.future.set_result(child)
                     return
             child.end(0.0)
-            raise self._failure("it was given up")
+            raise self._failure("the login was cancelled")
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self.future.set_exception(error)
 
@@ -129,7 +129,7 @@ class Dial:
     def _call(self) -> AgentProcess:
         with self._lock:
             if self._given_up.is_set():
-                raise self._failure("it was given up")
+                raise self._failure("the login was cancelled")
             line = self._line = Login(self._target, "bootstrap", self._remote_setup.patience)
         try:
             line.begin(inspect.getsource(bootstrap))
@@ -165,7 +165,7 @@ class Dial:
                 "start": int(start),
             } if all(isinstance(name, str) for name in changed):
                 if not (0 < processors <= _PROCESSORS and 0 <= gpus <= _GPUS):
-                    raise self._failure(f"it claims {processors} processors and {gpus} GPUs")
+                    raise self._failure(f"it claims {processors} CPUs and {gpus} GPUs")
                 known = {"processors": processors, "gpus": gpus, "pid": pid, "start": start}
                 python = sanitize_line(str(answer.get("python", "")))
                 return {"changed": frozenset(changed), "python": python, **known}

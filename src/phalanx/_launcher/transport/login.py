@@ -52,29 +52,29 @@ class LoginEnded(Exception):
         """For a user."""
         tool, tried = self.target.tool, " or ".join(self.target.pythons)
         if self.code == bootstrap.NO_PYTHON and self.begun:
-            return (
-                f"there is no {tried}. Name its Python with python=..., by the path on that host."
-            )
+            return f"no {tried} found. Set python=... to the path of its interpreter on that host."
         if self.reason:
             prefix = "" if self.reason.startswith(tool) else f"{tool}: "
             return f"{prefix}{self.reason}{_advice(self.reason, self.target)}"
         if self.begun:
-            return f"{tried} was started there, and ended with code {self.code}. Is it a Python?"
+            return f"{tried} exited with code {self.code}. Is it a Python interpreter?"
         if self.code == 0:
-            return "its login shell ended at once. Does its .bashrc, or the like, exit?"
-        return f"{tool} ended with code {self.code}, and said nothing"
+            return (
+                "its login shell exited at once. Check its .bashrc and similar files for an exit."
+            )
+        return f"{tool} exited with code {self.code} without an error message"
 
 
 def _advice(said: str, target: Target) -> str:
     if "Permission denied" in said:
         return (
-            "\nPhalanx never asks for passwords. Set up a key that works without one (ssh-copy-id, "
-            f"ssh-agent), and try: {target.trial}"
+            "\nPhalanx never asks for passwords. Set up key-based login (ssh-copy-id, ssh-agent), "
+            f"then try: {target.trial}"
         )
     if "HAS CHANGED" in said:
         return ""  # ssh says what that may mean
     if "Host key verification failed" in said:
-        return f"\nAccept the host's key first, if it is the right one: {target.trial}"
+        return f"\nAccept the host key first, if it is the right one: {target.trial}"
     return ""
 
 
@@ -110,7 +110,7 @@ class Login:
             self.child = AgentProcess.remote(command, target.name, without=target.without)
         except OSError as error:
             raise StartFailed(
-                f"{command[0]} could not be started: {error}", hostname=target.name
+                f"cannot start {command[0]}: {error}", hostname=target.name
             ) from error
 
     def begin(self, program: str) -> None:
@@ -126,7 +126,7 @@ class Login:
         self._wait(found)
         noise, _, rest = bytes(self._buffer).partition(marker)
         if len(noise) > _NOISE_LIMIT:
-            raise LoginEnded("its login shell prints without end", self._target)
+            raise LoginEnded("its login shell prints endlessly", self._target)
         self._keep(noise)
         self._buffer = bytearray(rest)
         self.begun_at = time.monotonic()
@@ -175,7 +175,7 @@ class Login:
         """Wait for something to come, or for room to write, and take what has come."""
         left = self._limit - time.monotonic()
         if left <= 0:
-            awaited = "its answer" if self.begun_at else "the login"
+            awaited = "the answer" if self.begun_at else "the login"
             reason = f"{awaited} took more than {self._patience:g} s"
             raise LoginEnded(reason, self._target, begun=bool(self.begun_at), silent=True)
         read, write, errors = self.child.descriptors
@@ -192,7 +192,7 @@ class Login:
                     self._end()
                 self._buffer += data
                 if len(self._buffer) > _NOISE_LIMIT + _LINE_LIMIT:
-                    reason = "it sends without end"
+                    reason = "it sends endlessly"
                     raise LoginEnded(reason, self._target, begun=bool(self.begun_at))
             elif number == errors:
                 self._take_errors()
@@ -213,7 +213,7 @@ class Login:
         try:
             code = self.child.process.wait(_ENDING)
         except subprocess.TimeoutExpired:
-            reason = "it closed its channel and does not end"
+            reason = "it closed its channel but does not exit"
             raise LoginEnded(reason, self._target, begun=bool(self.begun_at)) from None
         limit = time.monotonic() + _ENDING
         while time.monotonic() < limit and (

@@ -54,7 +54,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation:
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not listed or "SLURM_JOB_ID" not in environ:
         raise ConfigError(
-            'hostnames="slurm": this is not inside a Slurm allocation. Use salloc or sbatch, or '
+            'hostnames="slurm": not inside a Slurm allocation. Use salloc or sbatch, or '
             "name the hosts."
         )
     hosts = _expand(listed)
@@ -88,7 +88,7 @@ def _expand(listed: str) -> tuple[str, ...]:
             timeout=30,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"scontrol cannot tell the hosts of {listed}: {error}") from None
+        raise ConfigError(f"scontrol cannot list the hosts of {listed}: {error}") from None
     return tuple(done.stdout.split())
 
 

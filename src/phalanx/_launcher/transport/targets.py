@@ -136,7 +136,7 @@ def parse(name: str) -> tuple[str | None, str, str | None]:
         hint = "Write host, user@host or user@host:port."
         if "," in name:
             hint = f"Write one string for each: {name.split(',')}."
-        raise ConfigError(f"{name!r} is not a host. {hint}")
+        raise ConfigError(f"{name!r} is not a valid host. {hint}")
     return found["user"], host, found["port"] or None
 
 

@@ -174,9 +174,9 @@ def _why_not(known: Fingerprint, fingerprint: Fingerprint) -> str:
     hint = ""
     if different == ["several workers"]:
         count = "1" if known["several workers"] else "N"
-        hint = f" Say for how many workers: phalanx.warm(..., workers_per_host={count})."
+        hint = f" Set the number of workers: phalanx.warm(..., workers_per_host={count})."
     return (
-        "what phalanx.warm has loaded cannot be used for this launch, which differs from it in: "
+        "phalanx.warm cannot be used for this launch, which differs in: "
         f"{', '.join(different)}.{hint}"
     )
 
@@ -209,15 +209,13 @@ def warm(*packages: str, **options: Unpack[LaunchOptionsDict]) -> Pool:
     launcher = LaunchOptions(**options)
     for name in packages:
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"{name!r} is not the name of a package. Write phalanx.warm('torch')."
-            )
+            raise ConfigError(f"{name!r} is not a package name. Write phalanx.warm('torch').")
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
     if any(host.target is not None for host in list_hosts(launcher, os.environ)):
         if "hostnames" not in options:
             return _closed()  # inside an allocation: what works elsewhere must not fail here
         raise ConfigError(
-            "phalanx.warm is for this machine. For other hosts, run twice within: "
+            "phalanx.warm works on this machine only. For other hosts, use: "
             "with phalanx.Launcher(hostnames=[...]) as launcher:"
         )
     plan = make_plan(launcher, needs, "warm")
@@ -272,10 +270,10 @@ def directory(*, create: bool = True) -> Path | None:
             found = place.lstat()
             private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
             if not private or found.st_uid != os.geteuid():
-                logger.warning("phalanx: %s is not a directory of yours alone: not used", place)
+                logger.warning("phalanx: ignoring %s: other users can write to it", place)
                 return None
     except OSError as error:
-        logger.warning("phalanx: keep_warm: no agent can be kept: %s", error)
+        logger.warning("phalanx: keep_warm: cannot keep an agent: %s", error)
         return None
     return path / "warm"
 

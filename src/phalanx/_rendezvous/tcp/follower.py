@@ -157,10 +157,10 @@ class Follower:
                 first = await anext(frames)
         except TimeoutError:
             link.abort()
-            return _End(f"no word within {limit:g} s", closed=False)
+            return _End(f"no response within {limit:g} s", closed=False)
         except StopAsyncIteration:
             link.close()
-            return _End("the connection ended", closed=True)
+            return _End("the connection was closed", closed=True)
         match first:
             case JoinAccepted():
                 self._state.follow(link, first.leader)
@@ -170,7 +170,7 @@ class Follower:
                 return _End("it is elsewhere", closed=False, moved=first.contact)
             case JoinRefused():
                 link.close()
-                raise RendezvousError(f"this host cannot take part: {first.reason}.")
+                raise RendezvousError(f"this host cannot join: {first.reason}.")
             case _:
                 link.close()
                 said = f"it answered the request to join with {type(first).__name__}"
@@ -184,7 +184,7 @@ class Follower:
             self._obey(frame)
         link.close()
         self._state.lose_leader(link)
-        return _End("the connection ended", closed=link.silent < limit, followed=True)
+        return _End("the connection was closed", closed=link.silent < limit, followed=True)
 
     def _obey(self, frame: wire.Frame) -> None:
         """Do what another has decided."""
@@ -223,5 +223,5 @@ class Follower:
         place = self._host.endpoint
         return RendezvousTimeoutError(
             f"no rendezvous at {place.address}:{place.port} within {self._patience:g} s "
-            f"(join_timeout): {reason}. Is the host up that was to carry it, and the port open?"
+            f"(join_timeout): {reason}. Check that its host is up and the port is open."
         )

@@ -105,7 +105,7 @@ class TcpHandler(RendezvousHandler):
         token = tokens.find_token(os.environ, self.settings.token_file, local=local)
         if token is None:
             logger.warning(
-                "phalanx: no %s and no token_file: whoever reaches %s:%d can join this rendezvous",
+                "phalanx: no %s or token_file: anyone who reaches %s:%d can join the rendezvous",
                 *(tokens.VARIABLE, self.endpoint.address, self.endpoint.port),
             )
         return trust.key_of(token or "", "rendezvous")
@@ -134,7 +134,7 @@ class TcpHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until enough hosts are there. Raises `RendezvousError`."""
         if self._closed:
-            raise RendezvousClosedError(f"the rendezvous {self.run_id!r} is closed.")
+            raise RendezvousClosedError(f"rendezvous {self.run_id!r} is closed.")
         if self._visit is None:
             self._visit = _Visit(self)
         return self._visit.next()
@@ -183,7 +183,7 @@ class _Visit:
             round_ = future.result(patience)
         except TimeoutError:
             raise RendezvousTimeoutError(
-                f"too few hosts came within {patience:g} s (join_timeout)."
+                f"too few hosts joined within {patience:g} s (join_timeout)."
             ) from None
         rank = round_.members.index(round_.member(self._agent))
         place = RendezvousStoreInfo(round_.store.address, round_.store.port)

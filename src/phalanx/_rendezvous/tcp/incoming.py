@@ -66,10 +66,10 @@ class IncomingPeers:
     async def _refuse(self, link: Link, frame: wire.Frame) -> None:
         """One that has the token begins with something else than who it is."""
         kind = type(frame).__name__
-        reason = f"it began with {kind} instead of asking to join"
+        reason = f"it sent {kind} instead of a request to join"
         if kind not in self._refused:
             self._refused.add(kind)
-            logger.warning("phalanx: a host was refused: %s", reason)
+            logger.warning("phalanx: refused a host: %s", reason)
         await link.send(JoinRefused(reason=reason))
 
     async def _receive(self, link: Link, request: JoinRequest) -> None:

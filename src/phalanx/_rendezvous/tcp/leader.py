@@ -153,11 +153,11 @@ class Leader:
         if request.version != __version__:
             return f"it runs phalanx {request.version}, this host {__version__}"
         if request.run_id != self._run_id:
-            return f"it belongs to run {request.run_id[:80]!r}, and those that meet here to another"
+            return f"it belongs to another run, {request.run_id[:80]!r}"
         if self._keys.get(request.agent, request.key) != request.key:
-            return "it comes in the name of another host"
+            return "it uses the identity of another host"
         if request.agent not in self._links and len(self._links) >= self._most_links:
-            return f"{self._most_links} hosts are here, or wait, already"
+            return f"the maximum of {self._most_links} hosts has already joined"
         if request.restarts > self._policy.max_restarts:
             return (
                 f"it has seen {request.restarts} restarts, of at most {self._policy.max_restarts}"
@@ -165,7 +165,7 @@ class Leader:
         bounds = (self._policy.least, self._policy.most)
         if request.bounds != bounds:
             told, here = _bounds(request.bounds), _bounds(bounds)
-            return f"it was started for {told} hosts, and those that meet here for {here}"
+            return f"it was started for {told} hosts, the others for {here}"
         return ""
 
     async def serve(self, link: Link, request: JoinRequest) -> None:
@@ -176,7 +176,7 @@ class Leader:
             link.close()
             return
         if (before := self._links.get(request.agent)) is not None:
-            self.lose(before, "it came anew", closed=True)
+            self.lose(before, "it rejoined", closed=True)
         self._know(link)
         link.join(request.agent, request.last_round)
         self._links[request.agent] = link
@@ -187,7 +187,7 @@ class Leader:
             # It may have to wait, and then must know whom to turn to when we are lost.
             await link.send(RoundFormed.make(round_, self._own, self._contacts))
         self.join(request)
-        reason = "its connection ended"
+        reason = "its connection was closed"
         async for frame in link.frames():
             if link.is_over:
                 continue
@@ -200,7 +200,7 @@ class Leader:
 
     def _say_refusal(self, request: JoinRequest, problem: str) -> None:
         """Say it on this host as well, a few times: whoever looks here should see why few come."""
-        said = f"{sanitize_line(request.hostname)} cannot take part: {sanitize_line(problem)}"
+        said = f"{sanitize_line(request.hostname)} cannot join: {sanitize_line(problem)}"
         if said not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
             self._refusals.add(said)
             logger.warning("phalanx: %s", said)

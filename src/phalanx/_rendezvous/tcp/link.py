@@ -70,7 +70,7 @@ class Link:
             problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
-                f"whoever listens there is not of this run: {error}", closed=False, stranger=True
+                f"another program or run listens there: {error}", closed=False, stranger=True
             )
         except OSError as error:
             gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)

@@ -133,14 +133,14 @@ class Listener:
         try:
             await take(link)
         except Exception:  # noqa: BLE001 said, and it costs this connection alone
-            logger.exception("phalanx: a connection to the rendezvous was given up")
+            logger.exception("phalanx: a connection to the rendezvous failed")
             link.close()
 
     def _say_once(self, error: trust.NotTrusted) -> None:
         """A host that was given another token waits in vain: it should be seen here as well."""
         if error.is_wrong and not self._said:
             self._said = True
-            logger.warning("phalanx: somebody with another token, or none, wanted to take part")
+            logger.warning("phalanx: refused a connection with a wrong token, or none")
 
     def _make_room(self) -> None:
         while len(self._silent) + len(self._strangers) >= self._most_strangers:

@@ -173,7 +173,7 @@ class TcpDecider:
                 if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
                     raise RendezvousConnectionError(
                         f"cannot listen at {place.address}:{place.port}: {error.strerror}. "
-                        "Give another port."
+                        "Choose another port."
                     ) from None
         self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
