@@ -269,7 +269,7 @@ async def _rendezvous_seconds(count: int) -> float:
     port = free_port()
     began = asyncio.Event()
     left = count
-    policy = p.Policy(
+    policy = p.CoordinatorSettings(
         hosts=(), start_timeout=300, stop_grace=5, min_hosts=count, max_hosts=count, open=True
     )
 

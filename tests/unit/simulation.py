@@ -229,7 +229,7 @@ class SimulatedHost:
             is_host=number == 0,
             local_addr=self.name,
         )
-        policy = p.Policy(
+        policy = p.CoordinatorSettings(
             hosts=(),
             start_timeout=60.0,
             stop_grace=2.0,

@@ -20,7 +20,7 @@ from phalanx._rendezvous.protocol import (
     HaltRoundAction,
     JoinedEvent,
     Phase,
-    Policy,
+    CoordinatorSettings,
     Reason,
     WorkersStartedEvent,
     TickEvent,
@@ -33,7 +33,9 @@ STORE = Endpoint("127.0.0.1", 1234)
 
 def coordinator(*workers, failure_window=0.0, start_window=0.0):
     table = tuple(Host(i, f"h{i}", count, (i,)) for i, count in enumerate(workers))
-    policy = Policy(table, 10, 3, failure_window=failure_window, start_window=start_window)
+    policy = CoordinatorSettings(
+        table, 10, 3, failure_window=failure_window, start_window=start_window
+    )
     return Coordinator(policy, RestartAll(policy), now=0.0)
 
 

@@ -18,14 +18,14 @@ from phalanx._rendezvous.protocol import (
     JoinedEvent,
     Inheritance,
     Phase,
-    Policy,
+    CoordinatorSettings,
     Reason,
     WorkersStartedEvent,
     TickEvent,
     WorkerEndedEvent,
 )
 from phalanx._rendezvous.restart_policy import RESTART_POLICIES
-from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.restart_budget import Budget
 from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
 
 
@@ -35,7 +35,7 @@ class Driver:
     def __init__(self, count, *, restart="all", past=None, workers=1, **options):
         self.now = 0.0
         self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
-        policy = Policy(() if options.get("open") else self.hosts, 100, 3, **options)
+        policy = CoordinatorSettings(() if options.get("open") else self.hosts, 100, 3, **options)
         self.c = Coordinator(policy, RESTART_POLICIES[restart](policy), 0.0, past)
         self.ports = 1000
 

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx._core.host_bounds import check_bounds, host_bounds
-from phalanx._rendezvous.protocol import Policy
+from phalanx._rendezvous.protocol import CoordinatorSettings
 from phalanx.errors import ConfigError
 from phalanx.rendezvous import get_handler
 
@@ -44,5 +44,5 @@ def test_a_handler_and_a_policy_have_the_same_bounds():
     """A handler knows no hosts: at most the fewest."""
     handler = get_handler("tcp", min_hosts=2)
     assert (handler.min_hosts, handler.max_hosts) == (2, 2)
-    policy = Policy((), 1.0, 1.0, min_hosts=2, max_hosts=4)
+    policy = CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=4)
     assert (policy.least, policy.most) == (2, 4)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from phalanx._system import machine
-from phalanx._elastic.command import flags, given
+from phalanx._elastic.command import flags, given_flags
 from phalanx._elastic.command.torchrun_options import parse
 from phalanx.errors import ConfigError
 
@@ -385,7 +385,7 @@ def test_every_flag_of_torch_is_ours_with_the_same_default(torchs):
     """In all its spellings; what reads a variable there does so here."""
     from torch.distributed.argparse_util import check_env, env
 
-    ours = given.make_parser()._option_string_actions
+    ours = given_flags.make_parser()._option_string_actions
     seen = set()
     for action in torchs.get_args_parser()._actions:
         if action.dest in ("help", "training_script", "training_script_args"):
@@ -453,7 +453,7 @@ def test_what_is_read_is_what_torch_reads(torchs, monkeypatch, line, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     theirs = vars(torchs.parse_args(line.split()))
-    ours = given.read(line.split(), environ)
+    ours = given_flags.read(line.split(), environ)
     assert ours.script == theirs.pop("training_script")
     assert list(ours.arguments) == theirs.pop("training_script_args")
     assert {**ours.values} == {**theirs, "ranks_filter": ""}

@@ -15,7 +15,7 @@ import traceback
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._agent import path_mapping, warm_wait
-from phalanx._agent.functions import Functions
+from phalanx._agent.function_files import Functions
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach

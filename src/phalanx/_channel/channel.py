@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, Protocol
 
-from phalanx._channel.trust import SealedSession
+from phalanx._channel.trust import ConnectionSeal
 from phalanx._core.silence import Silence
 from phalanx._wire import Decoder, Frame, encode
 from phalanx.errors import WireError
@@ -184,10 +184,10 @@ class PipeChannel:
 class SocketChannel(PipeChannel):
     """A channel over a connection to one that has proved itself."""
 
-    session: SealedSession
+    session: ConnectionSeal
 
     @classmethod
-    async def over(cls, connection: socket.socket, session: SealedSession) -> SocketChannel:
+    async def over(cls, connection: socket.socket, session: ConnectionSeal) -> SocketChannel:
         """Take a connected socket over; it is closed with the channel."""
         channel = cls()
         channel.session = session

@@ -50,7 +50,7 @@ class NotTrusted(Exception):
         self.is_wrong = is_wrong
 
 
-class SealedSession:
+class ConnectionSeal:
     """What follows a proof: records that only the two can have written, in order."""
 
     def __init__(self, key: bytes, numbers: bytes, *, opener: bool) -> None:
@@ -90,7 +90,7 @@ class SealedSession:
         return found
 
 
-async def prove(connection: socket.socket, key: bytes) -> SealedSession:
+async def prove(connection: socket.socket, key: bytes) -> ConnectionSeal:
     """Prove ourselves to whoever listens, and have it do so. Raises `NotTrusted`, `OSError`."""
     loop = asyncio.get_running_loop()
     own = secrets.token_bytes(_RANDOM)
@@ -100,7 +100,7 @@ async def prove(connection: socket.socket, key: bytes) -> SealedSession:
     proof = await _receive(connection, _PROOF, "it does not accept our token")
     if not hmac.compare_digest(proof, _derive(key, b"listener", numbers)):
         raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
-    return SealedSession(key, numbers, opener=True)
+    return ConnectionSeal(key, numbers, opener=True)
 
 
 async def hear_greeting(connection: socket.socket) -> bytes:
@@ -111,7 +111,7 @@ async def hear_greeting(connection: socket.socket) -> bytes:
     return greeting
 
 
-async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> SealedSession:
+async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> ConnectionSeal:
     """Have one that has greeted prove itself. Raises `NotTrusted`, `OSError`."""
     loop = asyncio.get_running_loop()
     own = secrets.token_bytes(_RANDOM)
@@ -121,7 +121,7 @@ async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> Seale
     if not hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
         raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
     await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
-    return SealedSession(key, numbers, opener=False)
+    return ConnectionSeal(key, numbers, opener=False)
 
 
 async def _receive(connection: socket.socket, size: int, reason: str) -> bytes:

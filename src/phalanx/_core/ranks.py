@@ -132,7 +132,7 @@ def jax_environment(round_: Round, environ: Mapping[str, str]) -> dict[str, str]
     """Where JAX's coordinator is, unless the user has said that in `environ`."""
     if JAX_ADDRESS in environ:
         return {}
-    address, port = round_.coordinator.address, round_.coordinator.port
+    address, port = round_.jax_coordinator.address, round_.jax_coordinator.port
     place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     # By default it listens to the world; nobody from there is to come if all are on this host.
     local = address == "localhost" or address.startswith("127.")

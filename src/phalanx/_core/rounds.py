@@ -37,7 +37,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the round's store listens: MASTER_ADDR and MASTER_PORT."""
+    """An address and a port: of the round's store, or where a host is reached."""
 
     address: Name
     port: Port
@@ -77,7 +77,7 @@ class Round:
         return next(member for member in self.members if member.agent == agent)
 
     @property
-    def coordinator(self) -> Endpoint:
+    def jax_coordinator(self) -> Endpoint:
         """Where another framework's own service may be: beside the store, on a port of its own.
 
         An agent binds two ports in a row for a round; the second is for this.

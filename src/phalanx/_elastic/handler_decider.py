@@ -22,7 +22,7 @@ from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
-from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.restart_budget import Budget
 from phalanx._rendezvous.round_state import RoundState
 from phalanx._system import network
 from phalanx._system.daemon_thread import in_daemon_thread

@@ -9,15 +9,15 @@ from typing import Any
 
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, signal_name
-from phalanx._elastic import host_session
+from phalanx._elastic import host_work
 from phalanx._elastic.torchrun_logs import TorchrunLogSpec
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import interruptible
 from phalanx._launcher.launcher import check_call
 from phalanx._launcher.planning import imports
 from phalanx._launcher.planning.imports import Needs
-from phalanx._launcher.session.collected import CollectedResults
-from phalanx._launcher.session.decider import Decide
+from phalanx._launcher.session.collected_results import CollectedResults
+from phalanx._launcher.session.decider import MakeDecider
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.handler_api import problem_of
@@ -194,7 +194,7 @@ class LocalElasticAgent:
         work = self._work(role or spec.role)
         handler = spec.rdzv_handler or get_handler("tcp")
         alone = isinstance(handler, TcpHandler) and handler.max_hosts == 1
-        prepared = host_session.prepare(work, is_alone=alone)
+        prepared = host_work.prepare(work, is_alone=alone)
         with interruptible() as interrupts:
             app = prepared.start(decide=self._decide(handler))
             interrupts.attach(app.cancel)
@@ -206,7 +206,7 @@ class LocalElasticAgent:
             raise lost
         return result
 
-    def _work(self, role: str) -> host_session.HostWork:
+    def _work(self, role: str) -> host_work.HostWork:
         spec = self.spec
         entry = spec.entrypoint
         needs = Needs((), torch=False)
@@ -222,7 +222,7 @@ class LocalElasticAgent:
             title = getattr(entry, "__name__", type(entry).__name__)
         run_id = "" if spec.rdzv_handler is None else str(spec.rdzv_handler.get_run_id())
         nothing = (0,) * spec.local_world_size
-        return host_session.HostWork(
+        return host_work.HostWork(
             function=function,
             needs=needs,
             title=title,
@@ -236,7 +236,7 @@ class LocalElasticAgent:
             exits=isinstance(entry, str),
         )
 
-    def _decide(self, handler: Any) -> Decide:
+    def _decide(self, handler: Any) -> MakeDecider:
         if not isinstance(handler, TcpHandler):
             from phalanx._elastic.handler_decider import HandlerDecider
 
@@ -246,7 +246,7 @@ class LocalElasticAgent:
             )
         if self.spec.local_addr is not None:
             handler.settings = replace(handler.settings, local_addr=self.spec.local_addr)
-        return host_session.decide_over_tcp(handler)
+        return host_work.decide_over_tcp(handler)
 
     def _result(self, verdict: Verdict, collect: CollectedResults, own: AgentId) -> RunResult:
         member = next((m for m in verdict.members if m.agent == own), None)

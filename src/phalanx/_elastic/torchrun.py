@@ -11,7 +11,7 @@ from phalanx._core import environment
 from phalanx._core.environment import defaults
 from phalanx._core.ranks import HOST
 from phalanx._core.rounds import Endpoint
-from phalanx._elastic import host_session
+from phalanx._elastic import host_work
 from phalanx._elastic.command import numa
 from phalanx._elastic.command.torchrun_options import TorchrunOptions
 from phalanx._elastic.torchrun_logs import PREFIX, TorchrunLogSpec
@@ -19,7 +19,7 @@ from phalanx._launcher import payload
 from phalanx._launcher.planning import imports
 from phalanx._launcher.planning.imports import Needs
 from phalanx._launcher.session.app_run import AppRun
-from phalanx._launcher.session.decider import Decide
+from phalanx._launcher.session.decider import MakeDecider
 from phalanx._rendezvous import handlers, settings
 from phalanx._rendezvous.tcp.handler import TcpHandler
 from phalanx._system import network
@@ -35,7 +35,7 @@ def start(options: TorchrunOptions) -> AppRun[Any]:
     _refuse(options)
     work = _work(options)
     alone = options.max_hosts == 1
-    prepared = host_session.prepare(work, is_alone=alone and options.backend in _OWN)
+    prepared = host_work.prepare(work, is_alone=alone and options.backend in _OWN)
     return prepared.start(decide=_decide(options))
 
 
@@ -54,7 +54,7 @@ def _refuse(options: TorchrunOptions) -> None:
         raise ConfigError(f"no such file: {options.program}")
 
 
-def _work(options: TorchrunOptions) -> host_session.HostWork:
+def _work(options: TorchrunOptions) -> host_work.HostWork:
     kind, program, words = options.kind, options.program, options.arguments
     if options.python != sys.executable and kind in ("script", "module"):
         flag = ("-m",) if kind == "module" else ()
@@ -65,7 +65,7 @@ def _work(options: TorchrunOptions) -> host_session.HostWork:
     extra = {"TORCHELASTIC_SIGNALS_TO_HANDLE": handled}
     if options.omp_num_threads is not None:
         extra["OMP_NUM_THREADS"] = options.omp_num_threads
-    return host_session.HostWork(
+    return host_work.HostWork(
         function=payload.pack(script.run, args, {}, needs),
         needs=needs,
         title=os.path.basename(options.program),
@@ -164,9 +164,9 @@ def _own_path() -> list[str]:
 # ── meeting the others ────────────────────────────────────────────────────────
 
 
-def _decide(options: TorchrunOptions) -> Decide:
+def _decide(options: TorchrunOptions) -> MakeDecider:
     if options.backend in _OWN:
-        return host_session.decide_over_tcp(_own_handler(options))
+        return host_work.decide_over_tcp(_own_handler(options))
     handler = handlers.get_handler(
         options.backend,
         options.endpoint,

@@ -93,9 +93,9 @@ def check(launcher: LaunchOptions) -> HostsReport:
     hosts = list_hosts(launcher, os.environ)
     turns = threading.BoundedSemaphore(launcher.parallel_logins)
     patience = min(launcher.start_timeout, _PATIENCE)
-    visits = [Visit(host, turns, patience) for host in dict.fromkeys(hosts)]
+    visits = [HostVisit(host, turns, patience) for host in dict.fromkeys(hosts)]
     try:
-        _all(visits, Visit.arrive)
+        _all(visits, HostVisit.arrive)
         peers = _peers(visits)
         _all(visits, lambda visit: visit.try_peers(peers))
     finally:
@@ -105,7 +105,7 @@ def check(launcher: LaunchOptions) -> HostsReport:
     return HostsReport(reports, tuple(warnings(reports, platform.python_version())))
 
 
-def _peers(visits: Sequence[Visit]) -> list[tuple[str, str, int]]:
+def _peers(visits: Sequence[HostVisit]) -> list[tuple[str, str, int]]:
     """Where each is found by the others; this machine, by the address that leads to them."""
     others = [v.peer[1] for v in visits if v.peer is not None and not v.is_here]
     for visit in visits:
@@ -115,7 +115,7 @@ def _peers(visits: Sequence[Visit]) -> list[tuple[str, str, int]]:
     return [visit.peer for visit in visits if visit.peer is not None]
 
 
-def _all(visits: Sequence[Visit], what: Callable[[Visit], None]) -> None:
+def _all(visits: Sequence[HostVisit], what: Callable[[HostVisit], None]) -> None:
     threads = [threading.Thread(target=what, args=(visit,), daemon=True) for visit in visits]
     for thread in threads:
         thread.start()
@@ -123,7 +123,7 @@ def _all(visits: Sequence[Visit], what: Callable[[Visit], None]) -> None:
         thread.join()
 
 
-class Visit:
+class HostVisit:
     """One host, from the login on."""
 
     def __init__(self, host: ListedHost, turns: threading.Semaphore, patience: float) -> None:

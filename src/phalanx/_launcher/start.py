@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx._launcher.planning.listed_hosts import HostFacts, unknown_hosts
 from phalanx._launcher.planning.plan import HostPart, Plan, draft_plan
 from phalanx._launcher.session.app_run import AppRun
-from phalanx._launcher.session.decider import Decide, decide_locally
+from phalanx._launcher.session.decider import MakeDecider, decide_locally
 
 if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptions
@@ -47,7 +47,9 @@ class PreparedApp:
     pools: Sequence[AgentPool] = ()
     dials: Dials | None = None
 
-    def start(self, *, decide: Decide = decide_locally, is_recorded: bool = True) -> AppRun[Any]:
+    def start(
+        self, *, decide: MakeDecider = decide_locally, is_recorded: bool = True
+    ) -> AppRun[Any]:
         """Start its agents; does not wait. To be called once.
 
         `decide` makes the one that decides. `is_recorded`: other processes can find it; one that is

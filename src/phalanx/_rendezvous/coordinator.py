@@ -16,7 +16,7 @@ from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Ended, Endpoint, Outcome, Round
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.membership import Host, lay_out
-from phalanx._rendezvous.restart_policy import RestartPolicy, StopHost, StopRound
+from phalanx._rendezvous.restart_policy import HaltAll, HaltHost, RestartPolicy
 from phalanx._rendezvous.roster import Roster
 from phalanx._rendezvous.round_state import RoundState
 
@@ -29,7 +29,7 @@ class Coordinator:
 
     def __init__(
         self,
-        policy: p.Policy,
+        policy: p.CoordinatorSettings,
         restarts: RestartPolicy,
         now: float,
         past: p.Inheritance | None = None,
@@ -297,10 +297,10 @@ class Coordinator:
         if self.phase is not p.Phase.RUNNING:
             return []
         match self._restarts.worker_failed(agent, self._round_state, self._roster, now):
-            case StopHost():
+            case HaltHost():
                 number = self._round_of[agent]
                 return [p.HaltRoundAction(number, self.policy.stop_grace, (agent,))]
-            case StopRound(final=final):
+            case HaltAll(final=final):
                 if final:
                     self._over = p.Reason.FAILED
                 return self._stop_failed(now)

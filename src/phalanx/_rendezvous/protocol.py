@@ -15,7 +15,7 @@ from phalanx._rendezvous.membership import Host
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class CoordinatorSettings:
     """What the coordinator goes by."""
 
     hosts: tuple[Host, ...]

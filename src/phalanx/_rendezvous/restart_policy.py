@@ -14,14 +14,14 @@ from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member
 from phalanx._rendezvous.causes import Failure, first_cause
 from phalanx._rendezvous.membership import Host
-from phalanx._rendezvous.protocol import HaltRoundAction, Policy
-from phalanx._rendezvous.restarts import Budget
+from phalanx._rendezvous.protocol import CoordinatorSettings, HaltRoundAction
+from phalanx._rendezvous.restart_budget import Budget
 from phalanx._rendezvous.roster import Roster
 from phalanx._rendezvous.round_state import RoundState
 
 
 @dataclass(frozen=True, slots=True)
-class StopRound:
+class HaltAll:
     """Stop the workers of all hosts."""
 
     final: bool = False
@@ -29,7 +29,7 @@ class StopRound:
 
 
 @dataclass(frozen=True, slots=True)
-class StopHost:
+class HaltHost:
     """Stop the workers of the host that has failed; the others run on."""
 
 
@@ -38,7 +38,7 @@ class Ignore:
     """The host is being stopped already."""
 
 
-OnFailure = StopRound | StopHost | Ignore
+OnFailure = HaltAll | HaltHost | Ignore
 
 
 class RestartPolicy(Protocol):
@@ -105,7 +105,7 @@ class RestartAll:
     takes_newcomers = True
     deadline: float | None = None
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: CoordinatorSettings) -> None:
         """No restart is spent."""
         self.attempts: list[Failure] = []
         self._budget = _budget(policy)
@@ -128,7 +128,7 @@ class RestartAll:
         self, agent: AgentId, state: RoundState, roster: Roster, now: float
     ) -> OnFailure:
         """It concerns everybody."""
-        return StopRound()
+        return HaltAll()
 
     def host_lost(self, member: Member, state: RoundState, roster: Roster) -> Host | None:
         """Nobody takes its place within the round."""
@@ -177,7 +177,7 @@ class RestartHost:
     takes_newcomers = False
     restarts = 0
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: CoordinatorSettings) -> None:
         """No restart is spent."""
         self.attempts: list[Failure] = []
         self.note = ""
@@ -211,10 +211,10 @@ class RestartHost:
             wait = budget.spend(cause, now - self._began_at.get(agent, state.began))
         if wait is None:
             self.note = budget.note
-            return StopRound(final=True)
+            return HaltAll(final=True)
         self.attempts.append(cause)
         self._halted[agent] = wait
-        return StopHost()
+        return HaltHost()
 
     def host_lost(self, member: Member, state: RoundState, roster: Roster) -> Host | None:
         """A spare takes its place."""
@@ -265,12 +265,12 @@ class RestartHost:
         ]
 
 
-RESTART_POLICIES: Mapping[str, Callable[[Policy], RestartPolicy]] = {
+RESTART_POLICIES: Mapping[str, Callable[[CoordinatorSettings], RestartPolicy]] = {
     "all": RestartAll,
     "host": RestartHost,
 }
 """By the values of the launch option `restart`."""
 
 
-def _budget(policy: Policy) -> Budget:
+def _budget(policy: CoordinatorSettings) -> Budget:
     return Budget(policy.max_restarts, policy.backoff, policy.same_failures)

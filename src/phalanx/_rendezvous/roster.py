@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Member
 from phalanx._rendezvous.membership import Host, choose, may_decide
-from phalanx._rendezvous.protocol import JoinedEvent, Policy
+from phalanx._rendezvous.protocol import CoordinatorSettings, JoinedEvent
 
 
 class Roster:
     """Who could be in a round."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: CoordinatorSettings) -> None:
         """Nobody has come yet."""
         self._policy = policy
         self.hosts = {host.agent: host for host in policy.hosts}

@@ -22,7 +22,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Decide yourself; some have certainly ended, of others nothing is heard."""
+    """MakeDecider yourself; some have certainly ended, of others nothing is heard."""
 
     closed: frozenset[AgentId]
     silent: frozenset[AgentId]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from phalanx._elastic.command.given import GivenFlags
+from phalanx._elastic.command.given_flags import GivenFlags
 from phalanx._rendezvous.endpoints import DEFAULT_PORTS, STATIC_PORT, parse_endpoint
 from phalanx.errors import ConfigError
 

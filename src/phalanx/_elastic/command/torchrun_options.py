@@ -16,9 +16,9 @@ from typing import Literal
 
 from phalanx._core import values
 from phalanx._core.ranks import MOST_WORKERS
-from phalanx._elastic.command import given as texts
+from phalanx._elastic.command import given_flags as texts
 from phalanx._elastic.command import rendezvous_choice
-from phalanx._elastic.command.given import GivenFlags
+from phalanx._elastic.command.given_flags import GivenFlags
 from phalanx._system import machine
 from phalanx.errors import ConfigError
 

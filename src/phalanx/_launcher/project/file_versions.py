@@ -38,7 +38,7 @@ def choose(
     holders: Mapping[str, Collection[Host]],
     listings: Sequence[tuple[Host, Mapping[str, FileVersion]]],
 ) -> VersionChoice[Host]:
-    """Decide, from what each host has, in the order of ranks.
+    """MakeDecider, from what each host has, in the order of ranks.
 
     `agreed` are the files as all last had them, `holders` the hosts that did have them.
     """

@@ -25,9 +25,9 @@ from phalanx._launcher.placement import Placement
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.result import LaunchResult
 from phalanx._launcher.session.added_host import add_host
-from phalanx._launcher.session.collected import CollectedResults
-from phalanx._launcher.session.decider import Decide
-from phalanx._launcher.session.printed import read_lines
+from phalanx._launcher.session.collected_results import CollectedResults
+from phalanx._launcher.session.decider import MakeDecider
+from phalanx._launcher.session.printed_lines import read_lines
 from phalanx._launcher.session.report import (
     TraceShown,
     add_note,
@@ -79,7 +79,7 @@ class AppRun(Generic[R]):
         *,
         pools: Sequence[AgentPool],
         dials: Dials | None,
-        decide: Decide,
+        decide: MakeDecider,
         is_recorded: bool,
     ) -> None:
         """Start the agents, or take such as wait in the pools; the function may follow later.

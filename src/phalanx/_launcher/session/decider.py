@@ -13,9 +13,9 @@ from phalanx._rendezvous.membership import Host
 from phalanx._rendezvous.protocol import (
     CoordinatorAction,
     CoordinatorEvent,
+    CoordinatorSettings,
     Happening,
     Phase,
-    Policy,
 )
 from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 
@@ -128,7 +128,7 @@ class LocalDecider:
         self._act = act
 
     def tell(self, event: CoordinatorEvent) -> None:
-        """Decide, and have it done."""
+        """MakeDecider, and have it done."""
         for action in self.coordinator.handle(event, self._now()):
             self._act(action)
 
@@ -140,7 +140,7 @@ class LocalDecider:
         """Nothing is held."""
 
 
-Decide = Callable[[Plan, Callable[[], float]], Decider]
+MakeDecider = Callable[[Plan, Callable[[], float]], Decider]
 """Makes the one that decides, given the plan and the clock to go by."""
 
 
@@ -149,7 +149,7 @@ def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
     settings = plan.settings
     count = len(plan.hosts)
     fewest, most = plan.bounds
-    policy = Policy(
+    policy = CoordinatorSettings(
         hosts=tuple(host_of(plan, member.agent) for member in plan.members),
         start_timeout=settings.start_timeout,
         stop_grace=settings.stop_grace,

@@ -31,7 +31,7 @@ from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.project.fetcher import FileFetcher
 from phalanx._launcher.session.agent_handle import ANSWER, AgentHandle
 from phalanx._launcher.session.content import AgentContent
-from phalanx._launcher.session.decider import Decide, host_of
+from phalanx._launcher.session.decider import MakeDecider, host_of
 from phalanx._launcher.session.log_slots import LogSlots
 from phalanx._launcher.session.progress import Progress, in_words
 from phalanx._launcher.session.round_setup import RoundSetup
@@ -65,7 +65,7 @@ class Session:
         function: Future[Function],
         logs: LogWriter,
         on_event: Callable[[Session], None],
-        decide: Decide,
+        decide: MakeDecider,
         *,
         began: float,
     ) -> None:

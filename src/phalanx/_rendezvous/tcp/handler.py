@@ -35,10 +35,10 @@ from phalanx._rendezvous.protocol import (
     BeginRoundAction,
     CancelEvent,
     CoordinatorAction,
+    CoordinatorSettings,
     FinishAction,
     HaltRoundAction,
     JoinedEvent,
-    Policy,
     Reason,
     RoundClearedEvent,
     TickEvent,
@@ -75,14 +75,14 @@ class TcpHandler(RendezvousHandler):
         self.max_hosts = max_hosts
         self.settings = settings
         self._closed = False
-        self._visit: _Visit | None = None
+        self._visit: _HandlerRun | None = None
 
     def decider(
         self,
         agent: AgentId,
         hostname: str,
         workers: int,
-        policy: Policy,
+        policy: CoordinatorSettings,
         now: Callable[[], float] = time.monotonic,
     ) -> TcpDecider:
         """A decider for an agent that carries out what is decided there."""
@@ -136,7 +136,7 @@ class TcpHandler(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(f"rendezvous {self.run_id!r} is closed.")
         if self._visit is None:
-            self._visit = _Visit(self)
+            self._visit = _HandlerRun(self)
         return self._visit.next()
 
     def shutdown(self) -> bool:
@@ -147,7 +147,7 @@ class TcpHandler(RendezvousHandler):
         return True
 
 
-class _Visit:
+class _HandlerRun:
     """A host that takes part without an agent of ours: its rounds, on a thread of their own."""
 
     def __init__(self, handler: TcpHandler) -> None:
@@ -209,7 +209,7 @@ class _Visit:
 
     async def _serve(self) -> None:
         handler = self._handler
-        policy = Policy(
+        policy = CoordinatorSettings(
             hosts=(),
             start_timeout=handler.settings.join_timeout,
             stop_grace=_STOPPED,

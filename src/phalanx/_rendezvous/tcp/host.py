@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
-from phalanx._rendezvous.protocol import Policy
+from phalanx._rendezvous.protocol import CoordinatorSettings
 from phalanx._rendezvous.settings import Settings
 from phalanx._system import network
 
@@ -21,7 +21,7 @@ class TcpHost:
     workers: int
     run_id: str
     endpoint: Endpoint
-    policy: Policy
+    policy: CoordinatorSettings
     settings: Settings
     key: bytes = b""
     """What hosts of the run prove to each other that they have."""

@@ -124,7 +124,7 @@ class Leader:
             self.feed(AgentGoneEvent(agent, "it has ended", Interval(now, now)))
 
     def feed(self, event: CoordinatorEvent) -> None:
-        """Decide, and have it done here and there."""
+        """MakeDecider, and have it done here and there."""
         for action in self._coordinator.handle(event, self._now()):
             self._carry_out(action)
 

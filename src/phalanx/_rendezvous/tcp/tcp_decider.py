@@ -292,7 +292,7 @@ class TcpDecider:
     # ── leading and following ─────────────────────────────────────────────────
 
     def _lead(self, past: p.Inheritance | None) -> None:
-        """Decide, from now on; after another, if there was one."""
+        """MakeDecider, from now on; after another, if there was one."""
         leader = Leader(
             *(self._host, self._now, self._actions.carry_out, self._do, self._know),
             past=past,

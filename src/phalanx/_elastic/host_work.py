@@ -13,11 +13,11 @@ from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.payload import Function
 from phalanx._launcher.planning.imports import Needs
 from phalanx._launcher.planning.plan import HostPart, Plan
-from phalanx._launcher.session.decider import Decide, Decider
+from phalanx._launcher.session.decider import Decider, MakeDecider
 from phalanx._launcher.start import PreparedApp, Work, prepare_app
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.membership import Host
-from phalanx._rendezvous.protocol import Policy
+from phalanx._rendezvous.protocol import CoordinatorSettings
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.handler import TcpHandler
 
@@ -69,7 +69,7 @@ def prepare(work: HostWork, *, is_alone: bool) -> PreparedApp:
     return prepare_app(options, Work.of(work.function, work.needs, work.title), part=part)
 
 
-def decide_over_tcp(handler: TcpHandler) -> Decide:
+def decide_over_tcp(handler: TcpHandler) -> MakeDecider:
     """Have the hosts that meet at a handler of ours decide among themselves."""
     alone = handler.max_hosts == 1
 
@@ -82,11 +82,13 @@ def decide_over_tcp(handler: TcpHandler) -> Decide:
     return decide
 
 
-def policy_of(plan: Plan, settings: Settings, least: int, most: int, *, alone: bool) -> Policy:
+def policy_of(
+    plan: Plan, settings: Settings, least: int, most: int, *, alone: bool
+) -> CoordinatorSettings:
     """What hosts that meet go by."""
     launcher = plan.settings
     member = plan.members[0]
-    return Policy(
+    return CoordinatorSettings(
         hosts=(Host(member.agent, member.hostname, member.workers),) if alone else (),
         start_timeout=settings.join_timeout,
         stop_grace=launcher.stop_grace,
