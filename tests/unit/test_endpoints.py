@@ -28,12 +28,12 @@ def test_an_endpoint_is_a_host_and_maybe_a_port(text, host, port):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a:b", "'b' is no port. Write a:29400."),
-        ("a:65536", "'65536' is no port"),
-        ("a:", "'' is no port"),
-        (":1", "'' is no host. Write HOST:PORT."),
-        ("x://a:1", "'x://a' is no host"),
-        ("a:b:1", "'a:b' is no host"),
+        ("a:b", "invalid port 'b'. Write a:29400."),
+        ("a:65536", "invalid port '65536'"),
+        ("a:", "invalid port ''"),
+        (":1", "invalid host ''. Write HOST:PORT."),
+        ("x://a:1", "invalid host 'x://a'"),
+        ("a:b:1", "invalid host 'a:b'"),
     ],
 )
 def test_what_is_no_endpoint_is_refused(text, said):
