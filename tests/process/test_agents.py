@@ -352,7 +352,7 @@ def test_mistakes_are_told_before_anything_starts():
         get_handler("statc")
     with pytest.raises(ConfigError, match="HOST:PORT"):
         get_handler("tcp", "host:port:more")
-    with pytest.raises(ConfigError, match="the fewest not above"):
+    with pytest.raises(ConfigError, match="more than max_hosts"):
         get_handler("tcp", min_hosts=3, max_hosts=2)
 
 

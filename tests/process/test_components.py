@@ -63,7 +63,7 @@ def test_hydra(runner, tmp_path):
     args = ["--config_name", "job", "--config_dir", "conf"]
     assert run(runner, "utils.hydra", *args)[1] == ["configured"]
     assert run(runner, "utils.hydra", *args, "text=overridden")[1] == ["overridden"]
-    with pytest.raises(ConfigError, match="no directory nowhere"):
+    with pytest.raises(ConfigError, match="no such directory: nowhere"):
         runner.dryrun_component("utils.hydra", ["--config_name", "x", "--config_dir", "nowhere"])
 
 

@@ -434,7 +434,7 @@ def gpus_that_are_given(disk, case, trouble):
     first, second = (case.ask(*app).stdout.strip() for _ in "ab")
     wait_until(lambda: has_begun(logs))
     status = lambda handle: json.loads(case.ask("status", "--json", handle).stdout)["status"]
-    wait_until(lambda: "waits for 1 GPU" in status(second)["message"])
+    wait_until(lambda: "waiting for 1 GPU" in status(second)["message"])
     keeper = json.loads((_place(disk, second) / "app.json").read_text())["owner"]["pid"]
     (supervisor,) = map(int, _children_of(keeper))
     os.kill(supervisor, signal.SIGSTOP)
@@ -549,9 +549,7 @@ def values_on_their_way_in(disk, case, trouble):
         "gone": "No such file or directory",
     }[trouble]
     assert case.code == 0, case.err
-    assert re.search(
-        rf"ResultError rank 0 .*there is no place for it here: ({reason})", case.out
-    ), case.out
+    assert re.search(rf"ResultError rank 0 .*cannot store it: ({reason})", case.out), case.out
 
 
 def token_of_hosts_that_meet_here(disk, case, trouble):
@@ -575,7 +573,7 @@ def token_of_hosts_that_meet_here(disk, case, trouble):
     ]
     said = [host.communicate(timeout=60)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
-    warned = ["can join this rendezvous" in text for text in said]
+    warned = ["can join the rendezvous" in text for text in said]
     assert warned == [trouble != "gone"] * 2, said
     disk.repair()
     tokens = [path.name for path in disk.path.rglob("*token*")]
@@ -610,7 +608,7 @@ def events_as_lines(disk, case, trouble):
         assert (names, warnings) == (["second", "third", "last"], [])
     else:
         assert names == ["first", "last"]
-        reason = {"full": "only a part|No space left", "read-only": "Read-only file system"}
+        reason = {"full": "only partly written|No space left", "read-only": "Read-only file system"}
         (warning,) = warnings
         assert re.search(reason[trouble], warning)
 
@@ -843,7 +841,7 @@ def test_lines_that_a_slow_handler_does_not_get_are_not_passed_over(script):
 
         class Watch(logging.Handler):
             def emit(self, record):
-                if "too slow: lines are left out" in record.getMessage():
+                if "is too slow: dropping lines" in record.getMessage():
                     said.set()
 
         def f():
@@ -980,7 +978,7 @@ def test_a_value_for_which_room_was_there_and_is_not_any_more(disk, monkeypatch,
         large.fill()
         inboxes.collect(wire.Piece(**piece, offset=5 << 20, data=bytes(rest)), 0)
         ended = inboxes.complete(Outcome(0, Ended.RETURNED, 0.0, 1))
-        text = "there is no place for it here: No space left on device"
+        text = "cannot store it: No space left on device"
         assert (ended.kind, ended.fault.message) == (Ended.RAISED, text)
         inboxes.forget(None)
     finally:

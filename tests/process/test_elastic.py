@@ -175,7 +175,7 @@ def test_mistakes_in_the_bounds_are_told():
     """Before anything starts."""
     for options, said in (
         ({"min_hosts": 2}, "hostnames has only 1"),
-        ({"min_hosts": 0}, "1 or more"),
+        ({"min_hosts": 0}, "at least 1"),
         ({"min_hosts": 3, "max_hosts": 2}, "greater than max_hosts"),
         ({"max_restarts": -1}, "0 or more"),
         ({"restart": "hosts"}, "Did you mean 'host'"),

@@ -128,7 +128,7 @@ def test_overlapping_entries_list_both(environment):
         assert environment("run", "--wait", name).returncode == 0
     done = environment("run", "trainer")
     assert done.returncode == 1
-    assert "one of 2 components: foo.baz.trainer, test.bar.baz.trainer" in done.stderr
+    assert "ambiguous: it could be foo.baz.trainer, test.bar.baz.trainer" in done.stderr
 
 
 def test_underscores_drop_the_prefix(environment):
@@ -235,7 +235,12 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_rest_works(environmen
     environment.install("p", files, {"phalanx.components": entries})
     done = environment("builtins")
     assert listed(done) == ["foo.baz.trainer", "foo.loud.trainer"]
-    for said in ("foo.broken", "'gone' of p", "Write: odd = my_project.bar.baz", "SystemExit: 3"):
+    for said in (
+        "foo.broken",
+        "'gone' of p",
+        "it must name a module: odd = my_project.bar.baz",
+        "SystemExit: 3",
+    ):
         assert said in done.stderr.replace("my_project.bar.broken", "foo.broken")
     assert "Traceback" not in done.stderr
     done = environment("run", "--log", "foo.baz.trainer")
@@ -320,7 +325,7 @@ def test_named_resources_of_a_package(environment):
     for name, said in (
         ("gpu_x9", "Did you mean 'gpu_x2'?"),
         ("broken", "OSError: no cluster"),
-        ("none", "it gave None, not a phalanx.specs.Resource"),
+        ("none", "it returned None, not a phalanx.specs.Resource"),
         ("gone", "'gone' of p (phalanx.named_resources: my_module.nowhere:gone) is broken"),
     ):
         done = environment("run", "--dryrun", "utils.sh", "-h", name, "true")

@@ -46,7 +46,7 @@ def test_an_app_spec_that_runs_python():
         ("builtins", "Found 10 builtin components:"),
         ("runopts", "local_cwd:"),
         ("runopts local_cwd", "log_dir (str, default: none)"),
-        ("run -s local_cwd dist.ddp --help", "Distributed data parallel"),
+        ("run -s local_cwd dist.ddp --help", "Run a script or module on every worker"),
         ("run --dryrun -s local_cwd utils.python hello.py aptg", "=== SCHEDULER REQUEST ==="),
     ],
 )

@@ -213,7 +213,7 @@ def test_two_that_fail_by_themselves():
     assert told[int(first)] == 1, done.stderr
     if "1 other rank failed as well" in done.stderr:  # both were seen in time
         assert told == [1, 1]
-        assert "Also failed, later:" in done.stderr
+        assert "Also failed later:" in done.stderr
 
 
 def test_each_attempt_is_told_once():

@@ -190,7 +190,7 @@ def fetched_files(launcher, host, disk, caplog, trouble):
     disk.harm(trouble)
     host.write("/root/go", "")
     reason = {"full": "No space left", "read-only": "Read-only", "gone": "No such file"}[trouble]
-    with pytest.raises(phalanx.FetchError, match=rf"ckpt/last.txt on box1 .*{reason}") as caught:
+    with pytest.raises(phalanx.FetchError, match=rf"ckpt/last.txt from box1: .*{reason}") as caught:
         app.result()
     assert list(caught.value.result) == [7]
     disk.repair()

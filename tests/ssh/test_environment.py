@@ -79,7 +79,7 @@ def test_env_file_is_sourced_on_each_host(launcher, monkeypatch):
 def test_an_env_file_that_fails_is_an_error_with_its_stderr(launcher):
     """Of the host where it failed."""
     Path("env.sh").write_text('[ "$(hostname)" = box1 ] || { echo "no module x" >&2; exit 3; }\n')
-    with pytest.raises(phalanx.StartFailed, match=r"(?s)agent on box2 .*no module x") as caught:
+    with pytest.raises(phalanx.StartFailed, match=r"(?s)agent on box2: .*no module x") as caught:
         launcher(env_file="env.sh").run(print)
     assert caught.value.hostname == "box2"
 

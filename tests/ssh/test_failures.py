@@ -179,7 +179,7 @@ def test_a_host_that_answers_nothing_is_an_error_within_ten_seconds(launcher, cl
     """Packets are dropped: ssh says so."""
     cluster.hosts[1].cut()
     began = time.monotonic()
-    with pytest.raises(phalanx.StartFailed, match=r"agent on box2 .*(timed out|No route to host)"):
+    with pytest.raises(phalanx.StartFailed, match=r"agent on box2: .*(timed out|No route to host)"):
         launcher().run(print)
     assert time.monotonic() - began < 14
 

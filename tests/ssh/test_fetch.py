@@ -209,7 +209,7 @@ def test_the_lowest_rank_wins_and_that_is_said(launcher, cluster, caplog):
     assert Path("ckpt/both.txt").read_text() == "rank 0"
     assert Path("ckpt/one.txt").read_text() == "second"
     (said,) = [m for m in caplog.messages if "different" in m]
-    assert "box1 and box2 wrote different ckpt/both.txt: that of box1" in said
+    assert "box1 and box2 wrote different ckpt/both.txt: keeping that of box1" in said
 
 
 def test_what_workers_remove_does_not_come_back(launcher):
@@ -266,7 +266,7 @@ def test_a_disk_that_is_full_here_is_said(launcher, caplog):
             Path("ckpt").mkdir(exist_ok=True)
             Path("ckpt/last.bin").write_bytes(bytes(3 << 20))
 
-        with pytest.raises(phalanx.FetchError, match=r"ckpt/last.bin on box1 .*No space left"):
+        with pytest.raises(phalanx.FetchError, match=r"ckpt/last.bin from box1: .*No space left"):
             launcher(1, fetch=["ckpt/*"]).run(work)
         assert os.listdir("ckpt") == ["last.bin"]
         assert Path("ckpt/last.bin").read_text() == "old"
@@ -349,7 +349,7 @@ def test_a_host_that_is_lost_while_it_sends_ends_the_transfer_alone(launcher, cl
     app = launcher(2, fetch=["*.bin"], host_timeout=3).start(work)
     wait_until(lambda: any(n.startswith(".phalanx-new") for n in os.listdir()), timeout=60)
     host.kill()
-    with pytest.raises(phalanx.FetchError, match=r"large.bin on box2 .*lost") as caught:
+    with pytest.raises(phalanx.FetchError, match=r"large.bin from box2: .*lost") as caught:
         app.result(60)
     assert list(caught.value.result) == [0, 1]
     assert not [n for n in os.listdir() if n.startswith(".phalanx-new") or n == "large.bin"]
