@@ -176,7 +176,7 @@ def test_mistakes_in_the_bounds_are_told():
     for options, said in (
         ({"min_hosts": 2}, "hostnames has only 1"),
         ({"min_hosts": 0}, "at least 1"),
-        ({"min_hosts": 3, "max_hosts": 2}, "greater than max_hosts"),
+        ({"min_hosts": 3, "max_hosts": 2}, "more than max_hosts"),
         ({"max_restarts": -1}, "0 or more"),
         ({"restart": "hosts"}, "Did you mean 'host'"),
         ({"restart": "host", "backend": "gloo"}, "cannot be used with backend"),

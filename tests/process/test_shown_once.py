@@ -226,7 +226,7 @@ def test_each_attempt_is_told_once():
         shown = "".join(done.stderr for done in pool.map(lambda _: command(*words), range(2)))
     told = [times_told(shown, f"ValueError: try {number}") for number in (0, 1)]
     assert told == [1, 1], shown
-    assert shown.count("It was restarted once, after:") == 1
+    assert shown.count("Restarted once, after:") == 1
     assert shown.count("torchrun: stopped: rank 1 on ") == 1
 
 

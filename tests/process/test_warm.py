@@ -691,15 +691,23 @@ def test_a_zygote_killed_a_moment_before_the_next_run():
 
 def test_a_crowd_of_commands_takes_no_agent_from_another(script, runtime):
     """Each is the only one that has it, or has its own."""
-    path = script.write(
-        "import os, phalanx, time\n"
-        "def work(): time.sleep(0.3); return os.getppid()\n"
-        "print(phalanx.launch(work, workers_per_host=1, keep_warm=60).rank(0))\n"
-    )
-    for _ in range(2):
+    path = script.write("""
+        import os, pathlib, sys, time
+        import phalanx
+        def work(crowd):
+            (pathlib.Path(crowd) / str(os.getpid())).touch()
+            while len(os.listdir(crowd)) < 6:  # all of them at once
+                time.sleep(0.02)
+            return os.getppid()
+        launch = phalanx.launch(work, args=(sys.argv[1],), workers_per_host=1, keep_warm=60)
+        print(launch.rank(0))
+    """)
+    for round_ in range(2):
+        crowd = path.parent / f"crowd-{round_}"
+        crowd.mkdir()
         commands = [
             subprocess.Popen(
-                [sys.executable, str(path)],
+                [sys.executable, str(path), str(crowd)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
