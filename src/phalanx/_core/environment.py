@@ -51,6 +51,7 @@ COPIED_BY_DEFAULT = (
     "LANG",
     "LC_*",
     "TZ",
+    "PHALANX_COMPAT",
 )
 """Patterns (fnmatch) of the variables that a launch copies to other hosts."""
 

@@ -44,8 +44,12 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(write_through=True)  # as with python -u
-    program = string.Template(program).safe_substitute(local_rank=local_rank)
-    sys.argv = [program, *words]
+    run_here(kind, string.Template(program).safe_substitute(local_rank=local_rank), words)
+
+
+def run_here(kind: Kind, program: str, arguments: Sequence[str]) -> None:
+    """Run a script or a module in this process, as `__main__`, to its end."""
+    sys.argv = [program, *arguments]
     if kind == "module":
         run_module: Any = vars(runpy)["_run_module_as_main"]  # what `python -m` itself calls
         run_module(program)

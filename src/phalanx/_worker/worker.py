@@ -22,6 +22,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from phalanx import _aliases
 from phalanx import _wire as wire
 from phalanx._core import nesting
 from phalanx._core.environment import PASSING
@@ -63,6 +64,7 @@ def adopt(prepare: wire.Prepare) -> None:
     os.environ.update(prepare.environment)
     sys.path[:] = prepare.python_path
     sys.argv = list(prepare.argv)
+    _aliases.install_from(os.environ)
     if prepare.cwd is not None:
         os.chdir(prepare.cwd)
     # What was, or was not, found under a relative name was so in another directory.

@@ -1,0 +1,1 @@
+"""Where torchrunx has its helpers for argparse and Lightning."""

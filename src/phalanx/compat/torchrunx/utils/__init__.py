@@ -1,0 +1,1 @@
+"""Where torchrunx has its errors and its builders of log handlers."""

@@ -1,0 +1,184 @@
+"""Programs that import torchrunx, run on Phalanx without a change."""
+
+import argparse
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phalanx.compat.torchrunx as torchrunx
+from phalanx.compat.torchrunx.integrations.parsing import (
+    add_torchrunx_argument_group,
+    launcher_from_args,
+)
+from phalanx.compat.torchrunx.utils.log_handling import RedirectHandler, get_handler_filter
+from phalanx.errors import ConfigError
+
+PROGRAM = """
+import logging
+import sys
+
+import torchrunx
+from steps import train
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=2, backend="gloo")
+    results = launcher.run(train, "out", steps=int(sys.argv[1]))
+    print(results.rank(0), results.index(hostname="localhost", local_rank=1), results.results)
+    try:
+        launcher.run(train, "out", steps=0)
+    except ValueError as error:
+        print("raised", error)
+    try:
+        launcher.run(train, "out", steps=-1)
+    except torchrunx.WorkerFailedError as error:
+        print("exit code", error.exit_code)
+"""
+
+STEPS = """
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+import torchrunx  # workers import it too
+
+
+def train(output, steps=10):
+    if steps == 0:
+        raise ValueError("no steps")
+    if steps < 0:
+        os._exit(7)
+    total = torch.ones(1)
+    for _ in range(steps):
+        dist.all_reduce(total)
+    print("trained", torchrunx.__version__)
+    logging.getLogger("app").warning("saved")
+    return f"{output}/{dist.get_rank()}-{int(total)}"
+"""
+
+
+def compat(*words, cwd, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx.compat", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=cwd,
+        env={**os.environ, **environ},
+    )
+
+
+def test_a_program_runs_unmodified_under_the_import_hook(tmp_path):
+    """Its values, exceptions, loggers and log files are those it knows."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "steps.py").write_text(STEPS)
+    logs = tmp_path / "logs"
+    done = compat("torchrunx", "--", "program.py", "3", cwd=tmp_path, TORCHRUNX_LOG_DIR=str(logs))
+    assert done.returncode == 0, done.stderr
+    assert "out/0-8 out/1-8 {'localhost': ['out/0-8', 'out/1-8']}" in done.stdout
+    assert "torchrunx.localhost.0 trained 0.4.0" in done.stdout
+    assert "torchrunx.localhost.0 app:saved" in done.stdout
+    assert "raised no steps" in done.stdout
+    assert "exit code 7" in done.stdout
+    (worker,) = [p for p in logs.glob("*/localhost[[]1].log") if "trained" in p.read_text()]
+    assert re.search(r"^\d{4}-\d\d-\d\d [\d:]+:WARNING: app:saved$", worker.read_text(), re.M)
+
+
+def test_a_module_runs_under_the_import_hook(tmp_path):
+    """With -m, and with its name and arguments as python has them."""
+    (tmp_path / "module.py").write_text(
+        "import sys, torchrunx\nprint(__name__, torchrunx.__name__, sys.argv[1:])\n"
+    )
+    done = compat("torchrunx", "--", "-m", "module", "--", "x", cwd=tmp_path)
+    assert done.stdout == "__main__ phalanx.compat.torchrunx ['--', 'x']\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["torchrun", "--", "p.py"], "no module 'torchrun'. Did you mean 'torchrunx'?"),
+        (["torchrunx", "--", "progam.py"], "no such file: progam.py. Did you mean 'program.py'?"),
+        (["torchrunx"], "say which program to run"),
+        (["--", "program.py"], "say which names"),
+        (["torchrunx", "--", "-m"], "-m needs the name of a module"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told(words, message, tmp_path):
+    """In one sentence, with the usage."""
+    (tmp_path / "program.py").write_text("")
+    done = compat(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "usage: python -m phalanx.compat" in done.stderr
+
+
+def test_handlers_of_a_factory_take_what_their_filters_let_through(tmp_path):
+    """As its documentation has it: a file for one worker, the launcher's logger for another."""
+
+    def handlers():
+        file = logging.FileHandler(tmp_path / "one.txt")
+        file.addFilter(get_handler_filter("localhost", 1, logging.DEBUG))
+        redirect = RedirectHandler()
+        redirect.addFilter(get_handler_filter("localhost", 0))
+        return [file, redirect]
+
+    kept = []
+    logger = logging.getLogger("torchrunx.localhost.0")
+    keeper = logging.Handler()
+    keeper.emit = lambda record: kept.append(record.getMessage())
+    logger.addHandler(keeper)
+    logger.setLevel(logging.INFO)
+    try:
+        launcher = torchrunx.Launcher(workers_per_host=2, backend=None)
+        launcher.set_logging_handlers(handlers).run(lambda: print("rank", os.environ["RANK"]))
+    finally:
+        logger.removeHandler(keeper)
+        logger.setLevel(logging.NOTSET)
+    assert (tmp_path / "one.txt").read_text() == "rank 1\n"
+    assert kept == ["rank 0"]
+    assert not Path("torchrunx_logs").exists()
+
+
+def test_launch_takes_the_arguments_of_earlier_versions(capfd):
+    """A tuple and a dict, or a dict alone; handlers by their builders."""
+    options = {"hostnames": ["localhost"], "workers_per_host": 2, "backend": None}
+    show = lambda: [torchrunx.stream_handler("localhost", 1)]
+
+    def add(a, b):
+        print("adding")
+        return a + b + int(os.environ["RANK"])
+
+    result = torchrunx.launch(add, (1,), {"b": 2}, handler_factory=show, **options)
+    assert result.by_ranks() == [3, 4]
+    assert result.by_hostnames() == {"localhost": [3, 4]}
+    assert re.fullmatch(r"\S+ \S+:INFO:localhost\[1\]: adding\n", capfd.readouterr().out)
+    assert torchrunx.launch(add, {"a": 1, "b": 1}, handler_factory=None, **options).rank(1) == 3
+
+
+def test_arguments_of_a_parser_make_a_launcher():
+    """With the same words as there."""
+    parser = argparse.ArgumentParser()
+    add_torchrunx_argument_group(parser)
+    words = "--hostnames a b --workers-per-host 2 4 --backend None --extra-env-vars A=1 B=x=y"
+    launcher = launcher_from_args(parser.parse_args(words.split()))
+    assert launcher == torchrunx.Launcher(
+        ["a", "b"], [2, 4], backend=None, extra_env_vars={"A": "1", "B": "x=y"}
+    )
+    assert launcher_from_args(parser.parse_args([])) == torchrunx.Launcher()
+    with pytest.raises(ConfigError, match="must be NAME=VALUE"):
+        launcher_from_args(parser.parse_args(["--extra-env-vars", "A"]))
+    with pytest.raises(ConfigError, match="must be gpu, cpu, or one number"):
+        launcher_from_args(parser.parse_args(["--workers-per-host", "two"]))
+
+
+def test_a_level_that_there_is_not_is_refused(monkeypatch):
+    """Of the variable for log files."""
+    monkeypatch.setenv("TORCHRUNX_LOG_LEVEL", "INF")
+    with pytest.raises(ValueError, match="TORCHRUNX_LOG_LEVEL='INF'.*Did you mean 'INFO'"):
+        torchrunx.Launcher(workers_per_host=1, backend=None).run(print)
