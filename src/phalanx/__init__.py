@@ -21,6 +21,8 @@ _PUBLIC = {
     "App": "phalanx._launcher.session.app",
     "AppState": "phalanx._specs",
     "AppStatus": "phalanx._specs",
+    "CallResult": "phalanx._launcher.result",
+    "Calls": "phalanx._launcher.calls.calls",
     "Cancelled": "phalanx.errors",
     "ComponentError": "phalanx.errors",
     "ConfigError": "phalanx.errors",
@@ -32,6 +34,7 @@ _PUBLIC = {
     "Launcher": "phalanx._launcher.launcher",
     "LogLine": "phalanx._logs.lines",
     "LogSpec": "phalanx._logs.spec",
+    "MapFailed": "phalanx.errors",
     "NoTerminal": "phalanx.errors",
     "OutputLost": "phalanx.errors",
     "PhalanxError": "phalanx.errors",
@@ -55,6 +58,8 @@ __all__ = [
     "App",
     "AppState",
     "AppStatus",
+    "CallResult",
+    "Calls",
     "Cancelled",
     "ComponentError",
     "ConfigError",
@@ -66,6 +71,7 @@ __all__ = [
     "Launcher",
     "LogLine",
     "LogSpec",
+    "MapFailed",
     "NoTerminal",
     "OutputLost",
     "PhalanxError",
@@ -86,8 +92,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from phalanx._launcher.calls.calls import Calls
     from phalanx._launcher.launcher import Launcher, launch
-    from phalanx._launcher.result import LaunchResult
+    from phalanx._launcher.result import CallResult, LaunchResult
     from phalanx._launcher.session.app import App
     from phalanx._launcher.warm.pool import warm
     from phalanx._logs.lines import LogLine
@@ -102,6 +109,7 @@ if TYPE_CHECKING:
         ConfigError,
         FetchError,
         LaunchError,
+        MapFailed,
         NoTerminal,
         OutputLost,
         PhalanxError,

@@ -17,6 +17,7 @@
         ├── FetchError       the app succeeded, and a file that was asked for is not home
         ├── AgentLost        an agent went away or fell silent
         ├── OutputLost       all succeeded, but what workers printed could not be written
+        ├── MapFailed        some calls of a map did not return
         └── Cancelled        someone asked for the end
 
 A worker's own exception is raised with its own type, not as one of these. All of them pickle, with
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigError",
     "FetchError",
     "LaunchError",
+    "MapFailed",
     "NoTerminal",
     "OutputLost",
     "PhalanxError",
@@ -212,6 +214,21 @@ class OutputLost(LaunchError):
         super().__init__(message)
         self.places = places
         self.result = result
+
+
+class MapFailed(LaunchError):
+    """Some calls of a map did not return.
+
+    `failures` has what each of them raised, `results` what the others gave; both by the item's
+    place among the items.
+    """
+
+    def __init__(
+        self, message: str, *, failures: dict[int, BaseException], results: dict[int, Any]
+    ) -> None:
+        super().__init__(message)
+        self.failures = failures
+        self.results = results
 
 
 class Cancelled(LaunchError):

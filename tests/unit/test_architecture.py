@@ -40,6 +40,7 @@ LAYERS = [
     "_launcher.placement",
     "_launcher.session",
     "_launcher.start",
+    "_launcher.calls",
     "_launcher.inline _launcher.host_check",
     "_launcher.launcher",
     "_elastic.command",

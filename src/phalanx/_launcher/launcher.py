@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -23,6 +23,7 @@ from phalanx.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from phalanx._launcher.calls.calls import Calls
     from phalanx._launcher.host_check import HostsReport
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.imports import Needs
@@ -146,6 +147,58 @@ class Launcher(LaunchOptions):
 
         return App(self._prepare(_pack(func, args, kwargs)).start())
 
+    def map(
+        self,
+        func: Callable[..., R],
+        items: Iterable[Mapping[str, Any]],
+        *,
+        max_parallel: int | None = None,
+        ordered: bool = True,
+        hosts_per_call: int = 1,
+        retries: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Calls[R]:
+        """Call `func(**item)` for every item, several at a time; return without waiting.
+
+        Each call is a launch of its own: `workers_per_host` workers on `hosts_per_call` of the
+        hosts. One that fails does not end the others. Output goes to a file per call under ./logs,
+        unless `log_spec` is set.
+
+        Args:
+            func: Anything that can be called.
+            items: The keyword arguments of each call.
+            max_parallel: How many calls run at once. Default: one on each host; on this machine,
+                as many as there are CPUs for their workers.
+            ordered: Give results in the order of the items; otherwise as calls end.
+            hosts_per_call: How many hosts each call has.
+            retries: How often a call is made again, on another host if there is one, when its host
+                was lost or preempted. What a function raises is not retried.
+            checkpoint: A directory that keeps the results: calls whose result is there are not
+                made again.
+
+        Returns:
+            An iterator over the results; each has the `item_index`. After the last it
+            raises `MapFailed` if calls have failed. What still runs is stopped when it is closed.
+
+        Raises:
+            ConfigError: A mistake that was found before anything was started.
+        """
+        from phalanx._launcher.calls.calls import start_calls
+        from phalanx._launcher.planning import imports
+
+        check_may_launch(os.environ)
+        table = list(items)
+        for item in table:
+            check_item(func, item)
+        return start_calls(
+            *(self, func, table, imports.of_function(func), _title(func)),
+            max_parallel=max_parallel,
+            ordered=ordered,
+            hosts_per_call=hosts_per_call,
+            retries=retries,
+            checkpoint=checkpoint,
+        )
+
     def check(self) -> HostsReport:
         """Log in to the hosts and report what they have, and whether they reach each other.
 
@@ -263,6 +316,18 @@ def _wait_or_cancel(app: AppRun[Any], grace: float) -> None:
         app.cancel()
         app.wait(grace + 5.0)
         raise
+
+
+def check_item(func: Any, item: Any) -> None:
+    """Refuse an item of a map that is not the keyword arguments of a call."""
+    if not isinstance(item, Mapping):
+        names = _parameters(func)
+        name = names[0] if names else "name"
+        raise ConfigError(
+            f"items must be dicts of keyword arguments, not {item!r}. "
+            f"Write map(func, [{{{name!r}: value}}, ...])."
+        )
+    check_call(func, (), item)
 
 
 def check_call(func: Any, args: Any, kwargs: Any) -> None:

@@ -74,3 +74,11 @@ class LaunchResult(Generic[R]):
     def __len__(self) -> int:
         """How many ranks there were."""
         return len(self.values)
+
+
+@dataclass(frozen=True)
+class CallResult(LaunchResult[R]):
+    """The values of one call of a map."""
+
+    item_index: int = 0
+    """The item's place among the items, from 0."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from phalanx._launcher.planning.listed_hosts import HostFacts, unknown_hosts
-from phalanx._launcher.planning.plan import HostPart, Plan, draft_plan
+from phalanx._launcher.planning.plan import Draft, HostPart, Plan, draft_plan
 from phalanx._launcher.session.app_run import AppRun
 from phalanx._launcher.session.decider import MakeDecider, decide_locally
 
@@ -82,6 +82,18 @@ def prepare_app(
     that. Raises `ConfigError`, and `StartFailed` for hosts that could not be asked.
     """
     draft = draft_plan(options, work.needs, work.title, directory)
+    return prepare_draft(draft, work, pools=pools, known=known, part=part)
+
+
+def prepare_draft(
+    draft: Draft,
+    work: Work,
+    *,
+    pools: Sequence[AgentPool] = (),
+    known: Mapping[str, HostFacts] = MappingProxyType({}),
+    part: HostPart | None = None,
+) -> PreparedApp:
+    """The same for a launch that was checked already, which may be one of many alike."""
     asked = unknown_hosts(draft.settings, draft.hosts, known)
     if not asked or draft.remote_setup is None:
         return PreparedApp(draft.finish(known, part), work, pools)

@@ -13,7 +13,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx._launcher.project.workspace import Workspace
     from phalanx._launcher.transport.dial import RemoteSetup
     from phalanx._launcher.transport.targets import Target
+    from phalanx._logs.spec import LogSpec
 
 _OF_AN_INTERPRETER = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -149,6 +150,16 @@ class Draft:
     needs: Needs
     title: str
     directory: str | None
+
+    def only(self, indexes: Sequence[int], log_spec: LogSpec | None) -> Draft:
+        """The same launch on some of its hosts, with its output elsewhere."""
+        workers = self.settings.workers_per_host
+        if isinstance(workers, list | tuple):
+            workers = [workers[i] for i in indexes]
+        settings = dataclasses.replace(self.settings, workers_per_host=workers, log_spec=log_spec)
+        return dataclasses.replace(
+            self, settings=settings, hosts=tuple(self.hosts[i] for i in indexes)
+        )
 
     def finish(self, facts: Mapping[str, HostFacts], part: HostPart | None = None) -> Plan:
         """The plan, by what is known of hosts whose number of workers depends on that.

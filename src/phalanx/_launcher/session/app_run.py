@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from phalanx._core.ids import AgentId
+from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Ended, Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Function, Inbox
@@ -498,6 +498,12 @@ class AppRun(Generic[R]):
     def waits(self) -> Mapping[str, str]:
         """What each host had not done yet when the start was given up."""
         return {} if self._session is None else self._session.waits
+
+    @property
+    def preempted(self) -> tuple[HostIndex, ...]:
+        """The hosts, by their place in the plan, that were said to be taken away."""
+        agents = () if self._session is None else self._session.preempted
+        return tuple(sorted(self._plan.index(agent) for agent in agents))
 
     def describe_left(self) -> str:
         """What is left of it where, once it has ended; that nothing is, only if it was seen."""

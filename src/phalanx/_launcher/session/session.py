@@ -98,6 +98,8 @@ class Session:
         """Seconds for which agents have been asked all the time whether they are there."""
         self.waits: dict[str, str] = {}
         """What each host had not done yet when the start was given up."""
+        self.preempted: set[AgentId] = set()
+        """The agents whose hosts are taken away."""
         self.left: list[str] = []
         """The hosts of which it was not seen that nothing is left."""
         self._ended = False
@@ -354,6 +356,7 @@ class Session:
             case wire.WorkerStacks():
                 self.stacks.hear(agent_id, agent, frame, self.plan)
             case wire.Preempted():
+                self.preempted.add(agent_id)
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
                 agent.left = frame.left

@@ -1,0 +1,220 @@
+"""Carries a schedule of calls out: a thread for each call that runs, and what came of each.
+
+It decides nothing: the schedule says what is next, a runner makes the call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from phalanx._launcher.calls.call_runner import CallLost, CallRunner
+from phalanx._launcher.calls.digests import call_digest
+from phalanx._launcher.calls.schedule import CallAssignment, CallEnd, CallSchedule
+from phalanx._launcher.result import CallResult, LaunchResult
+from phalanx._logs import logger
+from phalanx.errors import Cancelled, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx._launcher.calls.checkpoint import Checkpoint
+    from phalanx._launcher.calls.progress import CallProgress
+    from phalanx._launcher.payload import Function
+    from phalanx._logs.spec import LogSpec
+
+_STEP = 0.25
+"""Seconds between looks whether a signal has come."""
+
+
+@dataclass(frozen=True)
+class CallItems:
+    """What is called, and with what."""
+
+    kwargs: Sequence[Mapping[str, Any]]
+    pack: Callable[[Mapping[str, Any]], Function]
+    log_spec: Callable[[int], LogSpec | None]
+    checkpoint: Checkpoint | None = None
+    digest: str = ""
+    """The function's, in a checkpoint."""
+
+    def known(self, item: int) -> LaunchResult[Any] | None:
+        """What a checkpoint has for an item."""
+        return None if self.checkpoint is None else self.checkpoint.load(self._digest(item))
+
+    def keep(self, item: int, result: LaunchResult[Any]) -> None:
+        """Have a checkpoint keep it."""
+        if self.checkpoint is not None:
+            self.checkpoint.store(self._digest(item), result)
+
+    def _digest(self, item: int) -> str:
+        return call_digest(self.digest, (), self.kwargs[item])
+
+
+class CallRun:
+    """The calls of one map. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        items: CallItems,
+        schedule: CallSchedule,
+        runner: CallRunner,
+        results: Mapping[int, LaunchResult[Any]],
+        progress: CallProgress,
+        threads: int,
+    ) -> None:
+        """Start. `results` are those that were known before."""
+        self.results: dict[int, CallResult[Any]] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.finished: list[int] = []
+        """The items that have ended, in that order."""
+        self._items = items
+        self._schedule = schedule
+        self._runner = runner
+        self._progress = progress
+        self._changed = threading.Condition()
+        self._cancelled = False
+        self._last_loss: BaseException | None = None
+        for item, result in results.items():
+            self._keep(item, result)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"phalanx-call-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        _RUNNING.add(self)
+        self._closing = threading.Thread(target=self._close, name="phalanx-calls", daemon=True)
+        for thread in (*self._threads, self._closing):
+            thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing of it runs any more."""
+        return not self._closing.is_alive()
+
+    def wait(self, ended: Callable[[], bool]) -> None:
+        """Until this holds, or nothing runs any more."""
+        while True:
+            with self._changed:
+                if ended() or self.has_ended:
+                    return
+                self._show()
+                # In steps: a signal that another thread was given wakes nobody who waits.
+                self._changed.wait(_STEP)
+
+    def cancel(self, grace: float | None = None) -> None:
+        """Start nothing more, and stop what runs; does not wait. Idempotent."""
+        with self._changed:
+            self._cancelled = True
+            self._schedule.drop_waiting()
+            self._changed.notify_all()
+        self._runner.cancel(grace)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until nothing runs any more."""
+        self._closing.join(timeout)
+
+    # ── the threads ───────────────────────────────────────────────────────────
+
+    def _close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        try:
+            self._runner.close()
+        finally:
+            self._progress.close()
+            with self._changed:
+                _RUNNING.discard(self)
+                self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (assignment := self._next()) is not None:
+            self._call(assignment)
+
+    def _next(self) -> CallAssignment | None:
+        """What this thread does next; None when there is nothing left."""
+        with self._changed:
+            while True:
+                if (assignment := self._schedule.take()) is not None:
+                    return assignment
+                if self._schedule.is_stuck:
+                    self._fail_stuck()
+                if self._schedule.is_over:
+                    self._changed.notify_all()
+                    return None
+                self._changed.wait()
+
+    def _fail_stuck(self) -> None:
+        for item in self._schedule.drop_waiting():
+            error = LaunchError(f"no host is left to run item {item} on: {self._last_loss}")
+            error.__cause__ = self._last_loss
+            self._fail(item, error)
+
+    def _call(self, assignment: CallAssignment) -> None:
+        item, end = assignment.item, CallEnd.FAILED
+        lost: tuple[int, ...] = ()
+        result: LaunchResult[Any] | None = None
+        error: BaseException | None = None
+        try:
+            call = self._items.pack(self._items.kwargs[item])
+            result = self._runner.run(call, assignment.hosts, self._items.log_spec(item))
+            end = CallEnd.RETURNED
+            self._items.keep(item, result)
+        except CallLost as loss:
+            end, lost, error = CallEnd.LOST, loss.hosts, loss.error
+        except BaseException as raised:  # noqa: BLE001 whoever asks for the results gets it
+            error = raised
+        with self._changed:
+            again = self._schedule.ended(item, end, lost)
+            if self._cancelled:
+                self._schedule.drop_waiting()
+                again = False
+            if result is not None:
+                self._keep(item, result)
+            elif error is not None and again:
+                self._last_loss = error
+                logger.warning("phalanx: item %d is tried again: %s", item, _line(error))
+            elif error is not None:
+                if end is CallEnd.LOST:
+                    self._last_loss = error
+                if not (self._cancelled and isinstance(error, Cancelled)):
+                    self._fail(item, error)
+            self._show()
+            self._changed.notify_all()
+
+    def _keep(self, item: int, result: LaunchResult[Any]) -> None:
+        self.results[item] = CallResult(result.values, result.members, item)
+        self.finished.append(item)
+
+    def _fail(self, item: int, error: BaseException) -> None:
+        error.__traceback__ = None
+        self.failures[item] = error
+        self.finished.append(item)
+
+    def _show(self) -> None:
+        if not self._cancelled:
+            failed = len(self.failures)
+            self._progress.show(len(self.finished), failed, self._schedule.running)
+
+
+def _line(error: BaseException) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
+
+
+_RUNNING: weakref.WeakSet[CallRun] = weakref.WeakSet()
+
+
+@atexit.register
+def _cancel_all() -> None:
+    """End what the program did not wait for, before its launches are ended one by one."""
+    runs = list(_RUNNING)
+    for run in runs:
+        run.cancel()
+    limit = time.monotonic() + 30.0
+    for run in runs:
+        run.join(max(0.0, limit - time.monotonic()))

@@ -1,0 +1,38 @@
+"""What makes calls, as seen by whoever has them made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from phalanx._launcher.payload import Function
+    from phalanx._launcher.result import LaunchResult
+    from phalanx._logs.spec import LogSpec
+
+
+class CallLost(Exception):
+    """A call did not end by its own doing; `error` says how, `hosts` who is to blame."""
+
+    def __init__(self, error: BaseException, hosts: tuple[int, ...] = ()) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.hosts = hosts
+
+
+class CallRunner(Protocol):
+    """Runs calls. `run` is called from several threads at once, the rest from any."""
+
+    def run(
+        self, call: Function, hosts: Sequence[int], log_spec: LogSpec | None
+    ) -> LaunchResult[Any]:
+        """Make a call on these of the hosts; block until its end.
+
+        Raises what the function raised, `CallLost`, or `Cancelled`.
+        """
+
+    def cancel(self, grace: float | None) -> None:
+        """End what runs, and start nothing more; does not wait."""
+
+    def close(self) -> None:
+        """Let go of what is kept between calls; nothing runs any more."""

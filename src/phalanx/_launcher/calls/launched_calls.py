@@ -1,0 +1,82 @@
+"""A call as a launch of its own: on any hosts, with everything that a launch has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from phalanx._launcher.calls.call_runner import CallLost
+from phalanx._launcher.start import Work, prepare_draft
+from phalanx._launcher.warm.pool import AgentPool, Pool
+from phalanx.errors import AgentLost, Cancelled, StartFailed, StartTimeout
+
+if TYPE_CHECKING:
+    from phalanx._launcher.payload import Function
+    from phalanx._launcher.planning.plan import Draft
+    from phalanx._launcher.result import LaunchResult
+    from phalanx._launcher.session.app_run import AppRun
+    from phalanx._logs.spec import LogSpec
+
+
+class LaunchedCalls:
+    """Each call a launch; the agents stay from one to the next."""
+
+    def __init__(self, draft: Draft, pool: Pool, pools: Sequence[AgentPool], *, own: bool) -> None:
+        """`own`: the pool is closed with this."""
+        self._draft = draft
+        self._pool = pool
+        self._pools = pools
+        self._own = own
+        self._lock = threading.Lock()
+        self._running: set[AppRun[Any]] = set()
+        self._grace: float | None = None
+        self._cancelled = False
+
+    def run(
+        self, call: Function, hosts: Sequence[int], log_spec: LogSpec | None
+    ) -> LaunchResult[Any]:
+        """See `CallRunner.run`."""
+        draft = self._draft.only(hosts, log_spec)
+        try:
+            work = Work.of(call, draft.needs, draft.title)
+            prepared = prepare_draft(draft, work, pools=self._pools, known=self._pool.known)
+            app = prepared.start(is_recorded=False)
+        except StartFailed as error:
+            raise CallLost(error, self._to_blame(error, hosts)) from None
+        with self._lock:
+            self._running.add(app)
+            cancelled = self._cancelled
+        if cancelled:
+            app.cancel(self._grace)
+        try:
+            return app.result()
+        except (AgentLost, StartFailed, StartTimeout) as error:
+            raise CallLost(error, self._to_blame(error, hosts)) from None
+        except Cancelled:
+            raise
+        except BaseException as error:
+            if app.preempted:
+                raise CallLost(error, tuple(hosts[i] for i in app.preempted)) from None
+            raise
+        finally:
+            with self._lock:
+                self._running.discard(app)
+
+    def _to_blame(self, error: BaseException, hosts: Sequence[int]) -> tuple[int, ...]:
+        name = getattr(error, "hostname", None)
+        names = (name,) if name else getattr(error, "missing", ())
+        return tuple(i for i in hosts if self._draft.hosts[i].name in names)
+
+    def cancel(self, grace: float | None) -> None:
+        """See `CallRunner.cancel`."""
+        with self._lock:
+            self._cancelled, self._grace = True, grace
+            running = list(self._running)
+        for app in running:
+            app.cancel(grace)
+
+    def close(self) -> None:
+        """See `CallRunner.close`."""
+        if self._own:
+            self._pool.close()
