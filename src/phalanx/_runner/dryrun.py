@@ -34,8 +34,15 @@ class AppDryRunInfo:
     def __str__(self) -> str:
         """The app and the exact request."""
         app = json.dumps(serialization.to_dict(self.app), indent=2)
-        request = json.dumps(plain(self.request), indent=2, default=str)
+        request = shown(self.request)
         return f"=== APPLICATION ===\n{app}\n\n=== SCHEDULER REQUEST ===\n{request}"
+
+
+def shown(request: Any) -> str:
+    """A request as it is printed: as its own text, such as a script's, where its class has one."""
+    if dataclasses.is_dataclass(request) and type(request).__str__ is not object.__str__:
+        return str(request).rstrip("\n")
+    return json.dumps(plain(request), indent=2, default=str)
 
 
 def with_workspace(role: Role, workspace: str | None) -> Role:

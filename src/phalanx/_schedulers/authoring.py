@@ -73,6 +73,15 @@ def near_file(path: str) -> str:
     return ""
 
 
+def check_script(script: str, directory: str) -> None:
+    """Refuse a Python file that is not there. Raises `ConfigError`."""
+    path = os.path.join(directory, script)
+    if not os.path.exists(path):
+        raise ConfigError(f"no such file: {script}.{near_file(path)}")
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+        raise ConfigError(f"{script} is a directory without a __main__.py.")
+
+
 def workspace_files(directory: str) -> Iterator[str]:
     """The files of a workspace that are sent to hosts.
 

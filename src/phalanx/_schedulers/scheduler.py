@@ -45,6 +45,7 @@ Factory = Callable[..., "Scheduler[Any, Any]"]
 BUILT_IN = {
     "local_cwd": "phalanx._schedulers.local_cwd",
     "ssh": "phalanx._schedulers.ssh",
+    "slurm": "phalanx._schedulers.slurm",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""
 
@@ -231,7 +232,7 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
     """Create a scheduler by name.
 
     Args:
-        name: `local_cwd`, `ssh`, or the name that a plugin has registered.
+        name: `local_cwd`, `ssh`, `slurm`, or the name that a plugin has registered.
         session_name: The middle part of handles.
         **kwargs: For the scheduler's own constructor.
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import heapq
 import math
 import os
 import shutil
 import signal
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from phalanx._core.environment import users
 from phalanx._core.ranks import RANK_VARIABLES, REPLICA
-from phalanx._logs.lines import read_unfinished
 from phalanx._registry import directory, owner, replace, reserve
-from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_place
-from phalanx._schedulers.authoring import near_file, workspace_of
-from phalanx._schedulers.host_paths import at_home
+from phalanx._schedulers.authoring import check_script, workspace_of
+from phalanx._schedulers.replica_logs import (
+    ReplicaStream,
+    find_replica,
+    names_of,
+    read_streams,
+    unfinished_line,
+)
 from phalanx._schedulers.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx._schedulers.scheduler import (
     Capabilities,
@@ -49,8 +50,6 @@ from phalanx._specs import (
 )
 from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError, SchedulerError
-
-_POLL = 0.05
 
 
 def check_grace(seconds: float) -> None:
@@ -129,7 +128,9 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
 
     def submit(self, request: AppRequest) -> str:
         """Record the app and start its supervisor. Raises `SchedulerError`, `ConfigError`."""
-        _check_scripts(request)
+        for script, cwd in {(r.script, r.cwd) for r in request.replicas}:
+            if script is not None:
+                check_script(script, cwd)
         try:
             path = make_place(request.app_id)
         except FileExistsError:
@@ -162,7 +163,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
     def describe(self, app_id: str) -> AppStatus | None:
         """How an app stands."""
         app = self._find(app_id)
-        return None if app is None else _status(app)
+        return None if app is None else recorded_status(app)
 
     def list(self) -> list[AppSummary]:
         """All apps of this scheduler and session that are recorded."""
@@ -184,13 +185,24 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         app = self._find(app_id)
         if app is None:
             raise LookupError(f"no such app: {app_id!r}")
-        wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
-        known = _find_replica(app, role, replica)
+        known = find_replica(app, role, replica)
         cwd = known.get("cwd", os.sep)
-        sources = [
-            _Source(app, role, replica, name, Path(known["streams"][name]), cwd) for name in wanted
+        streams = [
+            ReplicaStream(
+                role,
+                replica,
+                name,
+                Path(known["streams"][name]),
+                times_file(app.path, role, replica, name),
+                cwd,
+            )
+            for name in names_of(stream)
         ]
-        return _read(app, sources, since, until, follow=follow)
+
+        def has_ended() -> bool:
+            return app.state.is_final or not app.path.is_dir()
+
+        return read_streams(streams, has_ended, since, until, follow=follow)
 
     def unfinished_line(
         self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
@@ -199,9 +211,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         app = self._find(app_id)
         if app is None or app.state.is_final:
             return ""
-        wanted = STREAMS if stream is Stream.COMBINED else (stream.value,)
-        files = _find_replica(app, role, replica)["streams"]
-        return next(filter(None, (read_unfinished(Path(files[name])) for name in wanted)), "")
+        return unfinished_line(find_replica(app, role, replica), stream)
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
         """Ask the supervisor for the end, and wait for it, at most the grace and a little more."""
@@ -228,16 +238,6 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
     def _is_ours(self, app: RecordedApp) -> bool:
         session = app.facts.get("session")
         return app.scheduler == self.name and session == self.session_name
-
-
-def _check_scripts(request: AppRequest) -> None:
-    """Refuse a script that is not there."""
-    for script, cwd in {(r.script, r.cwd) for r in request.replicas if r.script is not None}:
-        path = os.path.join(cwd, script)
-        if not os.path.exists(path):
-            raise ConfigError(f"no such file: {script}.{near_file(path)}")
-        if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ConfigError(f"{script} is a directory without a __main__.py.")
 
 
 def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
@@ -326,7 +326,8 @@ def _start(path: Path) -> int:
     return pid
 
 
-def _status(app: RecordedApp) -> AppStatus:
+def recorded_status(app: RecordedApp) -> AppStatus:
+    """An app's status, as it is recorded."""
     status = app.status()
     state = AppState(status["state"])
     return AppStatus(
@@ -347,62 +348,3 @@ def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
     known = {field.name for field in dataclasses.fields(ReplicaStatus)}
     facts = {key: value for key, value in replica.items() if key in known}
     return ReplicaStatus(**{**facts, "state": AppState(replica["state"])})
-
-
-# ── logs ──────────────────────────────────────────────────────────────────────
-
-
-def _find_replica(app: RecordedApp, role: str, replica: int) -> dict[str, Any]:
-    roles = {r["name"]: r["replicas"] for r in app.facts["roles"]}
-    if role not in roles:
-        raise LookupError(f"{app.id} has no role {role!r}; choose one of {', '.join(roles)}")
-    found = next((r for r in roles[role] if r["id"] == replica), None)
-    if found is None:
-        last = len(roles[role]) - 1
-        raise LookupError(f"{role} of {app.id} has replicas 0 to {last}, not {replica}")
-    return dict(found)
-
-
-@dataclass
-class _Source:
-    """One stream of one replica."""
-
-    app: RecordedApp
-    role: str
-    replica: int
-    stream: str
-    path: Path
-    cwd: str
-
-    def __post_init__(self) -> None:
-        marks = times_file(self.app.path, self.role, self.replica, self.stream)
-        self._reader = LogReader(self.path, marks)
-
-    def read(self, *, final: bool) -> Iterator[LogLine]:
-        stream = Stream(self.stream)
-        for moment, text in self._reader.read(final=final):
-            yield LogLine(self.role, self.replica, at_home(text, self.cwd), moment, stream)
-
-
-def _read(
-    app: RecordedApp,
-    sources: list[_Source],
-    since: float | None,
-    until: float | None,
-    *,
-    follow: bool,
-) -> Iterator[LogLine]:
-    while True:
-        final = not follow or app.state.is_final or not app.path.is_dir()
-        lines = heapq.merge(*(source.read(final=final) for source in sources), key=by_time)
-        for line in lines:
-            if line.time is None and not final:
-                line = dataclasses.replace(line, time=time.time())  # noqa: PLW2901 it has just come
-            moment = line.time  # one whose time was not noted is not left out
-            if moment is None or (
-                (since is None or moment >= since) and (until is None or moment < until)
-            ):
-                yield line
-        if final or (until is not None and time.time() > until):
-            return
-        time.sleep(_POLL)

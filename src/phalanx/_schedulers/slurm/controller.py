@@ -1,0 +1,291 @@
+"""All calls of Slurm's commands: with explicit fields, and questions at most once a second.
+
+However many threads of a process wait for however many jobs, they share one answer: `jobs` asks
+`squeue` once for all that anybody wants to know of. A controller that does not answer is asked
+again only after a while; that is a fact to be told, not an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from phalanx._core.environment import users
+from phalanx._core.ranks import RANK_VARIABLES
+from phalanx._specs import AppState
+from phalanx.errors import ConfigError, SchedulerError
+
+INTERVAL = 1.0
+"""Seconds between two questions."""
+WHILE_DOWN = 3.0
+"""Seconds between two while nobody answers."""
+_PATIENCE = 15.0
+"""Seconds for a command to answer a question."""
+_SUBMIT_PATIENCE = 120.0
+
+_RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+_PENDING |= {"RESV_DEL_HOLD"}
+_SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P")
+_SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList", "Partition")
+_NOT_THERE = re.compile(r"Invalid job id specified", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job, or of one component of a heterogeneous one."""
+
+    state: str
+    """In Slurm's word, such as `PENDING` or `NODE_FAIL`."""
+    reason: str = ""
+    """Why it waits or has ended, in Slurm's word; empty where there is none."""
+    nodes: str = ""
+    """Its hosts, as Slurm writes lists of them."""
+    partition: str = ""
+    """Where it waits or runs."""
+
+    @property
+    def app_state(self) -> AppState:
+        """The same in our terms."""
+        if self.state in _PENDING:
+            return AppState.PENDING
+        if self.state in _RUNNING:
+            return AppState.RUNNING
+        if self.state == "COMPLETED":
+            return AppState.SUCCEEDED
+        return AppState.CANCELLED if self.state == "CANCELLED" else AppState.FAILED
+
+
+class ControllerDown(Exception):
+    """Nobody answers; the text is Slurm's own."""
+
+
+def parse_jobs(text: str) -> dict[str, JobState]:
+    """Lines of `|`-separated fields, as asked for, by job. Pure.
+
+    Of a heterogeneous job (`12+0`, `12+1`) the component that tells most: one that has failed,
+    else one that has not ended, else the first.
+    """
+    found: dict[str, list[JobState]] = {}
+    for line in text.splitlines():
+        fields = [part.strip() for part in line.split("|")]
+        if len(fields) != len(_SQUEUE_FIELDS) or not fields[0][:1].isdigit():
+            continue
+        number, state, reason, nodes, partition = fields
+        state = state.partition(" ")[0].rstrip("+")  # sacct: "CANCELLED by 1000"
+        reason = "" if reason in ("None", "Unknown", "") else reason
+        nodes = "" if nodes.startswith(("None", "(null)")) else nodes
+        job = JobState(state, reason, nodes, partition)
+        found.setdefault(re.split(r"[+.]", number)[0], []).append(job)
+    return {number: min(parts, key=_weight) for number, parts in found.items()}
+
+
+def _is_final(job: JobState | None) -> bool:
+    return job is not None and job.app_state.is_final
+
+
+def _weight(job: JobState) -> int:
+    order = [AppState.FAILED, AppState.CANCELLED, AppState.RUNNING, AppState.PENDING]
+    return order.index(job.app_state) if job.app_state in order else len(order)
+
+
+@dataclass
+class _Answers:
+    """What is known, shared by all threads."""
+
+    wanted: set[str] = field(default_factory=set)
+    """Jobs that somebody asks for."""
+    known: dict[str, JobState] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    """Jobs that nobody knows any more."""
+    problem: str = ""
+    """Why there was no answer the last time."""
+    next_question: float = 0.0
+
+
+class Controller:
+    """Slurm, as its commands show it. One for the whole process: see `controller()`."""
+
+    def __init__(self, run: Callable[..., subprocess.CompletedProcess[str]] | None = None) -> None:
+        """Nothing is asked."""
+        self._run = run or _run
+        self._lock = threading.Lock()
+        self._answers = _Answers()
+
+    # ── questions ─────────────────────────────────────────────────────────────
+
+    def jobs(self, numbers: Iterable[str]) -> dict[str, JobState | None]:
+        """The states of jobs; None for those that Slurm does not know any more.
+
+        Blocks for an answer that is at most a second old. Raises `ControllerDown`.
+        """
+        wanted = list(dict.fromkeys(numbers))
+        with self._lock:
+            answers, now = self._answers, time.monotonic()
+            answers.wanted.update(wanted)
+            unheard = [n for n in wanted if n not in answers.known and n not in answers.missing]
+            if unheard and not answers.problem:
+                time.sleep(max(0.0, answers.next_question - now))
+            if time.monotonic() >= answers.next_question:
+                self._ask()
+            if answers.problem:
+                raise ControllerDown(answers.problem)
+            return {n: answers.known.get(n) for n in wanted}
+
+    def forget(self, number: str) -> None:
+        """Nobody wants to know of a job any more."""
+        with self._lock:
+            self._answers.wanted.discard(number)
+            self._answers.known.pop(number, None)
+            self._answers.missing.discard(number)
+
+    def find(self, name: str) -> str | None:
+        """The number of the user's job of a name. Raises `ControllerDown`."""
+        with self._lock:
+            time.sleep(max(0.0, self._answers.next_question - time.monotonic()))
+            self._answers.next_question = time.monotonic() + INTERVAL
+            done = self._call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%i")
+            if done.returncode:
+                raise ControllerDown(_reason(done.stderr))
+        numbers = [line.strip().partition("+")[0] for line in done.stdout.splitlines()]
+        return numbers[0] if numbers else None
+
+    def _ask(self) -> None:
+        answers = self._answers
+        asked = sorted(answers.wanted)
+        answers.next_question = time.monotonic() + INTERVAL
+        if not asked:
+            return
+        fields = "|".join(_SQUEUE_FIELDS)
+        jobs = f"--jobs={','.join(asked)}"
+        try:
+            done = self._call("squeue", "-h", "--states=all", jobs, "-o", fields)
+            if done.returncode and not _NOT_THERE.search(done.stderr):
+                raise ControllerDown(_reason(done.stderr))
+        except ControllerDown as error:
+            answers.problem = str(error)
+            answers.next_question = time.monotonic() + WHILE_DOWN
+            return
+        answers.problem = ""
+        found = parse_jobs(done.stdout)
+        lost = [number for number in asked if number not in found]
+        found |= self._ask_accounting([n for n in lost if not _is_final(answers.known.get(n))])
+        for number in asked:
+            known = answers.known.get(number)
+            if number in found:
+                answers.known[number] = found[number]
+                answers.missing.discard(number)
+            elif not _is_final(known):
+                # It may have become something else, unseen, since it was known.
+                answers.known.pop(number, None)
+                answers.missing.add(number)
+
+    def _ask_accounting(self, numbers: Sequence[str]) -> dict[str, JobState]:
+        """Of jobs that the controller has forgotten, where there is a database that has not."""
+        if not numbers or not shutil.which("sacct"):
+            return {}
+        fields = f"--format={','.join(_SACCT_FIELDS)}"
+        try:
+            done = self._call("sacct", "-n", "-P", "-X", f"--jobs={','.join(numbers)}", fields)
+        except ControllerDown:
+            return {}
+        return parse_jobs(done.stdout) if done.returncode == 0 else {}
+
+    def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return self._run(command, timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise ControllerDown(f"{command[0]} did not answer in {_PATIENCE:g} s") from None
+        except FileNotFoundError:
+            raise _no_slurm(command[0]) from None
+
+    # ── requests ──────────────────────────────────────────────────────────────
+
+    def submit(self, script: str, directory: str) -> str:
+        """Submit a batch script; gives the job's number. Raises `SchedulerError`."""
+        try:
+            done = self._run(
+                ("sbatch", "--parsable", script), timeout=_SUBMIT_PATIENCE, cwd=directory
+            )
+        except FileNotFoundError:
+            raise _no_slurm("sbatch") from None
+        except subprocess.TimeoutExpired:
+            raise SchedulerError(
+                f"Slurm did not answer in {_SUBMIT_PATIENCE:g} s. Is it up? See: scontrol ping"
+            ) from None
+        number = done.stdout.strip().partition(";")[0]
+        if done.returncode or not number.isdigit():
+            raise SchedulerError(f"Slurm refused the job: {_reason(done.stderr or done.stdout)}")
+        return number
+
+    def cancel(self, number: str) -> None:
+        """Have a job end. Raises `SchedulerError`, not for one that has ended."""
+        try:
+            done = self._run(("scancel", number), timeout=_PATIENCE)
+        except FileNotFoundError:
+            raise _no_slurm("scancel") from None
+        except subprocess.TimeoutExpired:
+            raise SchedulerError(f"Slurm did not answer in {_PATIENCE:g} s.") from None
+        if done.returncode and not _NOT_THERE.search(done.stderr):
+            raise SchedulerError(f"Slurm cannot cancel job {number}: {_reason(done.stderr)}")
+        with self._lock:  # what was known of it is not true any more
+            self._answers.known.pop(number, None)
+
+
+def controller() -> Controller:
+    """The one that this process's threads share; another cluster, by its configuration, has
+    another.
+    """
+    return _controller_of(os.environ.get("SLURM_CONF"))
+
+
+@functools.cache
+def _controller_of(_configuration: str | None) -> Controller:
+    return Controller()
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job is submitted with: the user's variables, not those of a job or worker that this
+    process is part of.
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER")
+    return {
+        name: value
+        for name, value in users(environ).items()
+        if name not in RANK_VARIABLES
+        and (name in kept or not name.startswith(("SLURM_", "SLURMD_", "SRUN_")))
+    }
+
+
+def _run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        env=environment(os.environ),
+        check=False,
+        **options,
+    )
+
+
+def _no_slurm(command: str) -> ConfigError:
+    return ConfigError(f"{command} is not installed here: run this on a login node of the cluster.")
+
+
+def _reason(text: str) -> str:
+    """Slurm's own words, in one line: the last of its errors, which says what it came to, and the
+    first where that has more to it.
+    """
+    lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in text.splitlines()]
+    said = list(dict.fromkeys(line for line in lines if line))
+    said = [re.sub(r"^Batch job submission failed: ", "", line) for line in said]
+    return "; ".join(reversed(said[:3])) if said else "it gave no reason"

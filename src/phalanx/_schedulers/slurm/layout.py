@@ -1,0 +1,77 @@
+"""An app's directory on Slurm: which file is what, and what they say.
+
+| file | written by | |
+|---|---|---|
+| `script.sh` | submit | what was submitted |
+| `job.json` | submit | the job's number |
+| `token` | the script | the secret by which replicas know each other; for the user alone |
+| `control` | replicas, the script | what replicas tell each other: see `_remote.slurm_replica` |
+| `replicas/ROLE-N.json` | each replica | how it stands; ROLE is the role's index |
+| `logs/ROLE/N/` | each replica | its streams, and the error that it reports |
+| `times/` | each replica | when what of its streams was written |
+| `stop/` | each replica | the files that `should_stop()` looks for |
+| `result` | the script | the app's exit code, once it has ended |
+| `slurm.log` | Slurm, srun | what they say, such as why a job was cancelled |
+| `workspace/` | submit | the project's copy, if it was copied |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx._registry import read
+from phalanx._schedulers.request import STREAMS
+
+SCRIPT_FILE = "script.sh"
+JOB_FILE = "job.json"
+SLURM_LOG = "slurm.log"
+RESULT = "result"
+WORKSPACE = "workspace"
+
+_CANCELLED = re.compile(
+    r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class JobDirectory:
+    """The directory of one app."""
+
+    path: Path
+
+    def streams(self, role: str, number: int) -> dict[str, str]:
+        """The file of each stream of a replica."""
+        place = self.path / "logs" / role / str(number)
+        return {stream: str(place / f"{stream}.log") for stream in STREAMS}
+
+    def times_file(self, role: str, number: int, stream: str) -> Path:
+        """When what of a stream was written."""
+        return self.path / "times" / f"{role}-{number}-{stream}"
+
+    def replica(self, role_index: int, number: int) -> dict[str, Any] | None:
+        """What a replica has written of itself; None before it has."""
+        return read(self.path / "replicas" / f"{role_index}-{number}.json")
+
+    def job(self) -> str | None:
+        """The number of the app's job, where it was noted."""
+        found = read(self.path / JOB_FILE)
+        return None if found is None else str(found.get("job"))
+
+    def result(self) -> int | None:
+        """The app's exit code; None while it has not ended by itself."""
+        try:
+            return int((self.path / RESULT).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def last_note(self) -> str | None:
+        """Why Slurm ended the job, in its own words; empty for `scancel`, None where it did not."""
+        try:
+            text = (self.path / SLURM_LOG).read_text(errors="replace")
+        except OSError:
+            return None
+        found = _CANCELLED.findall(text)
+        return found[-1] if found else None

@@ -1,0 +1,348 @@
+"""The `slurm` scheduler: apps as jobs, found again by their directories."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx._registry import directory, replace, reserve
+from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
+from phalanx._registry.submission import facts_of, make_place
+from phalanx._remote import slurm_replica
+from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
+from phalanx._schedulers.replica_logs import (
+    ReplicaStream,
+    find_replica,
+    names_of,
+    read_streams,
+    unfinished_line,
+)
+from phalanx._schedulers.request import ROLE, with_python
+from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
+from phalanx._schedulers.slurm.controller import ControllerDown, JobState, controller
+from phalanx._schedulers.slurm.layout import JOB_FILE, SCRIPT_FILE, WORKSPACE, JobDirectory
+from phalanx._schedulers.slurm.options import SlurmOptions
+from phalanx._schedulers.slurm.script import ScriptRole, SlurmRequest, make_script
+from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
+from phalanx._schedulers.supervised import recorded_status
+from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
+from phalanx._specs.app_def import SCRIPT
+from phalanx._specs.substitution import Values
+from phalanx.errors import ConfigError, SchedulerError
+
+_NAME = "slurm"
+_LOOK = 0.25
+"""Seconds between two looks at whether an app that is followed has ended."""
+_END = 60.0
+"""Seconds for a cancelled job to end: Slurm's own grace, KillWait, is half of that by default."""
+
+
+class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
+    """Runs apps as Slurm jobs. The image is of no account."""
+
+    options = SlurmOptions
+    capabilities = Capabilities(
+        streams=True,
+        times=True,
+        several_roles=True,
+        # The batch script starts everything again: it is one step for each role.
+        retry_policies=frozenset({RetryPolicy.APPLICATION}),
+    )
+    poll_interval = 0.2
+
+    # ── submitting ────────────────────────────────────────────────────────────
+
+    def dryrun(self, app: AppDef, options: SlurmOptions) -> SlurmRequest:
+        """The batch script, and what has to be there for it."""
+        app_id = make_app_id(app.name)
+        if not app.roles:
+            raise ConfigError(f"app {app.name!r} has no roles.")
+        place = _place_of(options.job_dir, app_id)
+        copies: dict[str, str] = {}
+        roles = []
+        for role in app.roles:
+            own = workspace_of(role)
+            cwd = own
+            if options.job_dir is not None:
+                number = "" if not copies or own in copies else f"-{len(copies)}"
+                cwd = copies.setdefault(own, str(place / f"{WORKSPACE}{number}"))
+            roles.append(self._role(role, app_id, cwd, options))
+        python = options.python or sys.executable or "python3"
+        command = (python, "-I", "-S", os.path.abspath(slurm_replica.__file__))
+        programs = os.path.dirname(python) if os.path.isabs(python) else None
+        return SlurmRequest(
+            app_id=app_id,
+            name=app.name,
+            session=self.session_name,
+            job_dir=str(place),
+            script=make_script(app_id, str(place), tuple(roles), options, command, programs),
+            roles=tuple(roles),
+            copies=copies,
+            files=tuple(
+                (workspace_of(role), role.metadata[SCRIPT])
+                for role in app.roles
+                if isinstance(role.metadata.get(SCRIPT), str)
+            ),
+        )
+
+    def _role(self, role: Role, app_id: str, cwd: str, options: SlurmOptions) -> ScriptRole:
+        if not role.entrypoint:
+            raise ConfigError(f"role {role.name!r} has no entrypoint.")
+        values = Values(app_id, slurm_replica.PLACEHOLDER, cwd, self.rank0_env)
+        meant = values.apply(role)
+        python = options.python or sys.executable or "python3"
+        return ScriptRole(
+            name=role.name,
+            num_replicas=role.num_replicas,
+            argv=with_python((meant.entrypoint, *meant.args), python),
+            env={ROLE: role.name, **meant.env},
+            cwd=cwd,
+            resource=role.resource,
+            max_retries=role.max_retries,
+        )
+
+    def submit(self, request: SlurmRequest) -> str:
+        """Record the app, copy what is to be copied, and call sbatch.
+
+        Raises `ConfigError`, and `SchedulerError` with Slurm's own reason.
+        """
+        for place, script in request.files:
+            check_script(script, place)
+        try:
+            path = make_place(request.app_id)
+        except FileExistsError:
+            raise SchedulerError(f"{request.app_id} has already been submitted.") from None
+        except (OSError, RuntimeError) as error:
+            raise SchedulerError(f"cannot record apps: {error}") from error
+        files = JobDirectory(Path(request.job_dir))
+        try:
+            files.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.path.chmod(0o700)
+            _write_private(files.path / SCRIPT_FILE, request.script)
+            facts = facts_of(
+                request.app_id, request.name, _NAME, request.session, _roles(request, files)
+            )
+            replace(path / "app.json", {**facts, "job_dir": request.job_dir})
+            reserve(path / "status.json", sum(role.num_replicas for role in request.roles))
+            from phalanx._schedulers.slurm.workspace_copy import copy_workspaces
+
+            copy_workspaces(request.copies)
+            number = controller().submit(SCRIPT_FILE, request.job_dir)
+            _note_job(files, number)
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(files.path, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            raise SchedulerError(f"cannot submit {request.app_id}: {error}") from error
+        return request.app_id
+
+    # ── how apps stand ────────────────────────────────────────────────────────
+
+    def describe(self, app_id: str) -> AppStatus | None:
+        """How an app stands."""
+        app = self._find(app_id)
+        if app is None:
+            return None
+        self._refresh([app])
+        return recorded_status(app)
+
+    def list(self) -> list[AppSummary]:
+        """All apps of this session that are recorded, with one question to Slurm for all."""
+        mine = [
+            app
+            for app in apps()
+            if app.scheduler == _NAME and app.facts.get("session") == self.session_name
+        ]
+        self._refresh(mine)
+        return [AppSummary(a.id, a.state, str(a.facts["name"]), a.handle) for a in mine]
+
+    def _refresh(self, known: Sequence[RecordedApp]) -> None:
+        """Record anew how apps stand that had not ended."""
+        going = [app for app in known if not app.state.is_final]
+        jobs = {app.id: _files(app).job() for app in going if _files(app).result() is None}
+        for app, view in zip(going, self._views(going, jobs), strict=True):
+            status = assess(
+                _files(app),
+                [
+                    RecordedRole(role["name"], len(role["replicas"]), role["replicas"][0]["cwd"])
+                    for role in app.facts["roles"]
+                ],
+                view,
+                cancel_asked=(app.path / "cancel.json").exists(),
+                created=app.created,
+            )
+            final = AppState(status["state"]).is_final
+            with contextlib.suppress(OSError):  # another app's directory, or a full disk
+                replace(app.path / "status.json", status, last=final)
+            if final and view.number is not None:
+                controller().forget(view.number)
+
+    def _views(
+        self, going: Sequence[RecordedApp], jobs: dict[str, str | None]
+    ) -> Iterator[JobView]:
+        """What Slurm says of each: it is not asked for those whose files say all."""
+        found: dict[str, JobState | None] = {}
+        silence = ""
+        try:
+            for app_id in [app_id for app_id, number in jobs.items() if number is None]:
+                jobs[app_id] = controller().find(app_id)  # submit was killed, or is not done
+            found = controller().jobs(number for number in jobs.values() if number is not None)
+        except ControllerDown as error:
+            silence = str(error)
+        for app in going:
+            number = jobs.get(app.id)
+            yield JobView(number, None if number is None else found.get(number), silence)
+
+    # ── logs ──────────────────────────────────────────────────────────────────
+
+    def logs(
+        self,
+        app_id: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+        since: float | None = None,
+        until: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLine]:
+        """What a replica has printed, from its files."""
+        app = self._find(app_id)
+        if app is None:
+            raise LookupError(f"no such app: {app_id!r}")
+        known = find_replica(app, role, replica)
+        files = _files(app)
+        streams = [
+            ReplicaStream(
+                role,
+                replica,
+                name,
+                Path(known["streams"][name]),
+                files.times_file(role, replica, name),
+                known["cwd"],
+            )
+            for name in names_of(stream)
+        ]
+        return read_streams(streams, self._ends(app), since, until, follow=follow)
+
+    def _ends(self, app: RecordedApp) -> Callable[[], bool]:
+        """Whether an app has ended: looked at a few times a second, by its files first."""
+        looked = 0.0
+        answer = False
+
+        def has_ended() -> bool:
+            nonlocal looked, answer
+            if not answer and time.monotonic() - looked >= _LOOK:
+                looked = time.monotonic()
+                self._refresh([app])
+                answer = app.state.is_final or not app.path.is_dir()
+            return answer
+
+        return has_ended
+
+    def unfinished_line(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> str:
+        """From the end of its files, while it runs: what has ended is among the lines."""
+        app = self._find(app_id)
+        if app is None or app.state.is_final:
+            return ""
+        return unfinished_line(find_replica(app, role, replica), stream)
+
+    # ── ends ──────────────────────────────────────────────────────────────────
+
+    def cancel(self, app_id: str) -> None:
+        """Have Slurm end the job, and wait for that, a minute at most."""
+        app = self._find(app_id)
+        if app is None:
+            return
+        self._refresh([app])
+        if app.state.is_final:
+            return
+        number = _files(app).job()
+        if number is None:
+            with contextlib.suppress(ControllerDown):
+                number = controller().find(app_id)
+        try:
+            replace(app.path / "cancel.json", {"asked": time.time()})
+        except OSError as error:
+            raise SchedulerError(f"cannot cancel {app_id}: {error}") from error
+        if number is not None:
+            controller().cancel(number)
+        limit = time.monotonic() + _END
+        has_ended = self._ends(app)
+        while not has_ended() and time.monotonic() < limit:
+            time.sleep(_LOOK)
+
+    def delete(self, app_id: str) -> None:
+        """Forget an app, with its directory. Raises `SchedulerError` for one that does not end."""
+        self.cancel(app_id)
+        app = self._find(app_id)
+        if app is None:
+            return
+        if not app.state.is_final:
+            raise SchedulerError(f"{app_id} has been cancelled but is still running: not deleted.")
+        try:
+            shutil.rmtree(_files(app).path, ignore_errors=True)
+            app.remove(logs=True)
+        except OSError as error:
+            raise SchedulerError(f"cannot delete {app_id}: {error}") from error
+
+    def _find(self, app_id: str) -> RecordedApp | None:
+        return by_handle(_NAME, self.session_name, app_id)
+
+
+def _place_of(job_dir: str | None, app_id: str) -> Path:
+    """Where an app's files are. Raises `SchedulerError` where there is no place for them."""
+    if job_dir is not None:
+        return Path(job_dir).expanduser().absolute() / app_id
+    try:
+        return directory() / app_id / "job"
+    except RuntimeError as error:
+        raise SchedulerError(f"cannot record apps: {error}") from error
+
+
+def _files(app: RecordedApp) -> JobDirectory:
+    return JobDirectory(Path(app.facts["job_dir"]))
+
+
+def _note_job(files: JobDirectory, number: str) -> None:
+    """What cannot be found again is not left running."""
+    try:
+        replace(files.path / JOB_FILE, {"job": number})
+    except OSError:
+        controller().cancel(number)
+        raise
+
+
+def _write_private(path: Path, text: str) -> None:
+    with open(path, "x", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+        file.write(text)
+
+
+def _roles(request: SlurmRequest, files: JobDirectory) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": role.name,
+            "replicas": [
+                {
+                    "id": number,
+                    "hostname": "",
+                    "ranks": [],
+                    "logs": {},
+                    "log": None,
+                    "streams": files.streams(role.name, number),
+                    "cwd": role.cwd,
+                }
+                for number in range(role.num_replicas)
+            ],
+        }
+        for role in request.roles
+    ]

@@ -1,0 +1,213 @@
+"""The batch script of an app. Pure.
+
+Several roles are a heterogeneous job, one component for each: roles want different hosts (trainers
+with GPUs, readers without), and Slurm starts all components at once or none. Steps inside one
+uniform job would need every host to have what the greediest role wants. The price: only Slurm's
+backfill scheduler starts such jobs, by default every 30 seconds. An app of one role is a plain job.
+
+Each replica is one task on a host of its own: what a job asks for "per node" is then what a
+replica has, whichever way a cluster counts its GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from phalanx._schedulers.slurm.layout import RESULT, SLURM_LOG
+from phalanx._schedulers.slurm.options import SlurmOptions
+from phalanx._specs import Resource
+
+UNSAID_MEMORY = 1024
+"""Megabytes that components ask for where the user said nothing: far too little to be a wish."""
+
+
+@dataclass(frozen=True)
+class ScriptRole:
+    """One role, as the script has it."""
+
+    name: str
+    num_replicas: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    resource: Resource
+    max_retries: int = 0
+
+
+@dataclass(frozen=True)
+class SlurmRequest:
+    """What is submitted: the script, and the directory that it works in."""
+
+    app_id: str
+    name: str
+    session: str
+    job_dir: str
+    script: str
+    roles: tuple[ScriptRole, ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Directories to copy before, and where to."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Python files that must be there: the directory, and the path in it."""
+
+    def __str__(self) -> str:
+        """The script, to the byte."""
+        return self.script
+
+
+def make_script(
+    app_id: str,
+    job_dir: str,
+    roles: tuple[ScriptRole, ...],
+    options: SlurmOptions,
+    replica_command: tuple[str, ...],
+    path: str | None = None,
+) -> str:
+    """The batch script. `replica_command` runs `_remote.slurm_replica` on a host; `path` is what
+    is put before the hosts' PATH.
+    """
+    lines = [
+        "#!/bin/bash",
+        f"# {app_id}, an app of phalanx. To submit it by hand:",
+        f"#   mkdir -p -m 700 {shlex.quote(job_dir)} && sbatch THIS_FILE",
+        *_directives(app_id, job_dir, roles, options),
+        "",
+        *_beginning(job_dir, options, replica_command, path),
+        "",
+        *(line for index, role in enumerate(roles) for line in _role(index, role, len(roles) > 1)),
+        *_steps(roles, options),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ── what is asked for ─────────────────────────────────────────────────────────
+
+
+def _directives(
+    app_id: str, job_dir: str, roles: tuple[ScriptRole, ...], options: SlurmOptions
+) -> Iterator[str]:
+    _, lead = options.warning
+    yield f"#SBATCH --job-name={app_id}"
+    yield f"#SBATCH --output={_word(_literal(f'{job_dir}/{SLURM_LOG}'))}"
+    yield "#SBATCH --open-mode=append"
+    yield "#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue"
+    if lead:
+        yield f"#SBATCH --signal=B:USR1@{lead}"
+    for index, role in enumerate(roles):
+        if index:
+            yield "#SBATCH hetjob"
+        yield f"#SBATCH --nodes={role.num_replicas}"
+        yield "#SBATCH --ntasks-per-node=1"
+        yield from _resources(role.resource, options)
+        for name, value in options.directives():
+            if not index or not name.startswith(("mail-", "comment")):
+                yield f"#SBATCH --{name}" + ("" if value is None else f"={_word(value)}")
+
+
+def _resources(resource: Resource, options: SlurmOptions) -> Iterator[str]:
+    yield f"#SBATCH --cpus-per-task={options.cpus or max(1, math.ceil(resource.cpu))}"
+    if options.mem is not None:
+        yield f"#SBATCH --mem={_word(options.mem)}"
+    elif resource.memMB not in (0, UNSAID_MEMORY):
+        yield f"#SBATCH --mem={resource.memMB}M"
+    if options.gpus_per_node is not None:
+        yield f"#SBATCH --gpus-per-node={_word(options.gpus_per_node)}"
+    elif resource.gpu and options.gres is None:
+        yield f"#SBATCH --gpus-per-node={resource.gpu}"
+
+
+def _literal(path: str) -> str:
+    """A path in which sbatch finds no pattern."""
+    return path.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """A value in a directive: sbatch takes quotes as a shell does."""
+    return shlex.quote(text)
+
+
+# ── what it does ──────────────────────────────────────────────────────────────
+
+
+def _beginning(
+    job_dir: str, options: SlurmOptions, replica_command: tuple[str, ...], path: str | None
+) -> Iterator[str]:
+    name, lead = options.warning
+    yield f"job_dir={shlex.quote(job_dir)}"
+    yield f"replica=({shlex.join(replica_command)})"
+    yield from """\
+export PHALANX_RANK0_PORT=$("${replica[@]}" --free-port)
+(
+    umask 077
+    mkdir -p "$job_dir/replicas"
+    [ -s "$job_dir/token" ] || od -An -N32 -v -tx1 /dev/urandom | tr -d ' \\n' >"$job_dir/token"
+    : >>"$job_dir/control"
+)
+address_of() { # a host's name; where that does not resolve, what Slurm reaches it by
+    getent ahosts "$1" >/dev/null && echo "$1" && return
+    scontrol show node "$1" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
+}
+first_of() { address_of "$(scontrol show hostnames "$1" | head -n 1)"; }""".splitlines()
+    if path is not None:
+        yield f'export PATH={shlex.quote(path)}:"$PATH"'
+    yield f"export PYTHONUNBUFFERED=1 PHALANX_STOP_GRACE={options.stop_grace:g}"
+    if lead:
+        yield "warned="
+        yield f"trap 'warned=1; echo warn {name} >>\"$job_dir/control\"' USR1"
+
+
+def _role(index: int, role: ScriptRole, several: bool) -> Iterator[str]:  # noqa: FBT001
+    yield f"role_{index}() {{ # {role.name}"
+    nodes = f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if several else "SLURM_JOB_NODELIST"
+    yield f'    export PHALANX_RANK0_HOST=$(first_of "${nodes}")'
+    for name, value in role.env.items():
+        if name.isidentifier():
+            yield f"    export {name}={shlex.quote(value)}"
+    # Names that no shell can set are given by env; they are too odd to be secrets.
+    odd = [f"{name}={value}" for name, value in role.env.items() if not name.isidentifier()]
+    yield f"    cd {shlex.quote(role.cwd)} || exit"
+    step = ["srun", *([f"--het-group={index}"] if several else [])]
+    step += [f"--nodes={role.num_replicas}", f"--ntasks={role.num_replicas}"]
+    step += ["--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--export=ALL"]
+    step += ["--input=none", "--kill-on-bad-exit=1", "--quiet"]
+    yield f"    exec {' '.join(step)} \\"
+    program = shlex.join([*(["env", *odd] if odd else []), *role.argv])
+    yield f'        "${{replica[@]}}" "$job_dir" {index} -- {program}'
+    yield "}"
+    yield ""
+
+
+def _steps(roles: tuple[ScriptRole, ...], options: SlurmOptions) -> Iterator[str]:
+    """Run all roles; again, while one that fails has retries left; then say how it ended."""
+    _, lead = options.warning
+    yield f"retries=({' '.join(str(role.max_retries) for role in roles)})"
+    yield "restarts=${SLURM_RESTART_COUNT:-0}"
+    yield "while :; do"
+    yield "    export PHALANX_RESTART_COUNT=$restarts"
+    yield f'    : >"$job_dir/control"; rm -f "$job_dir/{RESULT}"; code=0 steps=()'
+    for index in range(len(roles)):
+        yield f"    role_{index} & steps+=($!)"
+    yield from """\
+    for step in "${steps[@]}"; do
+        # A signal ends a wait, not the step.
+        while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+        wait "$step" || code=$?
+    done
+    # The first that failed by itself counts; srun fails by itself when it loses a replica.
+    first=$(grep -m 1 '^failed ' "$job_dir/control" || echo "- 0 - $code")
+    read -r _ failed _ code <<<"$first"
+    """.rstrip().splitlines()
+    stopped = '[ -n "$warned" ] || ' if lead else ""
+    yield f'    {stopped}[ "$code" = 0 ] || ((retries[failed]-- <= 0)) && break'
+    yield "    restarts=$((restarts + 1))"
+    yield "done"
+    if lead and options.requeue:
+        yield from """\
+if [ -n "$warned" ] && [[ " 0 138 143 " = *" $code "* ]]; then
+    # It has stopped because it was warned: Slurm ends this script, and starts it anew later.
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi""".splitlines()
+    yield f'echo "$code" >"$job_dir/{RESULT}.new" && mv "$job_dir/{RESULT}.new" "$job_dir/{RESULT}"'
+    yield 'exit "$code"'

@@ -1,0 +1,219 @@
+"""How an app on Slurm stands, from its files and from what Slurm says of its job.
+
+The files come first: they know exit codes, and are there when the controller is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx._schedulers.error_text import ReplicaError, first_error, in_text
+from phalanx._schedulers.replicas import ReplicaEnd
+from phalanx._schedulers.request import ReplicaRequest
+from phalanx._schedulers.slurm.controller import JobState
+from phalanx._schedulers.slurm.layout import SLURM_LOG, JobDirectory
+from phalanx._specs import AppState, ReplicaStatus
+
+_ENDS = {
+    "TIMEOUT": "the time limit was reached. Ask for more with -cfg time=…, or -cfg requeue=yes",
+    "TIME LIMIT": "the time limit was reached. Ask for more with -cfg time=…, or -cfg requeue=yes",
+    "NODE_FAIL": "Slurm lost a node of the job",
+    "NODE FAILURE": "Slurm lost a node of the job",
+    "PREEMPTED": "the job was preempted. To start again then: -cfg requeue=yes",
+    "PREEMPTION": "the job was preempted. To start again then: -cfg requeue=yes",
+    "OUT_OF_MEMORY": "out of memory. Ask for more with -cfg mem=…",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "DEADLINE": "the job's deadline passed",
+    "REVOKED": "the job was revoked",
+}
+"""What Slurm's words for an end mean."""
+_WAITS = {
+    "Resources": "waiting for nodes to be free",
+    "Priority": "waiting for jobs of higher priority",
+    "BeginTime": "waiting for its start time (after a requeue: about two minutes)",
+    "Dependency": "waiting for another job",
+    "JobHeldUser": "held. Release it with: scontrol release JOB",
+    "JobHeldAdmin": "held by an administrator",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "its partition does not have so many nodes",
+    "PartitionTimeLimit": "its time limit is above the partition's",
+    "AccountNotAllowed": "its partition does not admit the account",
+    "ReqNodeNotAvail": "nodes that it needs are down or reserved",
+    "AssociationJobLimit": "the account's limit of jobs is reached",
+}
+"""What Slurm's words for a wait mean."""
+
+
+@dataclass(frozen=True)
+class RecordedRole:
+    """A role, as it was recorded."""
+
+    name: str
+    num_replicas: int
+    cwd: str
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What Slurm says of an app's job."""
+
+    number: str | None
+    state: JobState | None = None
+    """None: it does not know the job any more."""
+    silence: str = ""
+    """Why it says nothing, while it does not."""
+
+
+def assess(
+    files: JobDirectory,
+    roles: Sequence[RecordedRole],
+    job: JobView,
+    *,
+    cancel_asked: bool,
+    created: float,
+) -> dict[str, Any]:
+    """How the app stands, as the registry has it."""
+    replicas = [
+        _replica(files, index, role, number)
+        for index, role in enumerate(roles)
+        for number in range(role.num_replicas)
+    ]
+    state, message, code = _app(files, job, replicas, cancel_asked=cancel_asked)
+    if state in (AppState.PENDING, AppState.CANCELLED, AppState.FAILED):
+        for replica in replicas:
+            if state is AppState.PENDING or not AppState(replica["state"]).is_final:
+                replica["state"] = state.value
+    ends = [replica.pop("ended") or 0.0 for replica in replicas]
+    restarts = [replica.pop("restarts") for replica in replicas]
+    for replica in replicas:
+        del replica["asked"]
+    last = max([time.time() if not state.is_final else 0.0, *ends]) or time.time()
+    return {
+        "state": state.value,
+        "message": message,
+        "updated": time.time(),
+        "seconds": last - created,
+        "num_restarts": max(restarts, default=0),
+        "exit_code": code if state.is_final else None,
+        "replicas": replicas,
+    }
+
+
+def _app(
+    files: JobDirectory, job: JobView, replicas: list[dict[str, Any]], *, cancel_asked: bool
+) -> tuple[AppState, str, int | None]:
+    code = files.result()
+    if code == 0:
+        return AppState.SUCCEEDED, "", 0
+    if code is not None:
+        if cancel_asked:
+            return AppState.CANCELLED, "", None
+        return AppState.FAILED, _cause(replicas) or _said_by_slurm(files, job), code
+    if job.silence:
+        running = any(replica["state"] == "RUNNING" for replica in replicas)
+        state = AppState.RUNNING if running else AppState.PENDING
+        return state, f"Slurm does not answer ({job.silence}); this is from the app's files", None
+    if job.state is None:
+        return _unknown(files, job, cancel_asked=cancel_asked)
+    state = job.state.app_state
+    if state is AppState.PENDING:
+        return state, _waiting(job.state), None
+    if state is AppState.RUNNING:
+        return state, "", None
+    if state is AppState.SUCCEEDED:
+        return state, "", 0
+    if state is AppState.CANCELLED or cancel_asked:
+        return AppState.CANCELLED, "", None
+    return state, _ENDS.get(job.state.state) or _said_by_slurm(files, job), 1
+
+
+def _unknown(
+    files: JobDirectory, job: JobView, *, cancel_asked: bool
+) -> tuple[AppState, str, int | None]:
+    """Slurm has forgotten the job, and the script has not said how it ended."""
+    note = files.last_note()
+    if cancel_asked or note == "":
+        return AppState.CANCELLED, "", None
+    if note is not None:
+        return AppState.FAILED, _ENDS.get(note, f"cancelled: {note.lower()}"), 1
+    which = "the job" if job.number is None else f"job {job.number}"
+    return AppState.FAILED, f"Slurm no longer knows {which}, and its end was not recorded", 1
+
+
+def _waiting(job: JobState) -> str:
+    reason = job.reason.partition(",")[0].strip("()")
+    told = _WAITS.get(reason, "waiting in the queue")
+    return f"{told} ({reason}, partition {job.partition})" if reason else told
+
+
+def _said_by_slurm(files: JobDirectory, job: JobView) -> str:
+    """What the script, srun or Slurm have written, for want of a replica that failed."""
+    try:
+        text = (files.path / SLURM_LOG).read_text(errors="replace")
+    except OSError:
+        text = ""
+    words = "" if job.state is None else f" ({job.state.state}, {job.state.reason})"
+    return in_text(text) or f"the job failed{words}"
+
+
+# ── replicas ──────────────────────────────────────────────────────────────────
+
+
+def _replica(files: JobDirectory, index: int, role: RecordedRole, number: int) -> dict[str, Any]:
+    known = files.replica(index, number) or {}
+    streams = files.streams(role.name, number)
+    state, end, error = AppState.PENDING, None, ReplicaError()
+    if known.get("state") == "RUNNING":
+        state = AppState.RUNNING
+    elif known.get("state") == "ENDED":
+        end = ReplicaEnd.of(known["code"], known.get("error", ""))
+        asked = known.get("asked", False)
+        failed = AppState.CANCELLED if asked else AppState.FAILED
+        state = AppState.SUCCEEDED if end.succeeded else failed
+        if state is AppState.FAILED:
+            error = ReplicaError(end.error) if end.error else _error(role, number, streams, known)
+    return {
+        "role": role.name,
+        "id": number,
+        "state": state.value,
+        "hostname": known.get("hostname", ""),
+        "pid": known.get("pid"),
+        "exit_code": None if end is None else end.exit_code,
+        "signal": None if end is None else end.signal,
+        "error": error.text,
+        "traceback": error.traceback,
+        "log": streams["stderr"],
+        "retries": known.get("restarts", 0),
+        "restarts": known.get("restarts", 0),
+        "ended": known.get("ended"),
+        "asked": known.get("asked", False),
+    }
+
+
+def _error(
+    role: RecordedRole, number: int, streams: dict[str, str], known: dict[str, Any]
+) -> ReplicaError:
+    request = ReplicaRequest(role.name, number, (), {}, role.cwd, "", 0, streams)
+    return first_error(request, int(known.get("told", 0)))
+
+
+def _cause(replicas: list[dict[str, Any]]) -> str:
+    """The replica that failed first, in words."""
+    failed = [replica for replica in replicas if replica["state"] == "FAILED"]
+    if not failed:
+        return ""
+    first = min(failed, key=lambda replica: replica["ended"] or 0.0)
+    how = ReplicaStatus(
+        first["id"],
+        first["role"],
+        AppState.FAILED,
+        exit_code=first["exit_code"],
+        signal=first["signal"],
+        error=first["error"],
+    )
+    where = f" on {first['hostname']}" if first["hostname"] else ""
+    return f"{first['role']}/{first['id']}{where} {how.describe()}"

@@ -1,0 +1,211 @@
+"""The parts of the `slurm` scheduler that are pure: options, the script, what Slurm prints."""
+
+import subprocess
+import threading
+
+import pytest
+
+from phalanx._schedulers.options import make
+from phalanx._schedulers.slurm.controller import (
+    Controller,
+    ControllerDown,
+    JobState,
+    environment,
+    parse_jobs,
+)
+from phalanx._schedulers.slurm.options import SlurmOptions
+from phalanx._schedulers.slurm.script import ScriptRole, make_script
+from phalanx._specs import AppState, Resource
+from phalanx.errors import ConfigError, SchedulerError
+
+SMALL = Resource(cpu=2, gpu=0, memMB=1024)
+
+
+def script(*roles, **options):
+    """The script of roles that run `true`, by name or as they are."""
+    made = tuple(
+        role if isinstance(role, ScriptRole) else ScriptRole(role, 2, ("true",), {}, "/w", SMALL)
+        for role in roles
+    )
+    return make_script("app-1", "/jobs/app-1", made, SlurmOptions(**options), ("python3", "r.py"))
+
+
+def directives(text):
+    return [
+        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")
+    ]
+
+
+def test_options_become_directives():
+    """By sbatch's own names, and only those that were given."""
+    found = directives(
+        script("a", partition="gpu", time="2:00:00", mail_type="END", exclusive=True, mem="8G")
+    )
+    for wanted in ("--partition=gpu", "--time=2:00:00", "--mail-type=END", "--exclusive"):
+        assert wanted in found
+    assert "--mem=8G" in found
+    assert not [line for line in found if line.startswith("--account")]
+
+
+def test_any_other_directive_can_be_given():
+    """With a value or without."""
+    options = make("slurm", SlurmOptions, {"sbatch": "reservation:big,spread_job:"})
+    found = directives(
+        make_script(
+            "a", "/j/a", (ScriptRole("r", 1, ("true",), {}, "/", SMALL),), options, ("python3",)
+        )
+    )
+    assert "--reservation=big" in found
+    assert "--spread-job" in found
+
+
+def test_memory_that_nobody_asked_for_is_left_to_the_partition():
+    """Components have 1024 MB by default, in which no training runs."""
+    large = ScriptRole("a", 1, ("true",), {}, "/", Resource(cpu=1, gpu=0, memMB=64000))
+    assert not [line for line in directives(script("a")) if line.startswith("--mem")]
+    assert "--mem=64000M" in directives(script(large))
+
+
+def test_gpus_of_a_role_are_asked_for_once():
+    """An option wins over what the role says."""
+    role = ScriptRole("a", 1, ("true",), {}, "/", Resource(cpu=1, gpu=4, memMB=0))
+    assert "--gpus-per-node=4" in directives(script(role))
+    assert "--gpus-per-node=a100:8" in directives(script(role, gpus_per_node="a100:8"))
+    assert "--gpus-per-node=4" not in directives(script(role, gres="gpu:2"))
+
+
+def test_one_role_is_a_plain_job_and_several_a_heterogeneous_one():
+    """Each has what it asks for."""
+    assert "hetjob" not in directives(script("a"))
+    text = script("a", "b", mail_type="END")
+    found = directives(text)
+    assert found.count("hetjob") == 1
+    assert found.count("--nodes=2") == 2
+    assert found.count("--mail-type=END") == 1
+    assert "--het-group=1" in text
+
+
+def test_no_variable_of_a_role_is_an_argument():
+    """Arguments can be read by everybody on a host."""
+    role = ScriptRole("a", 1, ("true", "x y"), {"KEY": "se cret"}, "/", SMALL)
+    lines = script(role).splitlines()
+    assert [line.strip() for line in lines if "se cret" in line] == ["export KEY='se cret'"]
+    assert any(line.endswith("-- true 'x y'") for line in lines)
+
+
+@pytest.mark.parametrize("roles", [("a",), ("a", "b")])
+@pytest.mark.parametrize("options", [{}, {"requeue": True}, {"signal": "0"}])
+def test_a_shell_can_read_the_script(roles, options, tmp_path):
+    """Whatever it was made from; it is one line that would be wrong otherwise."""
+    odd = ScriptRole("it's", 1, ("sh", "-c", "echo '$x'\n`"), {"A": "'\"\n"}, "/a b", SMALL)
+    text = script(*roles, odd, **options)
+    assert text.count("\n#SBATCH") >= 5
+    assert text.endswith('exit "$code"\n')
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"partiton": "a"}, "Did you mean 'partition'"),
+        ({"time": "soon"}, "not a time limit"),
+        ({"signal": "KILL@5"}, "not a signal that can be handled"),
+        ({"signal": "x"}, "expected [SIGNAL@]SECONDS"),
+        ({"cpus": "0"}, "must be 1 or more"),
+        ({"comment": "a\n#SBATCH --exclusive"}, "more than one line"),
+        ({"sbatch": "array:1-4"}, "an app is one job"),
+        ({"sbatch": "partition:a"}, "by its own option"),
+        ({"sbatch": "cpus-per-task:4"}, "-cfg cpus="),
+    ],
+)
+def test_what_cannot_be_is_refused(given, words):
+    """Before anything is submitted, in one sentence."""
+    with pytest.raises(ConfigError) as caught:
+        make("slurm", SlurmOptions, given)
+    assert words in str(caught.value)
+
+
+def test_a_warning_is_a_signal_and_a_lead():
+    """USR1 where only the seconds are given."""
+    assert SlurmOptions(signal="120").warning == ("USR1", 120)
+    assert SlurmOptions(signal="SIGTERM@30").warning == ("TERM", 30)
+    assert "--signal=B:USR1@30" in directives(script("a", signal="TERM@30"))
+
+
+def test_what_squeue_and_sacct_print_is_read():
+    """Of a heterogeneous job, the component that tells most."""
+    text = "7|PENDING|(Resources)||debug\n8+0|RUNNING|None|n1|debug\n8+1|FAILED|x|n2|debug\n"
+    text += "9|CANCELLED by 1000|None|None assigned|debug\n# noise\n"
+    found = parse_jobs(text)
+    assert found["7"].app_state is AppState.PENDING
+    assert found["8"] == JobState("FAILED", "x", "n2", "debug")
+    assert found["9"] == JobState("CANCELLED", "", "", "debug")
+
+
+@pytest.mark.parametrize(
+    ("state", "meant"),
+    [
+        ("CONFIGURING", AppState.PENDING),
+        ("COMPLETING", AppState.RUNNING),
+        ("COMPLETED", AppState.SUCCEEDED),
+        ("TIMEOUT", AppState.FAILED),
+        ("NODE_FAIL", AppState.FAILED),
+        ("OUT_OF_MEMORY", AppState.FAILED),
+    ],
+)
+def test_slurms_states_are_ours(state, meant):
+    """Each of them means one."""
+    assert JobState(state).app_state is meant
+
+
+class FakeCommands:
+    """What commands would print; the real ones are in tests/cluster."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.asked = []
+
+    def __call__(self, command, **_):
+        self.asked.append(command)
+        code, out, err = self.answers[command[0]]
+        return subprocess.CompletedProcess(command, code, out, err)
+
+
+def test_many_who_wait_ask_once():
+    """Threads share the answer, which is a second old at most."""
+    commands = FakeCommands(squeue=(0, "1|RUNNING|None|n1|debug\n2|PENDING|x||debug\n", ""))
+    controller = Controller(commands)
+    assert controller.jobs(["1", "2"])["2"].state == "PENDING"
+    threads = [threading.Thread(target=controller.jobs, args=(["1"],)) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(commands.asked) <= 2
+
+
+def test_a_controller_that_is_down_is_a_fact():
+    """In its own words; and it is not asked again at once."""
+    commands = FakeCommands(squeue=(1, "", "slurm_load_jobs error: Unable to contact (x)\n"))
+    controller = Controller(commands)
+    for _ in range(5):
+        with pytest.raises(ControllerDown, match="Unable to contact"):
+            controller.jobs(["1"])
+    assert len(commands.asked) == 1
+
+
+def test_a_refusal_has_slurms_own_words():
+    """In one line, the reason first."""
+    errors = "sbatch: error: invalid partition specified: nope\n"
+    errors += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+    controller = Controller(FakeCommands(sbatch=(1, "", errors)))
+    with pytest.raises(SchedulerError) as caught:
+        controller.submit("script.sh", "/")
+    assert str(caught.value) == (
+        "Slurm refused the job: Invalid partition name specified; invalid partition specified: nope"
+    )
+
+
+def test_a_job_does_not_inherit_the_job_it_is_submitted_from():
+    """Slurm would take its variables for wishes."""
+    given = {"A": "1", "SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "x", "RANK": "3"}
+    assert environment(given) == {"A": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "x"}
