@@ -390,3 +390,23 @@ def test_what_a_host_claims_of_its_past_is_plausible_or_refused(pair):
     assert prove_and_say(two.port, TOKEN, join_request(last_round=1 << 61)) == []
     assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
     two.end()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_static_port_that_is_taken_is_an_error_at_once(torchrun, hosts, listens):  # noqa: F811
+    """It names the port, and the process that listens there."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        if listens:
+            other.listen()
+        else:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        done = torchrun(RUNS, "--nnodes", hosts, "--node-rank", "0", "--master-port", port)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot listen at 127.0.0.1:{port}: " in done.stderr
+    who = f"port {port} is in use by process {os.getpid()} (" if listens else "in use"
+    assert who in done.stderr
+    assert "Choose another port." in done.stderr

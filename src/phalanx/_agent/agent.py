@@ -286,7 +286,9 @@ class Agent:
         carries_store = begin.uses_torch and host_round.member.first_rank == 0
         descriptors = [host_round.theirs.fileno()]
         if carries_store:
-            self._listening.listen(1024)
+            if begin.membership.bound:  # all that may come does so by way of a port of this host
+                network.confine_to_loopback(self._listening)
+            self._listening.listen(4096)
             descriptors.append(self._listening.fileno())
         host_round.started = True
         self._zygote.send(host_round.fork(path, interface), descriptors)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,20 @@ def start(options: TorchrunOptions) -> AppRun[Any]:
     work = _work(options)
     alone = options.max_hosts == 1
     prepared = host_work.prepare(work, is_alone=alone and options.backend in _OWN)
-    return prepared.start(decide=_decide(options))
+    app = prepared.start(decide=_decide(options))
+    if options.backend == "static":
+        _use_all_descriptors()
+    return app
+
+
+def _use_all_descriptors() -> None:
+    """Every worker's connection to the store goes through this process, and costs two.
+
+    The agent was started before: workers find the user's own limit.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refuse(options: TorchrunOptions) -> None:

@@ -138,6 +138,12 @@ def bind_pair(*, anywhere: bool) -> tuple[socket.socket, socket.socket]:
     return bind(anywhere=anywhere), socket.socket()
 
 
+def confine_to_loopback(bound: socket.socket) -> None:
+    """Have a socket take connections from this machine alone, where the kernel lets us."""
+    with contextlib.suppress(OSError):
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+
+
 def free_port() -> int:
     """A port at which nobody listens, for a server that is started in a moment.
 

@@ -4,32 +4,40 @@ With a fixed port for everything, as torch's static rendezvous has it, workers f
 store at the same port as hosts find each other: what does not begin as a peer is passed on to it.
 
 Whoever connects is a stranger until it takes part. Strangers cost a bounded number of descriptors
-and a bounded time: when there are too many, the one that has waited longest goes, and first of all
-those that have said nothing.
+and a bounded time: when there are too many, one of those goes that come from where most come from,
+and first of all those that have said nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import os
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
 from phalanx._channel import trust
 from phalanx._channel.channel import SocketChannel
 from phalanx._core.rounds import Endpoint
 from phalanx._logs import logger
+from phalanx._rendezvous.tcp.crowd import Crowd, Standing
 from phalanx._rendezvous.tcp.link import Link
+from phalanx._rendezvous.tcp.store_gate import StoreGate
+from phalanx._system import socket_owner
 
 _PROVING = 5.0
 """Seconds in which one that connects must have proved itself."""
 _FIRST_WORD = 10.0
 """Seconds in which one that connects to a shared port must say something."""
 _MOST_STRANGERS = 256
-_OWN_DESCRIPTORS = 256
-"""Descriptors of this process that connections passed on to the store never take."""
+_QUEUE = 4096
+"""How many may have connected and not been taken yet."""
+_AT_ONCE = 16
+"""How many are taken in a row before those are served that have come before."""
 
 Take = Callable[[Link], Awaitable[None]]
 Do = Callable[[Coroutine[None, None, Any]], Any]
@@ -40,51 +48,50 @@ class Listener:
 
     def __init__(self, port: int, key: bytes, *, anywhere: bool) -> None:
         """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
-        self._store: Endpoint | None = None
-        """Where to pass on what is no peer's; None: nowhere."""
         self._key = key
         self._socket = _bind(port, anywhere=anywhere)
         self.port: int = self._socket.getsockname()[1]
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_strangers = max(8, min(_MOST_STRANGERS, descriptors // 8))
-        self._most_passed_on = max(8, (descriptors - _OWN_DESCRIPTORS) // 2)
+        self._gate = StoreGate()
         self._said = False
-        self._passed_on = 0
-        self._unanswered: dict[socket.socket, Callable[[], object]] = {}
-        """Those that were passed on to the store, which has not said anything to them."""
-        self._silent: dict[socket.socket, Callable[[], object]] = {}
-        """Those that have connected and said nothing, as they came, and what ends each."""
-        self._strangers: dict[socket.socket | Link, Callable[[], object]] = {}
-        """The same for those that have greeted, and do not take part."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = max(8, min(_MOST_STRANGERS, descriptors // 8))
+        self._crowd: Crowd[socket.socket | Link] = Crowd(most, most)
+        """Those that do not take part yet."""
+        self._ends: dict[socket.socket | Link, Callable[[], object]] = {}
+        """What ends each of them."""
+        self._origins: weakref.WeakKeyDictionary[Link, Hashable] = weakref.WeakKeyDictionary()
+        self._proven: set[Hashable] = set()
+        """From where hosts that take part have come."""
 
     def serve(self, take: Take | None, do: Do) -> None:
         """Begin to take connections, run by `do`; each peer's goes to `take`.
 
         Without it no peer can come, and the port is the store's alone.
         """
-        self._socket.listen(4096)
         self._socket.setblocking(False)
         do(self._accept(take, do))
 
     def share_with(self, store: Endpoint | None) -> None:
         """Pass on to this store what is no peer's; None: to nobody."""
-        self._store = store
+        self._gate.store = store
 
     def know(self, link: Link) -> None:
         """One that has connected takes part: it is no stranger any more."""
-        self._strangers.pop(link, None)
+        self._forget(link)
+        if (origin := self._origins.get(link)) is not None:
+            self._proven.add(origin)
         link.trust()
 
     def close(self) -> None:
         """Take no more; idempotent."""
         self._socket.close()
-        for end in (*self._silent.values(), *self._strangers.values()):
+        for one, end in list(self._ends.items()):
+            self._forget(one)
             end()
-        self._silent.clear()
-        self._strangers.clear()
 
     async def _accept(self, take: Take | None, do: Do) -> None:
         loop = asyncio.get_running_loop()
+        taken = 0
         while self._socket.fileno() >= 0:
             try:
                 connection, _ = await loop.sock_accept(self._socket)
@@ -94,28 +101,49 @@ class Listener:
                 await asyncio.sleep(0.05)  # no descriptors left: some will be
                 continue
             connection.setblocking(False)
-            self._make_room()
-            task = do(self._receive(connection, take))
-            self._silent[connection] = task.cancel
-            # Whoever comes in a flood must not keep us from those that have come before.
-            await asyncio.sleep(0)
+            origin = _origin_of(connection)
+            if self._enter(connection, origin):
+                self._ends[connection] = do(self._receive(connection, origin, take)).cancel
+            else:
+                connection.close()
+            taken += 1
+            if taken % _AT_ONCE == 0:
+                # Whoever comes in a flood must not keep us from those that have come before.
+                await asyncio.sleep(0)
 
-    async def _receive(self, connection: socket.socket, take: Take | None) -> None:
+    def _enter(self, one: socket.socket | Link, origin: Hashable) -> bool:
+        """Have one be among those that wait, if need be in the place of another."""
+        # By origin alone: hosts that will join are strangers as well.
+        victim = self._crowd.enter(one, origin, Standing.STRANGER)
+        if victim is not None and victim is not one:
+            self._ends.pop(victim)()
+        return victim is not one
+
+    def _forget(self, one: socket.socket | Link) -> None:
+        self._crowd.leave(one)
+        self._ends.pop(one, None)
+
+    def _standing(self, origin: Hashable) -> Standing:
+        if origin == os.geteuid():
+            return Standing.OWN
+        return Standing.PROVEN if origin in self._proven else Standing.STRANGER
+
+    async def _receive(
+        self, connection: socket.socket, origin: Hashable, take: Take | None
+    ) -> None:
         """Find out whose it is. Whatever goes wrong costs this connection alone."""
         link: Link | None = None
         try:
-            if take is None or self._store is not None:
+            if take is None or self._gate.store is not None:
                 async with asyncio.timeout(_FIRST_WORD):
                     first = await _peek(connection)
                 if take is None or not first.startswith(trust.GREETING[: len(first)]):
-                    self._silent.pop(connection, None)
-                    await self._pass_on(connection)
+                    self._forget(connection)
+                    await self._gate.pass_on(connection, origin, self._standing(origin))
                     return
             async with asyncio.timeout(_PROVING):
                 greeting = await trust.hear_greeting(connection)
-                if (end := self._silent.pop(connection, None)) is None:
-                    return  # others came, and it had said nothing for longest
-                self._strangers[connection] = end
+                self._crowd.advance(connection)
                 session = await trust.admit(connection, self._key, greeting)
             link = Link(await SocketChannel.over(connection, session))
         except trust.NotTrusted as error:
@@ -124,17 +152,27 @@ class Listener:
         except (TimeoutError, OSError):
             return  # strangers come and go, and nobody waits for them
         finally:
-            self._silent.pop(connection, None)
-            self._strangers.pop(connection, None)
+            self._forget(connection)
             if link is None:
                 connection.close()
         assert take is not None
-        self._strangers[link] = link.close
+        await self._hand_over(link, origin, take)
+
+    async def _hand_over(self, link: Link, origin: Hashable, take: Take) -> None:
+        if not self._enter(link, origin):
+            link.close()
+            return
+        self._crowd.advance(link)
+        self._ends[link] = link.close
+        self._origins[link] = origin
         try:
             await take(link)
         except Exception:  # noqa: BLE001 said, and it costs this connection alone
             logger.exception("phalanx: a connection to the rendezvous failed")
             link.close()
+        finally:
+            if link.is_over:
+                self._forget(link)
 
     def _say_once(self, error: trust.NotTrusted) -> None:
         """A host that was given another token waits in vain: it should be seen here as well."""
@@ -142,31 +180,21 @@ class Listener:
             self._said = True
             logger.warning("phalanx: refused a connection with a wrong token, or none")
 
-    def _make_room(self) -> None:
-        while len(self._silent) + len(self._strangers) >= self._most_strangers:
-            group: dict[Any, Callable[[], object]] = self._silent or self._strangers
-            group.pop(next(iter(group)))()
 
-    async def _pass_on(self, connection: socket.socket) -> None:
-        """To the store. When there are too many, the oldest that it has not answered goes."""
-        if self._store is None:
-            return
-        if self._passed_on >= self._most_passed_on:
-            if not self._unanswered:
-                return
-            self._unanswered.pop(next(iter(self._unanswered)))()
-        task = asyncio.current_task()
-        assert task is not None
-        self._unanswered[connection] = task.cancel
-        self._passed_on += 1
-        try:
-            await _splice(connection, self._store, lambda: self._unanswered.pop(connection, None))
-        finally:
-            self._unanswered.pop(connection, None)
-            self._passed_on -= 1
+def _origin_of(connection: socket.socket) -> Hashable:
+    """Where a connection is from: a user of this machine, by number, or a network's address."""
+    if (uid := socket_owner.peer_uid(connection)) is not None:
+        return uid
+    try:
+        address = ipaddress.ip_address(socket_owner.plain_address(connection.getpeername()[0]))
+    except OSError:
+        return ""  # it has gone already
+    # Of version 6 a host has as many addresses as it likes.
+    return str(address) if address.version == 4 else address.packed[:8]
 
 
 def _bind(port: int, *, anywhere: bool) -> socket.socket:
+    """Take a port and listen. Raises `OSError`."""
     if anywhere:
         with contextlib.suppress(OSError):
             both = socket.socket(socket.AF_INET6)
@@ -174,6 +202,7 @@ def _bind(port: int, *, anywhere: bool) -> socket.socket:
                 both.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 both.bind(("::", port))
+                both.listen(_QUEUE)  # only now is it certain that nobody else has the port
                 return both
             except OSError:
                 both.close()
@@ -182,6 +211,7 @@ def _bind(port: int, *, anywhere: bool) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("0.0.0.0" if anywhere else "127.0.0.1", port))  # noqa: S104
+        bound.listen(_QUEUE)
     except OSError:
         bound.close()
         raise
@@ -192,44 +222,15 @@ async def _peek(connection: socket.socket) -> bytes:
     """The first bytes that come, which stay to be read. Raises `NotTrusted` if none do."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
-    loop.add_reader(connection, readable.set)
-    try:
-        await readable.wait()
-        first = connection.recv(len(trust.GREETING), socket.MSG_PEEK)
-    finally:
-        loop.remove_reader(connection)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            first = connection.recv(len(trust.GREETING), socket.MSG_PEEK)
+            break
+        loop.add_reader(connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(connection)
     if not first:
         raise trust.NotTrusted("it left")
     return first
-
-
-async def _splice(
-    connection: socket.socket, place: Endpoint, answered: Callable[[], object]
-) -> None:
-    """Join two connections until one of them ends; `answered` when the other says something."""
-    writers: list[asyncio.StreamWriter] = []
-    try:
-        ours = await asyncio.open_connection(sock=connection)
-        writers.append(ours[1])
-        theirs = await asyncio.open_connection(place.address, place.port)
-        writers.append(theirs[1])
-        await asyncio.gather(
-            _pump(ours[0], theirs[1], lambda: None), _pump(theirs[0], ours[1], answered)
-        )
-    except OSError:
-        return
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: Callable[[], object]
-) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 16):
-            first()
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.close()

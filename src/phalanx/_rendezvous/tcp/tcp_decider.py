@@ -34,7 +34,7 @@ from phalanx._rendezvous.tcp.link import Link
 from phalanx._rendezvous.tcp.listener import Listener
 from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
-from phalanx._system import machine
+from phalanx._system import machine, socket_owner
 from phalanx._wire.rendezvous_frames import JoinRequest
 
 _LAST_WORDS = 3.0
@@ -171,10 +171,7 @@ class TcpDecider:
                 return True
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
-                    raise RendezvousConnectionError(
-                        f"cannot listen at {place.address}:{place.port}: {error.strerror}. "
-                        "Choose another port."
-                    ) from None
+                    raise RendezvousConnectionError(_why_not(place, error)) from None
         self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
 
@@ -312,6 +309,8 @@ class TcpDecider:
             self._listener.know(link)
 
     def _share_port(self, store: Endpoint | None) -> None:
+        if store is not None and store.address == self._own:
+            store = replace(store, address="127.0.0.1")  # which it knows the name of by itself
         if self._listener is not None:
             self._listener.share_with(store)
 
@@ -331,3 +330,11 @@ class TcpDecider:
             # It may not have been so yet when we said who we are.
             self._do(link.send(wire.RoundCleared(round=round_.number, port=request.port)))
         self._incoming.answer()
+
+
+def _why_not(place: Endpoint, error: OSError) -> str:
+    """The port cannot be had; who has it, where that can be seen."""
+    why = error.strerror
+    if error.errno == errno.EADDRINUSE and (holder := socket_owner.port_holder(place.port)):
+        why = f"port {place.port} is in use by process {holder.pid} ({holder.command})"
+    return f"cannot listen at {place.address}:{place.port}: {why}. Choose another port."

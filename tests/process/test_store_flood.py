@@ -1,0 +1,108 @@
+"""A flood of clients that speak the store's own protocol does not keep a group from forming."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.process import store_flood
+from tests.process.strangers import ENVIRON
+from tests.process.test_strangers import STATIC, listens6
+from tests.process.test_torchrun import free_port, torchrun  # noqa: F401
+
+KINDS = ("idle", "half", "valid", "waiting", "greeting", "storm")
+NOBODY = 65534
+
+
+@contextlib.contextmanager
+def flood(address, port, *kinds, user="-", prefix=()):
+    """Have strangers attack while the block runs."""
+    words = (store_flood.__file__, user, address, port, *kinds)
+    attacker = subprocess.Popen(
+        [*prefix, sys.executable, *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert attacker.stdout.readline() == "attacking\n"
+        yield
+        assert attacker.poll() is None
+    finally:
+        attacker.kill()
+        attacker.communicate()
+
+
+def group_forms(torchrun, master, attack):  # noqa: F811
+    """Two hosts, the second of which comes when the attack is under way."""
+    port = free_port()
+    flags = ("--nnodes", "2", "--master-addr", master, "--master-port", port)
+    nodes = [torchrun.start(STATIC, *flags, "--node-rank", "0", env=ENVIRON)]
+    try:
+        wait_until(lambda: listens6(port), timeout=60)
+        with attack(port):
+            nodes.append(torchrun.start(STATIC, *flags, "--node-rank", "1", env=ENVIRON))
+            outs = [node.communicate(timeout=90) for node in nodes]
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                node.terminate()
+                node.communicate(timeout=30)
+    assert [out for out, _ in outs] == ["the sum is 2\n"] * 2, outs
+    assert [node.returncode for node in nodes] == [0, 0], outs
+
+
+def test_a_flood_by_another_user_of_this_machine(torchrun):  # noqa: F811
+    """Of every kind at once, before and while the group forms."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    attack = lambda port: flood("127.0.0.1", port, *KINDS, user=NOBODY)
+    group_forms(torchrun, "127.0.0.1", attack)
+
+
+def test_a_flood_by_processes_of_the_same_user(torchrun):  # noqa: F811
+    """Not even they keep a group from forming by chance, such as a scan of ports."""
+    attack = lambda port: flood("127.0.0.1", port, *KINDS)
+    group_forms(torchrun, "127.0.0.1", attack)
+
+
+NETWORK = "10.213.77"
+
+
+@pytest.fixture
+def other_host():
+    """The prefix of commands in a network of its own, from where this machine can be reached."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for a network namespace")
+    name = f"phx-flood-{os.getpid()}"
+    ours, theirs = f"pf{os.getpid() % 100000}a", f"pf{os.getpid() % 100000}b"
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+    if ip("netns", "add", name).returncode != 0:
+        pytest.skip("no network namespace can be made here")
+    try:
+        for words in (
+            ("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name),
+            ("addr", "add", f"{NETWORK}.1/24", "dev", ours),
+            ("link", "set", ours, "up"),
+            ("-n", name, "addr", "add", f"{NETWORK}.2/24", "dev", theirs),
+            ("-n", name, "link", "set", theirs, "up"),
+        ):
+            done = ip(*words)
+            if done.returncode != 0:
+                pytest.skip(f"no link between networks can be made here: {done.stderr}")
+        yield ("ip", "netns", "exec", name)
+    finally:
+        ip("netns", "del", name)
+        ip("link", "del", ours)
+
+
+def test_a_flood_from_another_host(torchrun, other_host):  # noqa: F811
+    """One that has not joined: it gets what is left over."""
+    attack = lambda port: flood(f"{NETWORK}.1", port, *KINDS, prefix=other_host)
+    group_forms(torchrun, f"{NETWORK}.1", attack)
