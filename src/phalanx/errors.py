@@ -11,6 +11,7 @@
     ├── NoTerminal           a worker has come to a breakpoint where nobody can debug it
     └── LaunchError          an app that was started and did not succeed
         ├── StartFailed      an agent, or what it needs, could not be started
+        ├── QueueTimeout     the hosts that a scheduler was asked for were not there in time
         ├── StartTimeout     not everything was running in time
         ├── WorkerFailed     a worker exited, was killed, or raised what cannot be raised again
         ├── ResultError      a value could not be brought home
@@ -40,6 +41,7 @@ __all__ = [
     "OutputLost",
     "PhalanxError",
     "PluginError",
+    "QueueTimeout",
     "ResultError",
     "SchedulerError",
     "StartFailed",
@@ -134,6 +136,15 @@ class StartFailed(LaunchError):
     def __init__(self, message: str, *, hostname: str) -> None:
         super().__init__(message)
         self.hostname = hostname
+
+
+class QueueTimeout(LaunchError):
+    """The hosts were not there within `timeout` seconds; `reason` is the scheduler's own."""
+
+    def __init__(self, message: str, *, timeout: float, reason: str) -> None:
+        super().__init__(message)
+        self.timeout = timeout
+        self.reason = reason
 
 
 class StartTimeout(LaunchError):

@@ -7,6 +7,11 @@ must pass.
 
 from phalanx._schedulers.scheduler import (
     Capabilities,
+    Lease,
+    LeasePhase,
+    LeaseRequest,
+    LeaseStatus,
+    LentHost,
     LogLine,
     Scheduler,
     Stream,
@@ -22,6 +27,11 @@ from phalanx._schedulers.scheduler import (
 
 __all__ = [
     "Capabilities",
+    "Lease",
+    "LeasePhase",
+    "LeaseRequest",
+    "LeaseStatus",
+    "LentHost",
     "LogLine",
     "Scheduler",
     "Stream",

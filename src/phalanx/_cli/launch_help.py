@@ -15,6 +15,7 @@ Run a function on every rank and print what each rank returns.
 
   phalanx launch train.py:main --workers-per-host 4
   phalanx launch train.py:main --hostnames gpu-1 gpu-2 -- --lr 0.1
+  phalanx launch train.py:main -s slurm --num-hosts 4 -cfg partition=gpu,time=2:00:00
 
 ARGUMENTS are passed to the function. List them with: phalanx launch FILE.py:FUNCTION -- --help
 Follow the launch from another terminal with: phalanx list, status, log, stacks, cancel"""
@@ -36,6 +37,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "quiet": "",
         "verbose": "",
         "name": "NAME",
+    },
+    "hosts of a scheduler": {
+        "scheduler": "NAME",
+        "num_hosts": "N",
+        "scheduler_options": "KEY=VALUE,...",
+        "queue_timeout": "SECONDS",
     },
     "environment": {
         "env_vars": "PATTERN ...",
@@ -75,6 +82,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """The options under their headings, each with what stands for its value."""
 
+_SHORT = {"scheduler": "-s, ", "scheduler_options": "-cfg, "}
 _WIDTH = 100
 _COLUMN = 26
 
@@ -87,7 +95,7 @@ def render(*kinds: type[Any]) -> str:
     for title, options in GROUPS.items():
         lines = ["  -h, --help".ljust(_COLUMN) + "Show this help."] if title == "options" else []
         for name, metavar in options.items():
-            flag = f"--{name.replace('_', '-')} {metavar}".rstrip()
+            flag = f"{_SHORT.get(name, '')}--{name.replace('_', '-')} {metavar}".rstrip()
             lines += _entry(flag, f"{texts[name]}{_default(defaults[name])}")
         parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join([*parts, _EPILOG])

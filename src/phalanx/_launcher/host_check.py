@@ -90,7 +90,19 @@ def check(launcher: LaunchOptions) -> HostsReport:
     from phalanx._launcher.planning.validation import check as check_fields
 
     check_fields(launcher)
-    hosts = list_hosts(launcher, os.environ)
+    if launcher.scheduler is None:
+        return _check_hosts(launcher, list_hosts(launcher, os.environ))
+    from phalanx._launcher.borrowing import find_lender
+    from phalanx._launcher.warm import contexts
+
+    borrowed = contexts.borrow(launcher, find_lender(launcher, "check"))
+    try:
+        return _check_hosts(launcher, borrowed.wait(threading.Event()))
+    finally:
+        borrowed.let_go()
+
+
+def _check_hosts(launcher: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsReport:
     turns = threading.BoundedSemaphore(launcher.parallel_logins)
     patience = min(launcher.start_timeout, _PATIENCE)
     visits = [HostVisit(host, turns, patience) for host in dict.fromkeys(hosts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from phalanx._core.environment import COPIED_BY_DEFAULT
 from phalanx._core.suggestions import closest, did_you_mean
@@ -21,6 +21,7 @@ OTHER_NAMES = {
     ),
     **dict.fromkeys(("hosts", "host", "nodes", "nodelist", "hostlist"), "hostnames"),
     **dict.fromkeys(("env", "environment"), "extra_env_vars"),
+    **dict.fromkeys(("nnodes", "num_nodes", "nhosts", "n_hosts"), "num_hosts"),
     "copy_env_vars": "env_vars",
     "worker_timeout": "process_group_timeout",
     "agent_timeout": "host_timeout",
@@ -142,6 +143,21 @@ class LaunchOptions:
     """Seconds to keep this machine's agent and its imported packages for the next command with the
     same interpreter and environment; 0 to stop it with this one."""
 
+    scheduler: str | None = None
+    """Scheduler to borrow the hosts from, such as slurm, instead of naming them with hostnames.
+    They are given back when the launch, or the launcher's `with`, ends."""
+
+    num_hosts: int | None = None
+    """Number of hosts to borrow from the scheduler. Default: 1."""
+
+    scheduler_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the scheduler for the hosts (on the command line: key=value,key2=value2). List
+    them with: phalanx runopts SCHEDULER"""
+
+    queue_timeout: float | None = None
+    """Seconds to wait for the scheduler's hosts; start_timeout counts from when they are there.
+    Default: no limit."""
+
 
 class LaunchOptionsDict(TypedDict, total=False):
     """The same as keyword arguments: what `launch(...)` takes beside the function."""
@@ -177,6 +193,10 @@ class LaunchOptionsDict(TypedDict, total=False):
     interface: str | None
     parallel_logins: int
     keep_warm: float
+    scheduler: str | None
+    num_hosts: int | None
+    scheduler_options: dict[str, Any]
+    queue_timeout: float | None
 
 
 NAMES = tuple(f.name for f in fields(LaunchOptions))

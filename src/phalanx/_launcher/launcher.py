@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from phalanx._launcher.host_check import HostsReport
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.imports import Needs
+    from phalanx._launcher.queued_run import QueuedApp
     from phalanx._launcher.result import LaunchResult
-    from phalanx._launcher.session.app import App
-    from phalanx._launcher.session.app_run import AppRun
+    from phalanx._launcher.session.app import App, Run
     from phalanx._launcher.start import PreparedApp, Work
 
 P = ParamSpec("P")
@@ -81,6 +81,8 @@ class Launcher(LaunchOptions):
             WorkerFailed: A worker exited, was killed, or raised what cannot be raised here.
             StartFailed: An agent could not be started on a host.
             StartTimeout: Not everything was running within `start_timeout`.
+            QueueTimeout: The scheduler's hosts were not there within `queue_timeout`.
+            SchedulerError: The scheduler refused to lend hosts; its reason is the message.
             AgentLost: A host went away, or was silent for `host_timeout`.
             ResultError: A value could not be brought back.
             FetchError: All ranks returned, but files named by `fetch` could not be brought back.
@@ -89,7 +91,7 @@ class Launcher(LaunchOptions):
         """
         if self.start_method == "inline":
             return self._run_inline(func, args, kwargs or {})
-        app: AppRun[R] | None = None
+        app: Run[R] | None = None
         try:
             prepared = self._prepare(_pack(func, args, kwargs))
             with interruptible() as interrupts:
@@ -214,7 +216,9 @@ class Launcher(LaunchOptions):
 
         return check(self)
 
-    def _prepare(self, work: Work) -> PreparedApp:
+    def _prepare(self, work: Work) -> PreparedApp | QueuedApp:
+        if self.scheduler is not None:
+            return self._queue(work)
         from phalanx._launcher.start import prepare_app
         from phalanx._launcher.warm import contexts
         from phalanx._launcher.warm.pool import pools
@@ -222,6 +226,23 @@ class Launcher(LaunchOptions):
         own = contexts.pool_of(self)
         known = {} if own is None else own.known
         return prepare_app(self, work, pools=pools(own, self.keep_warm), known=known)
+
+    def _queue(self, work: Work) -> QueuedApp:
+        from phalanx._launcher.borrowing import find_lender
+        from phalanx._launcher.queued_run import QueuedApp, draft_unplaced
+        from phalanx._launcher.warm import contexts
+        from phalanx._launcher.warm.pool import pools
+
+        draft = draft_unplaced(self, work)
+        lender = find_lender(draft.settings, work.title)
+        own = contexts.pool_of(self)
+        return QueuedApp(
+            draft,
+            work,
+            functools.partial(contexts.borrow, self, lender),
+            pools(own, 0.0),
+            {} if own is None else own.known,
+        )
 
     def _run_inline(
         self, func: Callable[..., R], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -289,7 +310,7 @@ def _parameters(func: Any) -> list[str]:
         return []
 
 
-def begin(launcher: Launcher, needs: Needs, title: str, call: Future[Function]) -> AppRun[Any]:
+def begin(launcher: Launcher, needs: Needs, title: str, call: Future[Function]) -> Run[Any]:
     """Start the agents for a function that is not there yet; its pickled call follows."""
     from phalanx._launcher.start import Work
 
@@ -308,7 +329,7 @@ def _pack(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     return Work.of(payload.pack(func, args, kwargs or {}, needs), needs, _title(func))
 
 
-def _wait_or_cancel(app: AppRun[Any], grace: float) -> None:
+def _wait_or_cancel(app: Run[Any], grace: float) -> None:
     try:
         app.wait()
     except BaseException:

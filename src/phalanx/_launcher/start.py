@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from phalanx._launcher.planning.listed_hosts import HostFacts, unknown_hosts
+from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, unknown_hosts
 from phalanx._launcher.planning.plan import Draft, HostPart, Plan, draft_plan
-from phalanx._launcher.session.app_run import AppRun
+from phalanx._launcher.session.app_run import AppRun, ReplaceHost
 from phalanx._launcher.session.decider import MakeDecider, decide_locally
 
 if TYPE_CHECKING:
@@ -48,12 +48,16 @@ class PreparedApp:
     dials: Dials | None = None
 
     def start(
-        self, *, decide: MakeDecider = decide_locally, is_recorded: bool = True
+        self,
+        *,
+        decide: MakeDecider = decide_locally,
+        is_recorded: bool = True,
+        replace_host: ReplaceHost | None = None,
     ) -> AppRun[Any]:
         """Start its agents; does not wait. To be called once.
 
         `decide` makes the one that decides. `is_recorded`: other processes can find it; one that is
-        part of another app need not be.
+        part of another app need not be. `replace_host` gives another host for one that is lost.
         """
         return AppRun(
             self.plan,
@@ -62,6 +66,7 @@ class PreparedApp:
             dials=self.dials,
             decide=decide,
             is_recorded=is_recorded,
+            replace_host=replace_host,
         )
 
 
@@ -73,15 +78,17 @@ def prepare_app(
     pools: Sequence[AgentPool] = (),
     known: Mapping[str, HostFacts] = MappingProxyType({}),
     part: HostPart | None = None,
+    hosts: Sequence[ListedHost] | None = None,
 ) -> PreparedApp:
     """Check what was asked for, and make the plan.
 
     `directory`: the one that workers run in, by default the current one. `pools`: where agents may
     wait already; `known`: the facts of hosts with such agents. `part`: this is one host of several
-    that meet by themselves. Hosts that have to be asked how many workers they take are dialled for
-    that. Raises `ConfigError`, and `StartFailed` for hosts that could not be asked.
+    that meet by themselves. `hosts`: those to run on, such as lent ones, instead of the options'.
+    Hosts that have to be asked how many workers they take are dialled for that. Raises
+    `ConfigError`, and `StartFailed` for hosts that could not be asked.
     """
-    draft = draft_plan(options, work.needs, work.title, directory)
+    draft = draft_plan(options, work.needs, work.title, directory, hosts)
     return prepare_draft(draft, work, pools=pools, known=known, part=part)
 
 
@@ -93,7 +100,7 @@ def prepare_draft(
     known: Mapping[str, HostFacts] = MappingProxyType({}),
     part: HostPart | None = None,
 ) -> PreparedApp:
-    """The same for a launch that was checked already, which may be one of many alike."""
+    """Make the plan of what was checked already; otherwise as `prepare_app`."""
     asked = unknown_hosts(draft.settings, draft.hosts, known)
     if not asked or draft.remote_setup is None:
         return PreparedApp(draft.finish(known, part), work, pools)

@@ -17,12 +17,18 @@ from phalanx import _plugins as plugins
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
+from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.options import option, options
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
-from phalanx.errors import PluginError, UnknownScheduler
+from phalanx.errors import ConfigError, PluginError, UnknownScheduler
 
 __all__ = [
     "Capabilities",
+    "Lease",
+    "LeasePhase",
+    "LeaseRequest",
+    "LeaseStatus",
+    "LentHost",
     "LogLine",
     "Scheduler",
     "Stream",
@@ -68,6 +74,8 @@ class Capabilities:
     """Apps may have more than one role."""
     workspace: bool = True
     """Replicas run with the files of a directory: `Role.workspace`, which is always set then."""
+    lends_hosts: bool = False
+    """`lend` gives hosts to launches: `Launcher(scheduler=…)`."""
 
 
 class Scheduler(ABC, Generic[Options, Request]):
@@ -197,6 +205,21 @@ class Scheduler(ABC, Generic[Options, Request]):
         Args:
             app_id: What `submit` gave.
         """
+
+    def lend(self, request: LeaseRequest) -> Lease:
+        """Ask for hosts, for a launch, if `capabilities.lends_hosts`. Return without waiting.
+
+        Args:
+            request: How many, and the options.
+
+        Returns:
+            A lease, which says how the request stands.
+
+        Raises:
+            ConfigError: It cannot lend such hosts.
+            SchedulerError: It refuses.
+        """
+        raise ConfigError(f"{type(self).__name__} does not lend hosts.")
 
     def close(self) -> None:
         """Let go of connections. Apps go on."""

@@ -27,10 +27,11 @@ from phalanx._schedulers.options import options
 from phalanx._schedulers.scheduler import Capabilities, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, RetryPolicy, Role
 from phalanx.errors import ConfigError
+from phalanx.testing._lending_suite import LendingSuite
 from phalanx.testing._suite_session import SuiteSession
 
 
-class SchedulerSuite:
+class SchedulerSuite(LendingSuite):
     """Subclass it; `create_scheduler` is all that must be written."""
 
     timeout: float = 60.0

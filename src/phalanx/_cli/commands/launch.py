@@ -32,15 +32,17 @@ from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call
 from phalanx._launcher.planning import imports
-from phalanx._launcher.session.app_run import AppRun
+from phalanx._launcher.session.app import Run
 from phalanx._logs.console import is_terminal, shows_colour
 from phalanx._logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
+from phalanx._schedulers.options import parse
 from phalanx._specs import AppStatus
 from phalanx.errors import (
     ConfigError,
     FetchError,
     NoTerminal,
     OutputLost,
+    SchedulerError,
     StartFailed,
     WorkerFailed,
 )
@@ -58,13 +60,15 @@ def main(arguments: list[str]) -> int:
             )
         target, *rest = arguments
         options, own = _split(rest)
+        options, given = _take_scheduler_options(options)
         hints.check_flags(options)
         parsed = _parse_options(options, target)
+        parsed.launcher.scheduler_options = given
         return _launch(parsed, _Target(target), own)
     except ConfigError as error:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
-    except StartFailed as error:
+    except (SchedulerError, StartFailed) as error:
         _report(error)
         return 1
     except KeyboardInterrupt as interrupt:
@@ -78,6 +82,25 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
+
+
+def _take_scheduler_options(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The rest, with `-s` in full, and the options of a scheduler, as in `phalanx run`."""
+    left: list[str] = []
+    given: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in ("-s", "--scheduler"):
+            left += ["--scheduler", *([value] if equals else [])]
+        elif flag in ("-cfg", "--scheduler-options", "--scheduler_options", "--scheduler_args"):
+            text = value if equals else next(words, None)
+            if text is None:
+                raise ConfigError(f"{flag}: missing options. Write {flag} key=value,key2=value2.")
+            given |= parse(text)
+        else:
+            left.append(word)
+    return left, given
 
 
 @dataclass
@@ -259,7 +282,7 @@ def _launch(options: _Options, target: _Target, own: list[str]) -> int:
     return 0
 
 
-def _wait(app: AppRun[Any]) -> None:
+def _wait(app: Run[Any]) -> None:
     """Until it has ended, by itself or by a signal, which then has its way."""
     try:
         with interruptible() as interrupts:

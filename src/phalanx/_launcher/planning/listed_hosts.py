@@ -46,7 +46,9 @@ class HostFacts:
 
 
 def list_hosts(launcher: LaunchOptions, environ: Mapping[str, str]) -> list[ListedHost]:
-    """The hosts. Raises `ConfigError`."""
+    """The hosts that are named. Raises `ConfigError`."""
+    if launcher.scheduler is not None:
+        raise ConfigError(f"scheduler={launcher.scheduler!r}: only launches borrow hosts.")
     wanted = launcher.hostnames
     allocated = slurm.is_within(environ) and launcher.start_method != "inline"
     if wanted in ("slurm", ["slurm"]) or (wanted in ("auto", ["auto"]) and allocated):

@@ -150,6 +150,8 @@ class Draft:
     needs: Needs
     title: str
     directory: str | None
+    app: str = ""
+    """The app's id, where it has one already."""
 
     def only(self, indexes: Sequence[int], log_spec: LogSpec | None) -> Draft:
         """The same launch on some of its hosts, with its output elsewhere."""
@@ -173,7 +175,7 @@ class Draft:
             members = ranks.lay_out([(part.agent, part.hostname, counts[0])])
         roots = {} if self.workspace is None else self.workspace.roots
         shared = SharedDirectories({name: root.path for name, root in roots.items()})
-        app = f"{_slug(launcher.name or title)}-{secrets.token_hex(4)}"
+        app = self.app or make_launch_id(launcher.name or title)
         frames = FrameMaker(
             settings=launcher,
             needs=self.needs,
@@ -202,15 +204,21 @@ class Draft:
 
 
 def draft_plan(
-    options: LaunchOptions, needs: Needs, title: str, directory: str | None = None
+    options: LaunchOptions,
+    needs: Needs,
+    title: str,
+    directory: str | None = None,
+    hosts: Sequence[ListedHost] | None = None,
 ) -> Draft:
     """Check what was asked for, as far as that can be done without any host. Raises `ConfigError`.
 
-    `directory` is the one that workers run in, by default the current one.
+    `directory` is the one that workers run in, by default the current one; `hosts` are those to
+    run on, by default the ones that the options list.
     """
     launcher = dataclasses.replace(options)
     check(launcher)
-    hosts = list_hosts(launcher, os.environ)
+    if hosts is None:
+        hosts = list_hosts(launcher, os.environ)
     check_host_count(launcher, len(hosts))
     # With room for more hosts than are listed, others may be added.
     room = host_bounds(len(hosts), launcher.min_hosts, launcher.max_hosts)[1] > len(hosts)
@@ -384,5 +392,7 @@ def _working_directory() -> str | None:
         return None  # deleted under us: the workers inherit it as it is
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "app"
+def make_launch_id(name: str) -> str:
+    """A new id for a launch, which begins with its name."""
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "app"
+    return f"{slug}-{secrets.token_hex(4)}"

@@ -33,6 +33,7 @@ def check(launcher: LaunchOptions) -> None:
         _seconds(name, getattr(launcher, name), minimum_excluded=False)
     _check_environment(launcher)
     _check_hosts(launcher)
+    _check_scheduler(launcher)
     _check_restarts(launcher)
     _check_inline(launcher)
     check_fetch(launcher.fetch)
@@ -126,6 +127,36 @@ def _check_hosts(launcher: LaunchOptions) -> None:
         raise ConfigError(f"ssh_config_file: no such file: {config}")
 
 
+def _check_scheduler(launcher: LaunchOptions) -> None:
+    """Whether there is such a scheduler, and such options, is found out where it is asked."""
+    name, count = launcher.scheduler, launcher.num_hosts
+    if name is None:
+        for field in ("num_hosts", "queue_timeout"):
+            if getattr(launcher, field) is not None:
+                raise ConfigError(f'{field} needs a scheduler, as in scheduler="slurm".')
+        if launcher.scheduler_options:
+            raise ConfigError('scheduler_options need a scheduler, as in scheduler="slurm".')
+        return
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"scheduler={name!r}: must be a scheduler's name, such as 'slurm'.")
+    if launcher.hostnames not in ("auto", ["auto"]):
+        raise ConfigError(
+            f"hostnames cannot be used with scheduler={name!r}, which chooses the hosts. Use "
+            "num_hosts."
+        )
+    if launcher.start_method == "inline":
+        raise ConfigError(
+            f'scheduler={name!r} cannot be used with start_method="inline", which runs in this '
+            "process."
+        )
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise ConfigError(f"num_hosts={count!r}: must be a number of hosts, 1 or more.")
+    if not isinstance(launcher.scheduler_options, Mapping):
+        raise ConfigError(f"scheduler_options={launcher.scheduler_options!r}: must be a dict.")
+    if launcher.queue_timeout is not None:
+        _seconds("queue_timeout", launcher.queue_timeout, minimum_excluded=True)
+
+
 def _check_restarts(launcher: LaunchOptions) -> None:
     _one_of("restart", launcher.restart, ("all", "host"))
     for name in ("max_restarts", "same_failures"):
@@ -166,8 +197,9 @@ def check_host_count(launcher: LaunchOptions, count: int) -> None:
     fewest = launcher.min_hosts
     check_bounds(fewest, launcher.max_hosts)
     if fewest is not None and fewest > count:
+        where = "hostnames has" if launcher.scheduler is None else "num_hosts is"
         raise ConfigError(
-            f"min_hosts={fewest}, but hostnames has only {count}. Add hosts, or lower min_hosts."
+            f"min_hosts={fewest}, but {where} only {count}. Add hosts, or lower min_hosts."
         )
 
 

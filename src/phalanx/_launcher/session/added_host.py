@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from phalanx._core.ids import HostIndex
 from phalanx._launcher.planning.listed_hosts import (
     HostFacts,
+    ListedHost,
     count_workers,
     list_hosts,
     unknown_hosts,
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from phalanx._launcher.transport.dial import Dial
 
 
+def add_lent_host(plan: Plan, host: ListedHost, lost: str) -> Plan:
+    """The plan with a host as its last, in the place of a lost one: it has as many workers."""
+    workers = next(m.workers for m in reversed(plan.members) if m.hostname == lost)
+    return with_host(plan, host, workers)
+
+
 def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial | None]:
     """The plan with a host as its last, and the dial to it where it had to be asked.
 
@@ -27,6 +34,8 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     cannot be.
     """
     settings = plan.settings
+    if settings.scheduler is not None:
+        raise ConfigError(f"cannot add {hostname}: the hosts are those of {settings.scheduler}.")
     if workers is None and not isinstance(settings.workers_per_host, int | str):
         raise ConfigError(
             f"workers_per_host is a list: give the number of workers of {hostname}, as in "

@@ -5,21 +5,71 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.result import LaunchResult
-from phalanx._launcher.session.app_run import AppRun
 from phalanx._logs.lines import LogLine
 from phalanx._specs import AppStatus
 
 R = TypeVar("R")
 
 
+class Run(Protocol[R]):
+    """What an `App` is a handle on: an app that runs, or one that still waits for its hosts."""
+
+    id: str
+
+    @property
+    def log_files(self) -> dict[int, Path]:
+        """See `App.log_files`."""
+
+    def wait(self, timeout: float | None = None) -> AppStatus:
+        """See `App.wait`."""
+
+    def result(self, timeout: float | None = None) -> LaunchResult[R]:
+        """See `App.result`."""
+
+    async def wait_async(self) -> LaunchResult[R]:
+        """As `result`, in an asyncio program."""
+
+    def cancel(self, grace: float | None = None, number: int = signal.SIGTERM) -> None:
+        """See `App.cancel`."""
+
+    def add_host(self, hostname: str, workers: int | None = None) -> None:
+        """See `App.add_host`."""
+
+    def signal(self, number: int) -> None:
+        """See `App.signal`."""
+
+    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+        """See `App.stacks`."""
+
+    def status(self) -> AppStatus:
+        """See `App.status`."""
+
+    def logs(
+        self, ranks: Collection[int] | None = None, *, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """See `App.logs`."""
+
+    def show_status(self, *, line: bool = True) -> None:
+        """Say what is waited for, on a status line where there is a terminal."""
+
+    def tell_failure(self, *, prints: bool = False) -> None:
+        """See `AppRun.tell_failure`."""
+
+    def describe_left(self) -> str:
+        """What is left of it where, once it has ended."""
+
+    def forget(self) -> None:
+        """Leave no record of it, and no log files."""
+
+
 class App(Generic[R]):
     """A handle on one launch. All methods may be called from any thread."""
 
-    def __init__(self, run: AppRun[R]) -> None:
+    def __init__(self, run: Run[R]) -> None:
         """Made by `Launcher.start`."""
         self._run = run
 

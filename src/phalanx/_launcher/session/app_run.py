@@ -22,9 +22,10 @@ from phalanx._core.rounds import Ended, Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Function, Inbox
 from phalanx._launcher.placement import Placement
+from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.result import LaunchResult
-from phalanx._launcher.session.added_host import add_host
+from phalanx._launcher.session.added_host import add_host, add_lent_host
 from phalanx._launcher.session.collected_results import CollectedResults
 from phalanx._launcher.session.decider import MakeDecider
 from phalanx._launcher.session.printed_lines import read_lines
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+ReplaceHost = Callable[[str, Callable[[], bool]], ListedHost | None]
+"""Gives another host for one that is lost, by its name, unless the second says that it is over."""
+
 _ASKED_EVERY = 0.5
 """Seconds between looks for someone who wants the end."""
 _ANSWER = 2.0
@@ -81,6 +85,7 @@ class AppRun(Generic[R]):
         dials: Dials | None,
         decide: MakeDecider,
         is_recorded: bool,
+        replace_host: ReplaceHost | None = None,
     ) -> None:
         """Start the agents, or take such as wait in the pools; the function may follow later.
 
@@ -99,6 +104,7 @@ class AppRun(Generic[R]):
         self._lock = threading.RLock()
         self._done = threading.Event()
         self._decide = decide
+        self._replace_host = replace_host
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: list[Callable[[Session], object]] = []
         """What is to be done as soon as the app's loop runs."""
@@ -249,17 +255,33 @@ class AppRun(Generic[R]):
                 if dial is not None:
                     dial.give_up()
                 raise ConfigError(f"cannot add a host: {self.id} has ended.")
-            new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
-            self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
-            self._plan = plan
-            self._entry.extend(plan.members, self._paths)
+            self._take_up(plan, dial)
 
-            def add(session: Session) -> None:
-                if self._writer is not None:
-                    self._writer.add(new)
-                session.add(plan, dial)
+    def _take_up(self, plan: Plan, dial: Dial | None) -> None:
+        """Go on with a plan that has one more host."""
+        new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
+        self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
+        self._plan = plan
+        self._entry.extend(plan.members, self._paths)
 
-            self._call(add)
+        def add(session: Session) -> None:
+            if self._writer is not None:
+                self._writer.add(new)
+            session.add(plan, dial)
+
+        self._call(add)
+
+    def _replace_lost(self, hostname: str, is_ending: Callable[[], bool]) -> bool:
+        """Have another host in the place of a lost one; whether there is one. Blocks."""
+        assert self._replace_host is not None
+        logger.warning("phalanx: asking for another host in the place of %s", hostname)
+        host = self._replace_host(hostname, lambda: self._done.is_set() or is_ending())
+        if host is None:
+            return False
+        with self._adding:
+            if not self._done.is_set():
+                self._take_up(add_lent_host(self._plan, host, hostname), None)
+        return True
 
     def forget(self) -> None:
         """Leave no record of it, and no log files: it has ended before its function was there."""
@@ -358,6 +380,7 @@ class AppRun(Generic[R]):
         session = Session(
             *(plan, self._placement, self._function, writer, self._observe, self._decide),
             began=self._began,
+            replace_lost=None if self._replace_host is None else self._replace_lost,
         )
         self._session = session
         self._inboxes = session.inboxes

@@ -41,6 +41,7 @@ from phalanx._launcher.session.wait_messages import describe_waits
 from phalanx._logs import logger
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p
+from phalanx._system.daemon_thread import in_daemon_thread
 from phalanx.errors import StartFailed, WireError
 
 if TYPE_CHECKING:
@@ -68,10 +69,13 @@ class Session:
         decide: MakeDecider,
         *,
         began: float,
+        replace_lost: Callable[[str, Callable[[], bool]], bool] | None = None,
     ) -> None:
         """`on_event` is called, on the loop, after every event, and every moment.
 
-        `decide` makes the one that decides, given the plan and the clock to go by.
+        `decide` makes the one that decides, given the plan and the clock to go by. `replace_lost`
+        has another host added in the place of one that cannot be used, if there is one; it blocks,
+        and is told what says that the app ends.
         """
         self.plan = plan
         self.inboxes = Inboxes()
@@ -114,6 +118,7 @@ class Session:
             self._delay,
             self._do,
         )
+        self._replace_lost = replace_lost
         self.decider = decide(plan, self._now)
 
     async def run(self) -> p.Verdict:
@@ -186,6 +191,15 @@ class Session:
                 return
             member = self.plan.members[position]
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
+            if await self._is_replaced(member.hostname):
+                return
+
+    async def _is_replaced(self, hostname: str) -> bool:
+        """Another host has been added in the place of one that cannot be used."""
+        if self._replace_lost is None:
+            return False
+        ask = functools.partial(self._replace_lost, hostname, lambda: self._is_ending)
+        return await in_daemon_thread(ask)
 
     def add(self, plan: Plan, dial: Dial | None) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from phalanx._launcher.borrowing import BorrowedHosts, Lender
 from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.warm.pool import KeptPool, Pool
 
@@ -15,6 +16,8 @@ class _Context:
     """Held, so that its identity stays its own."""
     pool: Pool
     depth: int = 0
+    hosts: BorrowedHosts | None = None
+    """Those of a scheduler, once a launch has asked for them."""
 
 
 _OPEN: dict[int, _Context] = {}
@@ -41,9 +44,29 @@ def leave(launcher: LaunchOptions) -> None:
             return
         del _OPEN[id(launcher)]
     context.pool.close()
+    if context.hosts is not None:
+        context.hosts.let_go()
 
 
 def pool_of(launcher: LaunchOptions) -> Pool | None:
     """Where a launcher keeps its agents; None outside of a `with`."""
     context = _OPEN.get(id(launcher))
     return None if context is None else context.pool
+
+
+def borrow(launcher: LaunchOptions, lender: Lender) -> BorrowedHosts:
+    """Hosts for a launch, which lets go of them at its end: within a `with`, the same for all.
+
+    Raises `SchedulerError` and `ConfigError`.
+    """
+    with _LOCK:
+        context = _OPEN.get(id(launcher))
+        if context is None:
+            return lender.borrow()
+        kept = context.hosts
+        if kept is not None and kept.lender.request == lender.request and kept.hold():
+            return kept
+        hosts = context.hosts = lender.borrow(holders=2)
+    if kept is not None:
+        kept.let_go()  # it has ended, or other hosts are wanted
+    return hosts

@@ -211,8 +211,9 @@ def warm(*packages: str, **options: Unpack[LaunchOptionsDict]) -> Pool:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{name!r} is not a package name. Write phalanx.warm('torch').")
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
-    if any(host.target is not None for host in list_hosts(launcher, os.environ)):
-        if "hostnames" not in options:
+    lent = launcher.scheduler is not None
+    if lent or any(host.target is not None for host in list_hosts(launcher, os.environ)):
+        if not {"hostnames", "scheduler"} & options.keys():
             return _closed()  # inside an allocation: what works elsewhere must not fail here
         raise ConfigError(
             "phalanx.warm works on this machine only. For other hosts, use: "
