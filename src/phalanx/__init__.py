@@ -29,6 +29,7 @@ _PUBLIC = {
     "Context": "phalanx._worker.context",
     "DefaultLogSpec": "phalanx._logs.spec",
     "FetchError": "phalanx.errors",
+    "Job": "phalanx._launcher.calls.job",
     "LaunchError": "phalanx.errors",
     "LaunchResult": "phalanx._launcher.result",
     "Launcher": "phalanx._launcher.launcher",
@@ -67,6 +68,7 @@ __all__ = [
     "Context",
     "DefaultLogSpec",
     "FetchError",
+    "Job",
     "LaunchError",
     "LaunchResult",
     "Launcher",
@@ -95,6 +97,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from phalanx._launcher.calls.calls import Calls
+    from phalanx._launcher.calls.job import Job
     from phalanx._launcher.launcher import Launcher, launch
     from phalanx._launcher.result import CallResult, LaunchResult
     from phalanx._launcher.session.app import App

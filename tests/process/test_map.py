@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -316,3 +318,58 @@ def test_a_warm_launcher_lends_its_agents_to_a_map(launcher):
         first = launcher.run(zygote, {"x": 0}).values
         (call,) = launcher.map(zygote, [{"x": 0}])
         assert call.values == first == launcher.run(zygote, {"x": 0}).values
+
+
+# ── the command ───────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """A file with a function, items for it, and the command that makes the calls."""
+    (tmp_path / "sweep.py").write_text(
+        "def train(lr, steps=1):\n"
+        "    if not lr:\n"
+        "        raise ValueError('lr is 0')\n"
+        "    print('training')\n"
+        "    return {'loss': lr * steps}\n"
+    )
+
+    def run(items, *options, target="sweep.py:train"):
+        command = [sys.executable, "-m", "phalanx", "map", target, "-", *options]
+        return subprocess.run(command, input=items, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_the_command_prints_results_as_json_lines(sweep):
+    """In order, then the failures; what workers print is not among them."""
+    done = sweep('{"lr": 1}\n\n{"lr": 0}\n{"lr": 3, "steps": 2}\n', "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[:2] == [
+        {"item": 0, "values": [{"loss": 1}], "hosts": ["localhost"]},
+        {"item": 2, "values": [{"loss": 6}], "hosts": ["localhost"]},
+    ]
+    assert lines[2]["item"] == 1
+    assert lines[2]["error"]["type"] == "ValueError"
+    assert "raise ValueError('lr is 0')" in lines[2]["error"]["notes"]
+    assert "item 1: ValueError: lr is 0" in done.stderr
+    assert done.stderr.endswith("phalanx map: 1 of 3 calls failed\n")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "message"),
+    [
+        ("{", (), "stdin, line 1: not JSON"),
+        ('{"lr": 1}\n3\n', (), "stdin, line 2: must be a JSON object"),
+        ('{"l": 1}\n', (), "missing a required argument: 'lr'"),
+        ("", ("--max-paralel", "2"), "Did you mean --max-parallel?"),
+    ],
+)
+def test_the_command_names_mistakes(sweep, items, options, message):
+    """In one sentence, and nothing is started."""
+    done = sweep(items, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith("phalanx map: ")
+    assert message in done.stderr
+    assert done.stdout == ""

@@ -27,6 +27,7 @@ _LONGEST = 60
 GROUPS = {
     "launch and run": {
         "launch": "run a Python function on every rank",
+        "map": "call a Python function for every item of a file",
         "torchrun": "run a script on every worker of this host, with torchrun's flags",
         "run": "run a component on a scheduler",
         "builtins": "list components",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -87,18 +88,23 @@ _WIDTH = 100
 _COLUMN = 26
 
 
-def render(*kinds: type[Any]) -> str:
+def render(
+    *kinds: type[Any],
+    head: Sequence[str] = (USAGE, _DESCRIPTION),
+    groups: Mapping[str, Mapping[str, str]] = GROUPS,
+    epilog: str = _EPILOG,
+) -> str:
     """The help: from the fields of these dataclasses, and the docstrings below them."""
     texts = {name: text for kind in kinds for name, text in _docstrings(kind).items()}
     defaults = {field.name: field for kind in kinds for field in fields(kind)}
-    parts = [USAGE, _DESCRIPTION]
-    for title, options in GROUPS.items():
+    parts = [*head]
+    for title, options in groups.items():
         lines = ["  -h, --help".ljust(_COLUMN) + "Show this help."] if title == "options" else []
         for name, metavar in options.items():
             flag = f"{_SHORT.get(name, '')}--{name.replace('_', '-')} {metavar}".rstrip()
             lines += _entry(flag, f"{texts[name]}{_default(defaults[name])}")
         parts.append("\n".join([f"{title}:", *lines]))
-    return "\n\n".join([*parts, _EPILOG])
+    return "\n\n".join([*parts, epilog])
 
 
 def _entry(flag: str, text: str) -> list[str]:

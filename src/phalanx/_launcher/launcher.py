@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from phalanx._launcher.calls.calls import Calls
+    from phalanx._launcher.calls.job import Job
     from phalanx._launcher.host_check import HostsReport
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.imports import Needs
@@ -200,6 +201,27 @@ class Launcher(LaunchOptions):
             retries=retries,
             checkpoint=checkpoint,
         )
+
+    def submit(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Start `func(*args, **kwargs)` on every rank and return a future of the result.
+
+        Args:
+            func: Anything that can be called.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A job: a `concurrent.futures.Future` of the `LaunchResult`, with an `id`.
+
+        Raises:
+            ConfigError: A mistake that was found before anything was started, or
+                `start_method="inline"`, which cannot run in the background.
+        """
+        if self.start_method == "inline":
+            raise ConfigError('start_method="inline" cannot run in the background. Use run().')
+        from phalanx._launcher.calls.job import Job
+
+        return Job(self._prepare(_pack(func, args, kwargs)).start())
 
     def check(self) -> HostsReport:
         """Log in to the hosts and report what they have, and whether they reach each other.

@@ -7,13 +7,8 @@ source first.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import importlib
-import importlib.machinery
-import importlib.util
 import inspect
-import os
 import shutil
 import signal
 import sys
@@ -21,13 +16,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from phalanx._cli import hints, launch_help, parsing, tyro_errors
+from phalanx._cli.function_target import FunctionTarget
 from phalanx._cli.tracebacks import print_users_part
-from phalanx._core import nesting
-from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call
@@ -64,7 +57,7 @@ def main(arguments: list[str]) -> int:
         hints.check_flags(options)
         parsed = _parse_options(options, target)
         parsed.launcher.scheduler_options = given
-        return _launch(parsed, _Target(target), own)
+        return _launch(parsed, FunctionTarget(target), own)
     except ConfigError as error:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
@@ -152,86 +145,7 @@ def _parse_options(options: list[str], target: str) -> _Options:
     )
 
 
-class _Target:
-    """`FILE.py:FUNCTION` or `MODULE:FUNCTION`."""
-
-    def __init__(self, text: str) -> None:
-        self.place, colon, self.function = text.rpartition(":")
-        if not colon or not self.place or not self.function:
-            raise ConfigError(
-                f"{text!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION, such as train.py:main"
-            )
-        self.is_file = self.place.endswith(".py") or os.sep in self.place
-        if self.is_file and not Path(self.place).is_file():
-            raise ConfigError(f"no such file: {self.place}")
-        self._root, self._name = self._locate()
-        sys.path.insert(0, str(self._root))
-
-    def _locate(self) -> tuple[Path, str]:
-        """The directory to import from, and the module's full name, packages included."""
-        if not self.is_file:
-            try:
-                return Path.cwd(), self.place
-            except FileNotFoundError:
-                raise ConfigError(
-                    "the current directory no longer exists; change to another one."
-                ) from None
-        path = Path(self.place).absolute()
-        parts = [path.stem]
-        root = path.parent
-        while (root / "__init__.py").is_file() and root != root.parent:
-            parts.insert(0, root.name)
-            root = root.parent
-        return root, ".".join(parts)
-
-    def needs(self) -> imports.Needs:
-        """What the file imports, without importing it."""
-        path = Path(self.place) if self.is_file else imports.find_source(self.place)
-        if path is None:
-            return imports.Needs((), torch=False)
-        return imports.of_file(path, self.function, self._name.rpartition(".")[0])
-
-    def load(self) -> Callable[..., Any]:
-        """Import the file or module, and give the function."""
-        with nesting.loading(self.place):
-            module = self._load_file() if self.is_file else self._load_module()
-        found: Any = module
-        for part in self.function.split("."):
-            found = getattr(found, part, None)
-        if not callable(found):
-            raise ConfigError(self._not_found(module))
-        return found  # type: ignore[no-any-return]
-
-    def _load_module(self) -> Any:
-        if importlib.util.find_spec(self._name.partition(".")[0]) is None:
-            raise ConfigError(
-                f"no module named {self._name!r}, neither installed nor in the current directory."
-            )
-        return importlib.import_module(self._name)
-
-    def _load_file(self) -> Any:
-        """By its name where that leads to this very file, else as it is: names may be taken."""
-        path = str(Path(self.place).absolute())
-        spec = None
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(self._name)
-        if spec is not None and spec.origin == path and self._name not in sys.modules:
-            return importlib.import_module(self._name)
-        loader = importlib.machinery.SourceFileLoader(f"phalanx_launched_{Path(path).stem}", path)
-        spec = importlib.util.spec_from_loader(loader.name, loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[loader.name] = module
-        loader.exec_module(module)
-        return module
-
-    def _not_found(self, module: Any) -> str:
-        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        hint = did_you_mean(closest(self.function, names))
-        return f"{self.place} has no function {self.function!r}.{hint}"
-
-
-def _launch(options: _Options, target: _Target, own: list[str]) -> int:
+def _launch(options: _Options, target: FunctionTarget, own: list[str]) -> int:
     began = time.monotonic()
     launcher = options.launcher
     launcher.log_spec = options.log_spec()
@@ -296,7 +210,7 @@ def _wait(app: Run[Any]) -> None:
         raise
 
 
-def _load_call(target: _Target, own: list[str]) -> payload.Function:
+def _load_call(target: FunctionTarget, own: list[str]) -> payload.Function:
     function = target.load()
     args, kwargs = _parse_own(function, own, target)
     check_call(function, args, kwargs)
@@ -305,7 +219,7 @@ def _load_call(target: _Target, own: list[str]) -> payload.Function:
 
 
 def _parse_own(
-    function: Callable[..., Any], own: list[str], target: _Target
+    function: Callable[..., Any], own: list[str], target: FunctionTarget
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The function's arguments, by its signature and docstring."""
 
