@@ -7,6 +7,8 @@
     │   └── UsageError       a component was given arguments that it does not take
     ├── PluginError          what an installed package has registered cannot be used
     ├── SchedulerError       a scheduler could not do what it was asked for
+    ├── UnknownApp           there is no such app
+    ├── AppStatusError       an app on a scheduler did not succeed
     ├── WireError            bytes that are not frames of our version
     ├── NoTerminal           a worker has come to a breakpoint where nobody can debug it
     └── LaunchError          an app that was started and did not succeed
@@ -31,6 +33,7 @@ from typing import Any
 
 __all__ = [
     "AgentLost",
+    "AppStatusError",
     "Cancelled",
     "ComponentError",
     "ConfigError",
@@ -46,6 +49,7 @@ __all__ = [
     "SchedulerError",
     "StartFailed",
     "StartTimeout",
+    "UnknownApp",
     "UnknownScheduler",
     "UsageError",
     "WireError",
@@ -107,6 +111,18 @@ class PluginError(PhalanxError):
 
 class SchedulerError(PhalanxError):
     """A scheduler could not do what it was asked for."""
+
+
+class UnknownApp(PhalanxError, LookupError):
+    """There is no such app."""
+
+
+class AppStatusError(PhalanxError):
+    """An app on a scheduler did not succeed: `status` says how it stands."""
+
+    def __init__(self, message: str, *, status: Any) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class WireError(PhalanxError):

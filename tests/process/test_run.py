@@ -103,7 +103,7 @@ def test_the_source_of_one_is_printed():
         (["dist.ddp", "-j", "2x", "a.py"], 2, "-j 4, -j 1x4"),
         (["dist.ddp", "-j", "1:2", "a.py"], 2, "-j 4, -j 1x4"),
         (["dist.ddp", "--debug", "maybe", "a.py"], 2, "--debug: 'maybe' is not yes or no"),
-        (["dist.ddp", "--debug", "1", "a.py"], 2, "'1' is not yes or no, true or false"),
+        (["dist.ddp", "--debug", "2", "a.py"], 2, "'2' is not yes or no, true or false"),
         (["utils.sh", "--h", "gpu.smal", "true"], 2, "'gpu.smal'. Did you mean 'gpu.small'?"),
         (["./comp.py:picky", "--x", "7"], 2, "7 is too many"),
         (

@@ -109,7 +109,7 @@ def test_what_was_given_is_not_kept():
         (lambda: Role("r", mounts=["x"]), r"mounts\[0\]"),
         (lambda: Role("r", port_map={"http": 99999}), r"port_map\['http'\]"),
         (lambda: Role("r", resource=3), "resource"),
-        (lambda: Resource(-1, 0, 0), "Resource.cpu"),
+        (lambda: Resource(-2, 0, 0), "Resource.cpu"),
         (lambda: Resource(1, 0.5, 0), "Resource.gpu"),
         (lambda: Resource(1, 0, "x"), "Resource.memMB"),
         (lambda: DeviceMount("/a", "/b", "x"), "permissions"),

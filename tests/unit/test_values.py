@@ -58,7 +58,7 @@ def test_texts_become_values(text, hint, value):
 @pytest.mark.parametrize(
     ("text", "hint", "said"),
     [
-        ("1", bool, "not yes or no"),
+        ("2", bool, "not yes or no"),
         ("", bool, "not yes or no"),
         ("on", bool, "not yes or no"),
         ("1.5", int, "not a whole number"),
@@ -67,7 +67,7 @@ def test_texts_become_values(text, hint, value):
         ("GREEN", Colour, "choose one of RED, BLUE"),
         ("1,x", list[int], "not a whole number"),
         ("a", dict[str, str], "is not KEY=VALUE"),
-        ("a=b,c", dict[str, str], "'c' is not KEY=VALUE"),
+        ("c,a=b", dict[str, str], "'c' is not KEY=VALUE"),
         ("=b", dict[str, str], "is not KEY=VALUE"),
         ('"a', list[str], "unclosed quote"),
     ],

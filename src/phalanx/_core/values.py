@@ -16,7 +16,7 @@ from typing import Any, Literal
 _PLAIN = {str: "str", int: "int", float: "float", bool: "bool", Path: "path"}
 _LISTS = (list, Sequence, typing.Sequence, tuple)
 _DICTS = (dict, Mapping, typing.Mapping)
-_YES, _NO = ("yes", "true"), ("no", "false")
+_YES, _NO = ("yes", "true", "y", "t", "1"), ("no", "false", "n", "f", "0")
 
 
 def name(hint: Any) -> str:
@@ -65,8 +65,8 @@ def _problem_within(hint: Any) -> str:
 def decode(text: str, hint: Any, *, pair: str = "=") -> Any:
     """The value of this type that a text means. Raises `ValueError` that says what is wrong.
 
-    Items of lists are separated by commas, those of dicts are KEY=VALUE (`pair`); quotes hold
-    together what has commas.
+    Items of lists are separated by commas, those of dicts are KEY=VALUE (`pair`), and what has no
+    key belongs to the value before it; quotes hold together what has commas.
     """
     inner, _ = unwrap(hint)
     origin, args = typing.get_origin(inner), typing.get_args(inner)
@@ -87,7 +87,7 @@ def decode(text: str, hint: Any, *, pair: str = "=") -> Any:
         return tuple(items) if origin is tuple or inner is tuple else items
     if inner in _DICTS or origin in _DICTS:
         found: dict[Any, Any] = {}
-        for item in split(text, keep_quotes=True):
+        for item in _pair_items(text) if pair == "=" else split(text, keep_quotes=True):
             key, value = _decode_pair(item, inner, pair)
             if key in found:
                 raise ValueError(f"{key!r} is given twice")
@@ -163,23 +163,47 @@ def split(text: str, *, separators: str = ",", keep_quotes: bool = False) -> lis
     """Items between separators, with quotes honoured. Raises `ValueError`."""
     if not text.strip():
         return []
-    items, quote, began = [""], "", 0
+    found = _separated(text, separators, keep_quotes=keep_quotes)
+    return [item.strip() if not keep_quotes else item for _, item in found]
+
+
+def _separated(text: str, separators: str, *, keep_quotes: bool) -> list[tuple[str, str]]:
+    """Items, each with the separator before it, which the first has not. Raises `ValueError`."""
+    items, quote, began = [("", "")], "", 0
+
+    def add(character: str) -> None:
+        items[-1] = items[-1][0], items[-1][1] + character
+
     for i, character in enumerate(text):
         if quote:
             if character == quote:
                 quote = ""
             if (character != quote and quote) or keep_quotes:
-                items[-1] += character
+                add(character)
         elif character in "\"'" and _opens(text, i, separators):
             quote, began = character, i
-            items[-1] += character if keep_quotes else ""
+            add(character if keep_quotes else "")
         elif character in separators:
-            items.append("")
+            items.append((character, ""))
         else:
-            items[-1] += character
+            add(character)
     if quote:
         raise ValueError(f"unclosed quote at {text[began:]!r}")
-    return [item.strip() if not keep_quotes else item for item in items]
+    return items
+
+
+def _pair_items(text: str) -> list[str]:
+    """`A=x,y;B=z` as `A=x,y` and `B=z`. Raises `ValueError`."""
+    found: list[str] = []
+    if not text.strip():
+        return found
+    for separator, item in _separated(text, ",;", keep_quotes=True):
+        key, equals, _ = item.partition("=")
+        if (equals and re.fullmatch(r"\s*[\w.-]+\s*", key)) or not found:
+            found.append(item)
+        elif item.strip():
+            found[-1] += f"{separator}{item}"
+    return found
 
 
 def _opens(text: str, at: int, separators: str) -> bool:

@@ -52,8 +52,8 @@ def find_lender(options: LaunchOptions, title: str) -> Lender:
 
     Raises `ConfigError` where there is none, it does not lend hosts, or has no such option.
     """
+    from phalanx._schedulers.factories import create_scheduler
     from phalanx._schedulers.options import make
-    from phalanx._schedulers.scheduler import create_scheduler
 
     name = options.scheduler
     assert name is not None

@@ -25,6 +25,7 @@ from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._specs import AppState, HostState, RankState
 from phalanx._system.identity import is_alive, is_here
 from phalanx._system.processes import catches
+from phalanx.errors import UnknownApp
 
 _POLL = 0.1
 _LAST_FILES = 2.0
@@ -453,4 +454,4 @@ def find(text: str | None) -> RecordedApp:
         more = "…, " if len(found) > 5 else ""
         raise LookupError(f"{text!r} is ambiguous: it matches {len(found)} apps: {more}{names}")
     hint = did_you_mean(closest(wanted, [app.id for app in known]), "List apps with: phalanx list")
-    raise LookupError(f"no such app: {text!r}.{hint}")
+    raise UnknownApp(f"no such app: {text!r}.{hint}")

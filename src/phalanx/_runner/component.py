@@ -59,7 +59,7 @@ class Component:
             return "it is an async function"
         if "return" not in hints:
             return "it has no return annotation: add -> AppDef"
-        if hints["return"] is not AppDef:
+        if not (isinstance(hints["return"], type) and issubclass(hints["return"], AppDef)):
             shown = getattr(hints["return"], "__name__", None)
             return f"it returns {shown or hints['return']}, not AppDef"
         for parameter in signature.parameters.values():
@@ -98,6 +98,11 @@ class Component:
         return found
 
     @cached_property
+    def configurable(self) -> list[str]:
+        """The names that a configuration may have for it."""
+        return [*self.parameters, *([self.rest] if self.rest else [])]
+
+    @cached_property
     def rest(self) -> str | None:
         """The name of its `*args`, if it has them."""
         parameters = inspect.signature(self.function).parameters.values()
@@ -109,11 +114,12 @@ class Component:
         self,
         arguments: Sequence[str] | Mapping[str, Any],
         defaults: Mapping[str, ConfigValue] | None = None,
+        wins: Mapping[str, Any] | None = None,
     ) -> AppDef:
         """The app for these arguments: words of a command line, or values by name.
 
-        `defaults` are from the configuration. Raises `UsageError`, `HelpWanted`, and whatever the
-        component itself does.
+        `defaults` are from the configuration; `wins` are values that count more than arguments.
+        Raises `UsageError`, `HelpWanted`, and whatever the component itself does.
         """
         if self.problem:
             raise ComponentError(f"{self.name} is not a component: {self.problem}.", name=self.name)
@@ -121,7 +127,10 @@ class Component:
             given, rest = self._take(arguments)
         else:
             given, rest = self._read(list(arguments))
-        given = self.accept_configured(defaults or {}) | given
+        configured = self.accept_configured(defaults or {})
+        rest = rest or configured.get(self.rest or "", [])
+        configured.pop(self.rest or "", None)
+        given = configured | given | self._accept(wins or {})
         self._check_complete(given)
         positional, named = [], {}
         for p in inspect.signature(self.function).parameters.values():
@@ -154,7 +163,10 @@ class Component:
         made: dict[str, Any] = {}
         for name, value in defaults.items():
             try:
-                made |= self._accept({name: value.value})
+                if name == self.rest:
+                    made[name] = self._words(value.value)
+                else:
+                    made |= self._accept({name: value.value})
             except UsageError as error:
                 raise UsageError(f"{value.origin}: {error}") from None
         return made
@@ -169,6 +181,17 @@ class Component:
             except (ValueError, TypeError) as error:
                 raise UsageError(f"{self.name}: {name}: {error}.") from None
         return made
+
+    def _words(self, value: Any) -> list[str]:
+        """The program's arguments: a list, or a text as a shell would split it."""
+        if not isinstance(value, str):
+            return self._texts(value)
+        import shlex
+
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise UsageError(f"{self.name}: {self.rest}: {value!r}: {error}.") from None
 
     def _texts(self, rest: Any) -> list[str]:
         if isinstance(rest, list | tuple) and all(isinstance(item, str) for item in rest):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Config:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def section(
-        self, kind: str, name: str, keys: Mapping[str, Any] | None = None
+        self, kind: str, name: str, keys: Iterable[str] | None = None
     ) -> dict[str, ConfigValue]:
         """What is set for a scheduler, component or command. `keys` are those that there can be:
         the environment is asked for them.
@@ -90,6 +90,12 @@ def load(directory: str | None = None, environ: Mapping[str, str] = os.environ) 
     home, project = home_file(environ), project_file(directory, environ)
     files = [path for path in (home, project) if path is not None and _is_file(path)]
     return Config(tuple((str(path), _read(path)) for path in dict.fromkeys(files)), environ)
+
+
+def load_from(directory: str) -> Config:
+    """What the file of one directory says, if it has one. Raises `ConfigError`."""
+    path = Path(directory).expanduser().absolute() / FILE
+    return Config(((str(path), _read(path)),) if _is_file(path) else (), {})
 
 
 def home_file(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx._core import values
 from phalanx.errors import ConfigError
@@ -32,6 +33,41 @@ def parse(text: str) -> Handle:
             f"invalid handle {text!r}; expected something like local_cwd://{SESSION}/echo-1a2b3c4d."
         )
     return Handle(found["scheduler"], found["session"] or SESSION, found["rest"])
+
+
+class ParsedAppHandle(NamedTuple):
+    """The parts of a handle."""
+
+    scheduler_backend: str
+    """The scheduler's name."""
+    session_name: str
+    """The session's name."""
+    app_id: str
+    """The app's id."""
+
+
+def parse_app_handle(app_handle: str) -> ParsedAppHandle:
+    """The parts of a handle.
+
+    Args:
+        app_handle: Such as `local_cwd://phalanx/echo-1a2b3c4d`.
+
+    Raises:
+        ConfigError: It is not a handle.
+    """
+    found = parse(app_handle)
+    return ParsedAppHandle(found.scheduler, found.session, found.app_id)
+
+
+def make_app_handle(scheduler_backend: str, session_name: str, app_id: str) -> str:
+    """The handle of an app.
+
+    Args:
+        scheduler_backend: The scheduler's name.
+        session_name: The session's name.
+        app_id: The app's id.
+    """
+    return str(Handle(scheduler_backend, session_name, app_id))
 
 
 @dataclass(frozen=True)

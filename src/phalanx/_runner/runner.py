@@ -20,52 +20,85 @@ from phalanx._registry import recorded_app, submission
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner import catalog, config, handles
 from phalanx._runner.config import Config, ConfigValue, option_problems
-from phalanx._runner.dryrun import AppDryRunInfo, check_capabilities, plain, with_workspace
+from phalanx._runner.dryrun import check_capabilities, with_workspace
 from phalanx._runner.scheduler_calls import asking, expect, guarded
-from phalanx._schedulers.options import Option, make, options, parse
-from phalanx._schedulers.scheduler import (
-    LogLine,
-    Scheduler,
-    Stream,
+from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
+from phalanx._schedulers.factories import (
+    Factory,
+    adapted,
     create_scheduler,
     default_scheduler,
+    get_scheduler_factories,
 )
+from phalanx._schedulers.options import Option, make, options, parse
+from phalanx._schedulers.scheduler import LogLine, Scheduler, Stream
+from phalanx._schedulers.torchx_adapter import TorchxAdapter
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
-from phalanx.errors import ConfigError, SchedulerError, UnknownScheduler
+from phalanx._specs.mutable import frozen
+from phalanx.errors import ConfigError, PhalanxError, SchedulerError, UnknownApp, UnknownScheduler
 
 __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
 
 
-def get_runner(name: str | None = None, **kwargs: Any) -> Runner:
+def get_runner(
+    name: str | None = None,
+    component_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    settings: Config | None = None,
+    **scheduler_params: object,
+) -> Runner:
     """A runner; a context manager.
 
     Args:
         name: The session, the middle part of handles; by default `phalanx`.
-        **kwargs: As for `Runner`.
+        component_defaults: Arguments of components, by the component's name.
+        settings: By default what applies in the current directory.
+        **scheduler_params: What every scheduler is created with.
 
     Raises:
         ConfigError: The name cannot be a session's.
     """
-    return Runner(name or handles.SESSION, **kwargs)
+    return Runner(
+        name or "",
+        component_defaults=component_defaults,
+        scheduler_params=scheduler_params,
+        settings=settings,
+    )
 
 
 class Runner:
     """Submits apps, and knows those that were submitted, by whichever process."""
 
-    def __init__(self, name: str = handles.SESSION, *, settings: Config | None = None) -> None:
+    def __init__(
+        self,
+        name: str = handles.SESSION,
+        scheduler_factories: Mapping[str, Factory] | None = None,
+        component_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+        scheduler_params: Mapping[str, object] | None = None,
+        *,
+        settings: Config | None = None,
+    ) -> None:
         """A runner of a session. Nothing is started or read yet.
 
         Args:
-            name: The session, the middle part of handles.
+            name: The session, the middle part of handles; an empty one is `phalanx`.
+            scheduler_factories: What creates each scheduler, by its name; by default
+                `phalanx.schedulers.get_scheduler_factories()`.
+            component_defaults: Arguments of components, by the component's name; the configuration
+                wins over them.
+            scheduler_params: What every scheduler is created with.
             settings: By default what applies in the current directory.
 
         Raises:
             ConfigError: The name cannot be a session's.
         """
-        if not name or "/" in name:
+        if "/" in name:
             raise ConfigError(f"invalid session name {name!r}.")
-        self._name = name
+        self._name = name or handles.SESSION
         self._config = settings
+        self._factories = scheduler_factories
+        self._component_defaults = component_defaults or {}
+        self._scheduler_params = dict(scheduler_params or {})
         self._schedulers: dict[tuple[str, str], Scheduler[Any, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -151,7 +184,10 @@ class Runner:
             ConfigError: As `run_component`.
         """
         found = catalog.find(component)
-        defaults = self.config.section("component", found.name, found.parameters)
+        own = {} if found.problem else self._component_defaults.get(found.name, {})
+        defaults = {key: ConfigValue(value, "component_defaults") for key, value in own.items()}
+        if not found.problem:
+            defaults |= self.config.section("component", found.name, found.configurable)
         app = found.build(component_args, defaults)
         return self.dryrun(app, scheduler, cfg, workspace, parent_run_id)
 
@@ -210,8 +246,10 @@ class Runner:
         """
         name = self.default_scheduler if scheduler is None else scheduler
         found = self._scheduler(name)
+        app = frozen(app)
         given = parse(cfg) if isinstance(cfg, str) else dict(cfg or {})
-        chosen = self._options(name, found, given)
+        foreign = self.foreign_options(name, given)
+        chosen = self._options(name, found, {k: v for k, v in given.items() if k not in foreign})
         check_capabilities(name, found, app, workspace)
         env = {"PHALANX_JOB_ID": str(handles.Handle(name, self._name, macros.app_id))}
         if parent_run_id is not None:
@@ -221,7 +259,10 @@ class Runner:
             roles = [with_workspace(role, workspace) for role in roles]
         prepared = dataclasses.replace(app, roles=roles)
         with asking(name):
-            return AppDryRunInfo(prepared, name, chosen, found.dryrun(prepared, chosen))
+            made = found.dryrun(prepared, chosen)
+        info = made if isinstance(made, AppDryRunInfo) else AppDryRunInfo(made)
+        info._app, info._scheduler, info._cfg = prepared, name, chosen
+        return info
 
     def schedule(self, info: AppDryRunInfo) -> str:
         """Submit what a dry run has given.
@@ -237,7 +278,7 @@ class Runner:
         """
         found = self._scheduler(info.scheduler)
         with asking(info.scheduler):
-            app_id = found.submit(info.request)
+            app_id = found.submit(info if isinstance(found, TorchxAdapter) else info.request)
         if not isinstance(app_id, str) or not re.fullmatch(r"[^/\s]+", app_id):
             raise SchedulerError(
                 f"{info.scheduler} has submitted an app, and gave {app_id!r}, which is no id: it "
@@ -411,6 +452,10 @@ class Runner:
         until: float | datetime | None = None,
         follow: bool = False,  # noqa: FBT001, FBT002 the name and place that users know
         streams: Stream | str | None = None,
+        *,
+        role_name: str | None = None,
+        k: int | None = None,
+        should_tail: bool | None = None,
     ) -> Iterator[str]:
         """The lines that a replica has printed.
 
@@ -423,6 +468,10 @@ class Runner:
             until: Only lines until then.
             follow: Also yield new lines, until the replica has ended.
             streams: `"stdout"`, `"stderr"`, or by default both.
+            role_name: TorchX's name for `role`; with it, `k` or `should_tail`, lines have their
+                ends, as there.
+            k: TorchX's name for `replica`.
+            should_tail: TorchX's name for `follow`.
 
         Yields:
             Lines without their ends.
@@ -431,6 +480,10 @@ class Runner:
             LookupError: There is no such app, role or replica.
             ConfigError: The scheduler cannot tell streams or times apart.
         """
+        end = "" if (role_name, k, should_tail) == (None, None, None) else "\n"
+        role = role if role_name is None else role_name
+        replica = replica if k is None else k
+        follow = follow if should_tail is None else should_tail
         if role is None:
             role = self._first_role(app_handle)
         stream = streams if isinstance(streams, Stream) else _stream(streams)
@@ -438,7 +491,7 @@ class Runner:
             app_handle, role, replica, stream=stream, since=since, until=until, follow=follow
         )
         wanted = re.compile(regex) if regex is not None else None
-        return (line.text for line in lines if wanted is None or wanted.search(line.text))
+        return (line.text + end for line in lines if wanted is None or wanted.search(line.text))
 
     def unfinished_line(
         self,
@@ -525,7 +578,7 @@ class Runner:
             return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
         status = self.status(app_handle)
         if status is None:
-            raise LookupError(f"no such app: {app_handle}")
+            raise UnknownApp(f"no such app: {app_handle}")
         return {role.role: len(role.replicas) for role in status.roles}
 
     def _first_role(self, app_handle: str) -> str:
@@ -601,11 +654,46 @@ class Runner:
             apps = [expect(app, AppSummary) for app in found.list()]
         return [_completed(app, scheduler, session) for app in apps]
 
+    def foreign_options(self, scheduler: str, given: Mapping[str, Any]) -> dict[str, str]:
+        """Which options are another scheduler's: one dict may have those of several.
+
+        Args:
+            scheduler: The name of the one that they are given to.
+            given: The options.
+
+        Returns:
+            The name of a scheduler that has it, by option.
+        """
+        names = {o.name for o in self.scheduler_run_opts(scheduler)}
+        rest = [key for key in given if key.replace("-", "_") not in names]
+        found: dict[str, str] = {}
+        for other in self.scheduler_backends() if rest else ():
+            try:
+                known = {o.name for o in self.scheduler_run_opts(other)}
+            except PhalanxError:
+                continue  # it is not the one that is asked for
+            found |= {k: other for k in rest if k not in found and k.replace("-", "_") in known}
+        return found
+
+    def scheduler_backends(self) -> Sequence[str]:
+        """The names of the schedulers that there are, the default one first."""
+        return [*(get_scheduler_factories() if self._factories is None else self._factories)]
+
     def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
         key = name, session or self._name
         if key not in self._schedulers:
-            self._schedulers[key] = create_scheduler(*key)
+            self._schedulers[key] = self._create(*key)
         return self._schedulers[key]
+
+    def _create(self, name: str, session: str) -> Scheduler[Any, Any]:
+        if self._factories is None:
+            return create_scheduler(name, session, **self._scheduler_params)
+        if name not in self._factories:
+            raise UnknownScheduler(
+                f"unknown scheduler {name!r}. Choose one of {', '.join(self._factories)}."
+            )
+        with asking(name):
+            return adapted(self._factories[name](session, **self._scheduler_params))
 
 
 def _recorded(handle: handles.Handle) -> RecordedApp | None:

@@ -19,6 +19,8 @@ def asking(scheduler: str) -> Iterator[None]:
         yield
     except PhalanxError:
         raise
+    except NotImplementedError as error:
+        raise SchedulerError(f"the scheduler {scheduler} does not support this: {error}") from error
     except (Exception, SystemExit) as error:
         if type(error) is LookupError:  # what is not there, as the interface has it
             raise

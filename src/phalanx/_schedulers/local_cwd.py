@@ -41,6 +41,7 @@ class LocalScheduler(SupervisedScheduler):
     name = "local_cwd"
     options = LocalOptions
     starter = "phalanx._schedulers.replicas:LocalReplicas"
+    capabilities = dataclasses.replace(SupervisedScheduler.capabilities, host_files=True)
 
     def fill_in(self, replica: ReplicaRequest, options: LocalOptions) -> ReplicaRequest:
         """With this interpreter, and an environment that is found here."""

@@ -8,19 +8,16 @@ must pass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
-from phalanx import _plugins as plugins
-from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
-from phalanx._schedulers.options import option, options
+from phalanx._schedulers.options import option
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
-from phalanx.errors import ConfigError, PluginError, UnknownScheduler
+from phalanx.errors import ConfigError
 
 __all__ = [
     "Capabilities",
@@ -32,9 +29,6 @@ __all__ = [
     "LogLine",
     "Scheduler",
     "Stream",
-    "create_scheduler",
-    "default_scheduler",
-    "get_scheduler_factories",
     "make_app_id",
     "need",
     "option",
@@ -42,11 +36,8 @@ __all__ = [
     "workspace_files",
 ]
 
-GROUP = "phalanx.schedulers"
-
 Options = TypeVar("Options")
 Request = TypeVar("Request")
-Factory = Callable[..., "Scheduler[Any, Any]"]
 
 BUILT_IN = {
     "local_cwd": "phalanx._schedulers.local_cwd",
@@ -66,6 +57,8 @@ class Capabilities:
     """Lines have times: `since` and `until` work."""
     mounts: bool = False
     """Roles may have mounts."""
+    host_files: bool = False
+    """Replicas see this machine's files as they are: mounts are left out, with a warning."""
     grace: bool = False
     """`cancel` takes a `grace`: the seconds between asking replicas to end and making them."""
     retry_policies: frozenset[RetryPolicy] = frozenset()
@@ -142,7 +135,6 @@ class Scheduler(ABC, Generic[Options, Request]):
     def list(self) -> list[AppSummary]:
         """The apps that it knows, the latest last."""
 
-    @abstractmethod
     def logs(
         self,
         app_id: str,
@@ -170,7 +162,9 @@ class Scheduler(ABC, Generic[Options, Request]):
 
         Raises:
             LookupError: There is no such app, role or replica.
+            NotImplementedError: It has no logs; that is said to whoever asks for them.
         """
+        raise NotImplementedError("it has no logs")
 
     def unfinished_line(
         self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
@@ -198,13 +192,16 @@ class Scheduler(ABC, Generic[Options, Request]):
             app_id: What `submit` gave.
         """
 
-    @abstractmethod
     def delete(self, app_id: str) -> None:
         """Delete an app; one that runs is cancelled first. Idempotent.
 
         Args:
             app_id: What `submit` gave.
+
+        Raises:
+            NotImplementedError: It cannot delete apps; that is said to whoever wants it.
         """
+        raise NotImplementedError("it cannot delete apps")
 
     def lend(self, request: LeaseRequest) -> Lease:
         """Ask for hosts, for a launch, if `capabilities.lends_hosts`. Return without waiting.
@@ -223,71 +220,3 @@ class Scheduler(ABC, Generic[Options, Request]):
 
     def close(self) -> None:
         """Let go of connections. Apps go on."""
-
-
-def get_scheduler_factories() -> dict[str, Factory]:
-    """What creates each scheduler, by name: ours and those of plugins, without loading any.
-
-    Returns:
-        Functions of a session's name. They raise `PluginError` for a plugin that is broken, and
-        `ConfigError` for a scheduler that needs a package that is not installed.
-    """
-    factories: dict[str, Factory] = {name: _built_in(module) for name, module in BUILT_IN.items()}
-    for plugin in plugins.of(GROUP):
-        factories.setdefault(plugin.name, _of_plugin(plugin))
-    return factories
-
-
-def problems() -> list[str]:
-    """Names that are taken more than once."""
-    taken = [plugin for plugin in plugins.of(GROUP) if plugin.name in BUILT_IN]
-    return plugins.clashes(GROUP) + [
-        f"the plugin {plugin} is ignored: phalanx has a scheduler of that name" for plugin in taken
-    ]
-
-
-def default_scheduler() -> str:
-    """The name of the scheduler that is used when none is named."""
-    return next(iter(BUILT_IN))
-
-
-def create_scheduler(name: str, session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
-    """Create a scheduler by name.
-
-    Args:
-        name: `local_cwd`, `ssh`, `slurm`, or the name that a plugin has registered.
-        session_name: The middle part of handles.
-        **kwargs: For the scheduler's own constructor.
-
-    Raises:
-        UnknownScheduler: There is no such scheduler.
-        ConfigError: It needs a package that is not installed.
-        PluginError: The plugin that has it is broken.
-    """
-    factories = get_scheduler_factories()
-    if name not in factories:
-        hint = did_you_mean(closest(name, factories), f"Choose one of {', '.join(factories)}.")
-        raise UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
-    return factories[name](session_name, **kwargs)
-
-
-def _built_in(module: str) -> Factory:
-    def create(session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
-        made: Scheduler[Any, Any] = import_module(module).create_scheduler(session_name, **kwargs)
-        return made
-
-    return create
-
-
-def _of_plugin(plugin: plugins.Plugin) -> Factory:
-    def create(session_name: str, **kwargs: object) -> Scheduler[Any, Any]:
-        made = plugin.call(session_name, **kwargs)
-        if not isinstance(made, Scheduler):
-            raise PluginError(
-                plugin, f"it returned {made!r}, which is not a phalanx.schedulers.Scheduler"
-            )
-        with plugins.guarded(plugin):
-            options(made.options)
-        return made
-
-    return create

@@ -49,7 +49,7 @@ from phalanx._specs import (
     RoleStatus,
 )
 from phalanx._specs.app_def import SCRIPT
-from phalanx.errors import ConfigError, SchedulerError
+from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
 
 def check_grace(seconds: float) -> None:
@@ -101,7 +101,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             env={ROLE: role.name, REPLICA: str(number), **role.env},
             cwd=workspace_of(role),
             hostname="localhost",
-            gpus=role.resource.gpu,
+            gpus=max(0, role.resource.gpu),
             logs={stream: str(own / f"{stream}.log") for stream in STREAMS},
             script=self._script(role),
         )
@@ -184,7 +184,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         """What a replica has printed, in the order of time as far as it is known."""
         app = self._find(app_id)
         if app is None:
-            raise LookupError(f"no such app: {app_id!r}")
+            raise UnknownApp(f"no such app: {app_id!r}")
         known = find_replica(app, role, replica)
         cwd = known.get("cwd", os.sep)
         streams = [

@@ -6,7 +6,7 @@ checked when it is made, with errors that name the field, and goes through JSON 
 
 from __future__ import annotations
 
-from phalanx._specs.app_def import AppDef, Resource, RetryPolicy, Role
+from phalanx._specs.app_def import NULL_RESOURCE, AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount, parse_mounts
 from phalanx._specs.resources import get_named_resources, named_resources, resource
 from phalanx._specs.serialization import from_dict, from_json, from_yaml, to_dict, to_json, to_yaml
@@ -21,20 +21,34 @@ from phalanx._specs.status import (
     RoleStatus,
     RoundStatus,
     WorkerStatus,
+    is_started,
     is_terminal,
 )
 from phalanx._specs.substitution import macros
 
+AppHandle = str
+"""What names an app to everybody: `{scheduler}://{session}/{app_id}`."""
+
+CfgVal = str | int | float | bool | list[str] | dict[str, str] | None
+"""What a scheduler's option may be."""
+
+ReplicaState = AppState
+"""Replicas have the states that apps have."""
+
 __all__ = [
+    "NULL_RESOURCE",
     "AppDef",
+    "AppHandle",
     "AppState",
     "AppStatus",
     "AppSummary",
     "BindMount",
+    "CfgVal",
     "DeviceMount",
     "HostState",
     "HostStatus",
     "RankState",
+    "ReplicaState",
     "ReplicaStatus",
     "Resource",
     "RetryPolicy",
@@ -47,6 +61,7 @@ __all__ = [
     "from_json",
     "from_yaml",
     "get_named_resources",
+    "is_started",
     "is_terminal",
     "macros",
     "named_resources",

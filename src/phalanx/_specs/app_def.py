@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from phalanx._specs.frozen import freeze
+from phalanx._specs.frozen import explained, freeze
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx.errors import ConfigError
 
@@ -18,6 +18,15 @@ SCRIPT = "script"
 """The key of a role's metadata that names the Python file it runs, relative to its workspace."""
 _LONGEST = 200
 """Bytes of a role's name, which becomes a file's."""
+
+
+UNSPECIFIED = -1
+"""What a part of a resource is when nothing is said of it."""
+_NUMBERS: tuple[tuple[str, Any, str], ...] = (
+    ("cpu", int | float, "a number, 0 or more"),
+    ("gpu", int, "a whole number, 0 or more"),
+    ("memMB", int, "a whole number, 0 or more"),
+)
 
 
 class RetryPolicy(Enum):
@@ -31,9 +40,10 @@ class RetryPolicy(Enum):
     """All replicas of all roles."""
 
 
+@explained()
 @dataclass(frozen=True)
 class Resource:
-    """What a replica needs: processors, GPUs, megabytes of memory."""
+    """What a replica needs: processors, GPUs, megabytes of memory; -1 for what is not specified."""
 
     cpu: int | float
     """Processors."""
@@ -54,9 +64,8 @@ class Resource:
             _check(self, name, Mapping, "a dict")
             _check_plain(getattr(self, name), f"Resource.{name}")
         _freeze(self, "capabilities", "devices", "tags")
-        _check(self, "cpu", int | float, "a number, 0 or more", least=0)
-        _check(self, "gpu", int, "a whole number, 0 or more", least=0)
-        _check(self, "memMB", int, "a whole number, 0 or more", least=0)
+        for name, kind, what in _NUMBERS:
+            _check(self, name, kind, what, least=0 if getattr(self, name) != UNSPECIFIED else -1)
 
     @staticmethod
     def copy(original: Resource, **capabilities: Any) -> Resource:
@@ -70,6 +79,12 @@ class Resource:
         return dataclasses.replace(original, capabilities=merged)
 
 
+@explained(
+    args="role.with_args('--flag')",
+    env="role.with_env({'KEY': 'value'})",
+    mounts="role.with_mounts(BindMount(…))",
+    metadata="role.with_metadata({'key': 'value'})",
+)
 @dataclass(frozen=True)
 class Role:
     """Replicas that run the same thing."""
@@ -151,7 +166,45 @@ class Role:
             if not isinstance(key, str) or isinstance(port, bool) or port not in range(1, 65536):
                 raise ConfigError(f"{where}port_map[{key!r}]: {port!r} is not a port.")
 
+    def with_args(self, *args: str) -> Role:
+        """The same role with more arguments behind its own.
 
+        Args:
+            *args: The arguments.
+        """
+        return dataclasses.replace(self, args=[*self.args, *args])
+
+    def with_env(self, env: Mapping[str, str] | None = None, **more: str) -> Role:
+        """The same role with more environment variables.
+
+        Args:
+            env: What to set, or to replace.
+            **more: The same, by name.
+        """
+        return dataclasses.replace(self, env={**self.env, **(env or {}), **more})
+
+    def with_mounts(self, *mounts: BindMount | VolumeMount | DeviceMount) -> Role:
+        """The same role with more mounts.
+
+        Args:
+            *mounts: The mounts.
+        """
+        return dataclasses.replace(self, mounts=[*self.mounts, *mounts])
+
+    def with_metadata(self, metadata: Mapping[str, Any] | None = None, **more: Any) -> Role:
+        """The same role with more metadata.
+
+        Args:
+            metadata: What to set, or to replace.
+            **more: The same, by name.
+        """
+        return dataclasses.replace(self, metadata={**self.metadata, **(metadata or {}), **more})
+
+
+@explained(
+    roles="app.with_role(role)",
+    metadata="app.with_metadata({'key': 'value'})",
+)
 @dataclass(frozen=True)
 class AppDef:
     """An app: one or more roles."""
@@ -195,6 +248,36 @@ class AppDef:
             names = ", ".join(role.name for role in self.roles) or "none"
             raise LookupError(f"{self.name} has no role {name!r}; choose one of {names}")
         return found
+
+    def with_role(self, role: Role) -> AppDef:
+        """The same app with another role, which replaces the one of its name or is the last.
+
+        Args:
+            role: The role.
+        """
+        names = [known.name for known in self.roles]
+        if role.name not in names:
+            return dataclasses.replace(self, roles=[*self.roles, role])
+        roles = [role if known.name == role.name else known for known in self.roles]
+        return dataclasses.replace(self, roles=roles)
+
+    def with_env(self, env: Mapping[str, str] | None = None, **more: str) -> AppDef:
+        """The same app with more environment variables in every role.
+
+        Args:
+            env: What to set, or to replace.
+            **more: The same, by name.
+        """
+        return dataclasses.replace(self, roles=[r.with_env(env, **more) for r in self.roles])
+
+    def with_metadata(self, metadata: Mapping[str, Any] | None = None, **more: Any) -> AppDef:
+        """The same app with more metadata.
+
+        Args:
+            metadata: What to set, or to replace.
+            **more: The same, by name.
+        """
+        return dataclasses.replace(self, metadata={**self.metadata, **(metadata or {}), **more})
 
 
 def _check_name(role: Role) -> None:
@@ -249,3 +332,7 @@ def _freeze(spec: Any, *names: str) -> None:
         value = getattr(spec, name)
         plain = dict(value) if isinstance(value, Mapping) else list(value)
         object.__setattr__(spec, name, freeze(plain))
+
+
+NULL_RESOURCE = Resource(cpu=UNSPECIFIED, gpu=UNSPECIFIED, memMB=UNSPECIFIED)
+"""A resource of which nothing is specified."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -130,6 +131,8 @@ def _make(given: dict[str, str]) -> Mount:
         missing = "src" if not given.get("src") else "dst"
         raise ConfigError(f"mounts: a {kind} mount needs {missing}=. {_EXAMPLE}")
     src, dst = given["src"], given.get("dst") or given["src"]
+    if kind == "bind" and src.startswith("~"):
+        src = os.path.expanduser(src)
     if kind == "device":
         return DeviceMount(src, dst, given.get("perm", "rwm"))
     read_only = _read_only(given.get("readonly"))

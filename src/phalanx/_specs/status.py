@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
+from typing import Any
 
 from phalanx._core.rounds import Outcome
+from phalanx.errors import AppStatusError
 
 
+@functools.total_ordering
 class AppState(Enum):
-    """Where an app, or one of its replicas, stands."""
+    """Where an app, or one of its replicas, stands; ordered as they follow each other."""
 
     UNSUBMITTED = "UNSUBMITTED"
     SUBMITTED = "SUBMITTED"
@@ -26,6 +30,17 @@ class AppState(Enum):
         """It will not change any more."""
         return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
+    def __lt__(self, other: object) -> bool:
+        """Whether it comes before the other in an app's life."""
+        if not isinstance(other, AppState):
+            return NotImplemented
+        order = list(AppState)
+        return order.index(self) < order.index(other)
+
+    def __str__(self) -> str:
+        """Its name, as commands show it."""
+        return self.value
+
 
 def is_terminal(state: AppState) -> bool:
     """Whether a state will not change any more.
@@ -34,6 +49,15 @@ def is_terminal(state: AppState) -> bool:
         state: An app's or a replica's.
     """
     return state.is_final
+
+
+def is_started(state: AppState) -> bool:
+    """Whether it runs, or has run.
+
+    Args:
+        state: An app's or a replica's.
+    """
+    return state is AppState.RUNNING or state.is_final
 
 
 @dataclass(frozen=True)
@@ -218,6 +242,56 @@ class AppStatus:
     def is_terminal(self) -> bool:
         """It will not change any more."""
         return self.state.is_final
+
+    def raise_for_status(self) -> None:
+        """Do nothing if the app has succeeded.
+
+        Raises:
+            AppStatusError: It has not; `status` is this.
+        """
+        if self.state is not AppState.SUCCEEDED:
+            raise AppStatusError(f"{self.app} did not succeed: {self.format()}", status=self)
+
+    def format(self, filter_roles: Collection[str] | None = None) -> str:
+        """The status as text, a line for each replica.
+
+        Args:
+            filter_roles: Show only replicas of these roles; by default all.
+        """
+        lines = [f"{self.app}: {self.state}"]
+        if self.num_restarts:
+            lines.append(f"  restarts: {self.num_restarts}")
+        lines += [f"  {text}" for text in (self.message, self.ui_url) if text]
+        for role in self._chosen(filter_roles):
+            for replica in role.replicas:
+                ended = replica.exit_code is not None or replica.signal or replica.error
+                how = f" {replica.describe()}" if ended else ""
+                lines.append(f"  {role.role}/{replica.id}: {replica.state}{how}")
+        return "\n".join(lines)
+
+    def to_json(self, filter_roles: Collection[str] | None = None) -> dict[str, Any]:
+        """The status as plain dicts, lists and texts.
+
+        Args:
+            filter_roles: Only replicas of these roles; by default all.
+        """
+        roles = [asdict(role) for role in self._chosen(filter_roles)]
+        for role in roles:
+            role["replicas"] = [
+                {**replica, "state": str(replica["state"])} for replica in role["replicas"]
+            ]
+        return {
+            "app": self.app,
+            "state": str(self.state),
+            "num_restarts": self.num_restarts,
+            "roles": roles,
+            "msg": self.message,
+            "structured_error_msg": self.structured_error_msg,
+            "url": self.ui_url,
+        }
+
+    def _chosen(self, roles: Collection[str] | None) -> list[RoleStatus]:
+        return [role for role in self.roles if not roles or role.role in roles]
 
 
 @dataclass(frozen=True)

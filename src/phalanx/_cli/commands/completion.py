@@ -85,7 +85,7 @@ def _plugins() -> list[str]:
 
 
 def _schedulers() -> list[str]:
-    from phalanx._schedulers.scheduler import get_scheduler_factories
+    from phalanx._schedulers.factories import get_scheduler_factories
 
     return list(get_scheduler_factories())
 

@@ -12,7 +12,7 @@ from phalanx._core import values
 from phalanx._runner import catalog, config
 from phalanx._runner.config import ConfigValue
 from phalanx._runner.runner import Runner, get_runner
-from phalanx._schedulers.scheduler import get_scheduler_factories
+from phalanx._schedulers.factories import get_scheduler_factories
 from phalanx.errors import PhalanxError, UsageError
 
 
@@ -99,7 +99,7 @@ def _add_components(
 ) -> None:
     components = catalog.catalog().components
     for component in components:
-        section = runner.config.section("component", component.name, component.parameters)
+        section = runner.config.section("component", component.name, component.configurable)
         if not section:
             continue
         found[f"component.{component.name}"] = section

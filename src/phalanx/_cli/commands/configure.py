@@ -11,8 +11,8 @@ from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._runner import config
 from phalanx._runner.runner import Runner, get_runner
+from phalanx._schedulers.factories import get_scheduler_factories
 from phalanx._schedulers.options import Option
-from phalanx._schedulers.scheduler import get_scheduler_factories
 from phalanx.errors import PhalanxError
 
 

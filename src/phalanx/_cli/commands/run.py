@@ -265,6 +265,11 @@ def _run(wanted: _Wanted) -> int:
             info = _dryrun(runner, wanted)
         if info is None:
             return 1
+        for key, other in runner.foreign_options(info.scheduler, wanted.cfg).items():
+            print(
+                f"phalanx run: {info.scheduler} does not use {key!r}, an option of {other}",
+                file=sys.stderr,
+            )
         if wanted.dryrun:
             print(info)
             return 0

@@ -9,8 +9,8 @@ from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core import values
 from phalanx._runner.runner import get_runner
+from phalanx._schedulers.factories import get_scheduler_factories, problems
 from phalanx._schedulers.options import Option
-from phalanx._schedulers.scheduler import get_scheduler_factories, problems
 from phalanx.errors import PhalanxError
 
 

@@ -110,11 +110,11 @@ def _resources(resource: Resource, options: SlurmOptions) -> Iterator[str]:
     yield f"#SBATCH --cpus-per-task={options.cpus or max(1, math.ceil(resource.cpu))}"
     if options.mem is not None:
         yield f"#SBATCH --mem={_word(options.mem)}"
-    elif resource.memMB not in (0, UNSAID_MEMORY):
+    elif resource.memMB > 0 and resource.memMB != UNSAID_MEMORY:
         yield f"#SBATCH --mem={resource.memMB}M"
     if options.gpus_per_node is not None:
         yield f"#SBATCH --gpus-per-node={_word(options.gpus_per_node)}"
-    elif resource.gpu and options.gres is None:
+    elif resource.gpu > 0 and options.gres is None:
         yield f"#SBATCH --gpus-per-node={resource.gpu}"
 
 

@@ -5,6 +5,12 @@ how the app stands, what it has printed, and ends it. `phalanx.testing.Scheduler
 must pass.
 """
 
+from phalanx._core.lazy import loader
+from phalanx._schedulers.factories import (
+    create_scheduler,
+    default_scheduler,
+    get_scheduler_factories,
+)
 from phalanx._schedulers.scheduler import (
     Capabilities,
     Lease,
@@ -15,15 +21,13 @@ from phalanx._schedulers.scheduler import (
     LogLine,
     Scheduler,
     Stream,
-    create_scheduler,
-    default_scheduler,
-    get_scheduler_factories,
     make_app_id,
     need,
     option,
     replicas,
     workspace_files,
 )
+from phalanx._schedulers.torchx_interface import TorchxScheduler
 
 __all__ = [
     "Capabilities",
@@ -35,6 +39,7 @@ __all__ = [
     "LogLine",
     "Scheduler",
     "Stream",
+    "TorchxScheduler",
     "create_scheduler",
     "default_scheduler",
     "get_scheduler_factories",
@@ -44,3 +49,13 @@ __all__ = [
     "replicas",
     "workspace_files",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {},
+    {
+        "DEFAULT_SCHEDULER_MODULES": "use get_scheduler_factories()",
+        "SchedulerFactory": "use a function of a session's name",
+        "get_default_scheduler_name": "use default_scheduler()",
+    },
+)

@@ -1,0 +1,12 @@
+"""TorchX's place for the names of `phalanx.runner`."""
+
+from phalanx._core.lazy import loader
+from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
+
+__all__ = ["AppDryRunInfo", "Runner", "get_runner"]
+
+__getattr__ = loader(
+    __name__,
+    {},
+    {"get_configured_trackers": "set what a tracker needs in a role's env"},
+)

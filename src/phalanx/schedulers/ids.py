@@ -1,0 +1,42 @@
+"""Ids that are new each time, in TorchX's place for them."""
+
+from __future__ import annotations
+
+import secrets
+
+_FIRST = "bcdfghjklmnpqrstvwxz"
+_OTHERS = _FIRST + "0123456789"
+_LENGTH = 13
+"""Characters that have 64 random bits."""
+
+__all__ = ["get_len_random_id", "make_unique", "random_id", "random_uint64"]
+
+
+def make_unique(name: str, string_length: int = 0) -> str:
+    """A name with a random end, fit for Kubernetes.
+
+    Args:
+        name: What it begins with.
+        string_length: Characters of the end; by default as many as have 64 random bits.
+    """
+    return f"{name}-{get_len_random_id(string_length or _LENGTH)}"
+
+
+def random_id() -> str:
+    """A random name, fit for Kubernetes."""
+    return get_len_random_id(_LENGTH)
+
+
+def get_len_random_id(string_length: int) -> str:
+    """A random name of a length, fit for Kubernetes.
+
+    Args:
+        string_length: Its length.
+    """
+    others = (secrets.choice(_OTHERS) for _ in range(string_length - 1))
+    return "".join([secrets.choice(_FIRST), *others])[:string_length]
+
+
+def random_uint64() -> int:
+    """A random number of 64 bits."""
+    return secrets.randbits(64)

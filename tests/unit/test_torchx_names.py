@@ -1,0 +1,271 @@
+"""What people who come from TorchX do with specs, and where they look for names."""
+
+import copy
+import dataclasses
+import importlib
+import json
+import pickle
+
+import pytest
+import yaml
+
+from phalanx import errors, specs
+from phalanx._specs.mutable import MutableAppDef, MutableRole, frozen, thawed
+from phalanx.schedulers import ids
+from phalanx.schedulers.api import split_lines
+from phalanx.specs import AppDef, AppState, AppStatus, BindMount, Resource, Role
+
+ROLE = Role("r", args=["a", "b"], env={"A": "1"}, metadata={"x": [1, {"y": 2}]})
+
+
+def test_frozen_lists_and_dicts_read_as_those_they_replace():
+    """Whatever others' code asks of them."""
+    assert isinstance(ROLE.args, list)
+    assert isinstance(ROLE.env, dict)
+    assert ["x"] + ROLE.args == ["x", "a", "b"]  # noqa: RUF005 what users write
+    assert ROLE.args + ["x"] == ["a", "b", "x"]  # noqa: RUF005
+    assert ("x",) + ROLE.args == ["x", "a", "b"]  # noqa: RUF005
+    assert (ROLE.args[1:], ROLE.args[::-1]) == (["b"], ["b", "a"])
+    assert ROLE.args == ["a", "b"] == ROLE.args
+    assert ROLE.args == ("a", "b")
+    assert ROLE.args != ["a"]
+    assert json.dumps([ROLE.args, ROLE.env]) == '[["a", "b"], {"A": "1"}]'
+    assert yaml.safe_load(yaml.safe_dump({"m": Role("q", metadata={"k": [1]}).metadata})) == {
+        "m": {"k": [1]}
+    }
+    assert yaml.safe_load(yaml.safe_dump(dataclasses.asdict(ROLE.resource))) == {
+        "capabilities": {},
+        "cpu": 2,
+        "devices": {},
+        "gpu": 0,
+        "memMB": 1024,
+        "tags": {},
+    }
+    for made in (copy.copy(ROLE.args), copy.deepcopy(ROLE.args), pickle.loads(pickle.dumps(ROLE))):
+        assert made in (ROLE.args, ROLE)
+    changed = ROLE.args.copy()
+    changed.append("c")
+    assert (changed, ROLE.args) == (["a", "b", "c"], ["a", "b"])
+    assert {**ROLE.env, "B": "2"} == {"A": "1", "B": "2"} == ROLE.env | {"B": "2"}
+    assert len({ROLE, dataclasses.replace(ROLE)}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: ROLE.args.append("x"),
+        lambda: ROLE.args.extend(["x"]),
+        lambda: ROLE.args.__iadd__(["x"]),
+        lambda: ROLE.args.sort(),
+        lambda: ROLE.args.__setitem__(0, "x"),
+        lambda: ROLE.env.update(B="2"),
+        lambda: ROLE.env.__setitem__("B", "2"),
+        lambda: ROLE.metadata["x"].append(3),
+        lambda: ROLE.metadata["x"][1].clear(),
+    ],
+)
+def test_changing_one_says_how_to_make_another(change):
+    """The builders and `dataclasses.replace` are named."""
+    with pytest.raises(TypeError, match=r"dataclasses.replace.*with_args.*with_env"):
+        change()
+
+
+def test_assigning_says_how_to_make_another():
+    """By the field."""
+    app = AppDef("a", [ROLE])
+    for spec, name, recipe in (
+        (ROLE, "env", r"role\.with_env"),
+        (ROLE, "args", r"role\.with_args"),
+        (ROLE, "num_replicas", r"dataclasses\.replace\(role, num_replicas="),
+        (app, "roles", r"app\.with_role"),
+        (app, "name", r"dataclasses\.replace\(app, name="),
+        (ROLE.resource, "gpu", r"dataclasses\.replace\(resource, gpu="),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=recipe):
+            setattr(spec, name, 1)
+
+
+def test_builders():
+    """For what people do by changing."""
+    mount = BindMount("/a", "/b")
+    made = ROLE.with_args("c").with_env({"B": "2"}, C="3").with_mounts(mount).with_metadata(z=1)
+    assert made.args == ["a", "b", "c"]
+    assert made.env == {"A": "1", "B": "2", "C": "3"}
+    assert (made.mounts, made.metadata["z"]) == ([mount], 1)
+    app = AppDef("a", [ROLE]).with_role(Role("s")).with_role(made).with_env(D="4")
+    assert [role.name for role in app.roles] == ["r", "s"]
+    assert [role.env["D"] for role in app.roles] == ["4", "4"]
+    assert app.with_metadata({"k": "v"}).metadata == {"k": "v"}
+    assert ROLE.env == {"A": "1"}
+
+
+def test_minus_one_means_not_specified():
+    """As in TorchX; other numbers below 0 are mistakes."""
+    assert specs.NULL_RESOURCE == Resource(-1, -1, -1)
+    assert specs.resource(cpu=1, gpu=0, memMB=-1).memMB == -1
+    assert specs.from_json(specs.to_json(AppDef("a", [Role("r", resource=specs.NULL_RESOURCE)])))
+    with pytest.raises(errors.ConfigError, match=r"Resource.memMB: -5"):
+        Resource(1, 0, -5)
+
+
+def test_states_are_ordered_and_shown_by_name():
+    """As they follow each other."""
+    assert AppState.PENDING < AppState.RUNNING <= AppState.SUCCEEDED
+    assert max(AppState.SUBMITTED, AppState.PENDING) is AppState.PENDING
+    assert (str(AppState.RUNNING), specs.ReplicaState is AppState) == ("RUNNING", True)
+    assert [state.name for state in AppState if specs.is_started(state)] == [
+        "RUNNING",
+        "SUCCEEDED",
+        "FAILED",
+        "CANCELLED",
+    ]
+
+
+def test_a_status_raises_is_shown_and_is_json():
+    """With its replicas, or those of some roles."""
+    replicas = (specs.ReplicaStatus(0, "r", AppState.FAILED, exit_code=3),)
+    roles = (specs.RoleStatus("r", replicas), specs.RoleStatus("s", ()))
+    status = AppStatus("app", AppState.FAILED, "why", roles=roles)
+    with pytest.raises(errors.AppStatusError, match="app did not succeed") as raised:
+        status.raise_for_status()
+    assert raised.value.status is status
+    assert pickle.loads(pickle.dumps(raised.value)).status == status
+    AppStatus("app", AppState.SUCCEEDED).raise_for_status()
+    assert "r/0: FAILED exited with code 3" in status.format()
+    assert "r/0" not in status.format(["s"])
+    plain = json.loads(json.dumps(status.to_json()))
+    assert (plain["state"], plain["roles"][0]["replicas"][0]["state"]) == ("FAILED", "FAILED")
+    assert [role["role"] for role in status.to_json(filter_roles=["s"])["roles"]] == ["s"]
+
+
+def test_handles():
+    """Made, and taken apart."""
+    handle = specs.make_app_handle("local_cwd", "team", "echo-1")
+    parsed = specs.parse_app_handle(handle)
+    assert parsed == ("local_cwd", "team", "echo-1")
+    assert (parsed.scheduler_backend, parsed.session_name) == ("local_cwd", "team")
+    with pytest.raises(errors.ConfigError, match="invalid handle"):
+        specs.parse_app_handle("echo-1")
+
+
+def component(name: str, env: dict[str, str] | None = None, debug: bool = False) -> AppDef:
+    """A component."""
+    return AppDef(name, [Role("r", env=env or {}, args=[str(debug)])])
+
+
+@pytest.mark.parametrize(
+    ("text", "env"),
+    [
+        ("A=1;B=2", {"A": "1", "B": "2"}),
+        ("A=x,y,B=z", {"A": "x,y", "B": "z"}),
+        ("A=x;y,B=z", {"A": "x;y", "B": "z"}),
+        ("A=,B=z", {"A": "", "B": "z"}),
+        ("A='',B=z", {"A": "", "B": "z"}),
+        ("URL=http://h:1/?a=b,B=c=d", {"URL": "http://h:1/?a=b", "B": "c=d"}),
+        ('A="x;B=1",C=2', {"A": "x;B=1", "C": "2"}),
+        ("", {}),
+    ],
+)
+def test_environments_are_read_as_torchx_reads_them(text, env):
+    """Values may have commas; `;` separates as well."""
+    made = specs.materialize_appdef(component, ["--name", "a", "--env", text])
+    assert made.roles[0].env == env
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", "True"), ("t", "True"), ("y", "True")])
+def test_bools_of_one_letter(text, value):
+    """And their opposites."""
+    words = ["--name", "a", "--debug"]
+    assert specs.materialize_appdef(component, [*words, text]).roles[0].args == [value]
+    opposite = {"1": "0", "t": "f", "y": "n"}[text]
+    assert specs.materialize_appdef(component, [*words, opposite]).roles[0].args == ["False"]
+
+
+def test_materialize_takes_defaults_and_a_config():
+    """Words win over defaults, the config over words."""
+    defaults = {"name": "default", "debug": True}
+    assert specs.materialize_appdef(component, [], defaults).roles[0].args == ["True"]
+    assert specs.materialize_appdef(component, ["--name", "b"], defaults).name == "b"
+    made = specs.materialize_appdef(component, ["--name", "b"], None, {"name": "c", "other": 1})
+    assert made.name == "c"
+    with pytest.raises(errors.UsageError, match="missing required --name"):
+        specs.materialize_appdef(component, [])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "said"),
+    [
+        ("specs", "MISSING", "use '' or None"),
+        ("specs", "InvalidRunConfigException", "phalanx.ConfigError"),
+        ("specs.api", "MISSING", "use '' or None"),
+        ("specs.builders", "parse_args", "materialize_appdef"),
+        ("schedulers", "get_default_scheduler_name", "default_scheduler"),
+        ("schedulers.api", "WorkspaceMixin", "phalanx.schedulers.Scheduler"),
+        ("runner.api", "get_configured_trackers", "env"),
+        ("runner.config", "dump", "phalanx configure"),
+    ],
+)
+def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
+    """For those whom people import."""
+    with pytest.raises(AttributeError, match=said):
+        getattr(importlib.import_module(f"phalanx.{module}"), name)
+
+
+def test_facades_have_the_same_objects():
+    """Where people import them from."""
+    api = importlib.import_module("phalanx.specs.api")
+    assert (api.AppDef, api.parse_app_handle) == (specs.AppDef, specs.parse_app_handle)
+    assert api.__all__ == specs.__all__
+    builders = importlib.import_module("phalanx.specs.builders")
+    assert builders.make_app_handle is specs.make_app_handle
+    runner = importlib.import_module("phalanx.runner")
+    assert importlib.import_module("phalanx.runner.api").Runner is runner.Runner
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        api.nothing
+
+
+def test_ids_and_lines():
+    """Small helpers of schedulers."""
+    assert len(ids.get_len_random_id(5)) == 5
+    assert ids.make_unique("app") != ids.make_unique("app")
+    assert split_lines("a\n\nb") == ["a\n", "\n", "b"]
+
+
+def test_specs_that_may_be_changed():
+    """They are specs of ours, and become frozen as they are then."""
+    app = MutableAppDef("a", [MutableRole("r", args=["x"])])
+    app.roles[0].args.append("y")
+    app.roles[0].env["A"] = "1"
+    app.roles[0].num_replicas = 2
+    app.name = "b"
+    assert isinstance(app, AppDef)
+    made = frozen(app)
+    assert made == AppDef("b", [Role("r", args=["x", "y"], env={"A": "1"}, num_replicas=2)])
+    assert type(made.roles[0]) is Role
+    app.roles[0].num_replicas = 0
+    with pytest.raises(errors.ConfigError, match="num_replicas"):
+        frozen(app)
+    again = thawed(made)
+    assert again == made
+    assert copy.deepcopy(again) == again
+    again.roles[0].env["B"] = "2"
+    assert (again != made, made.roles[0].env) == (True, {"A": "1"})
+
+
+def test_options_of_torchx():
+    """Added one by one."""
+    opts = specs.runopts()
+    opts.add("queue", type_=str, required=True, help="the queue")
+    opts.add("mail-user", type_=str, help="whom to tell")
+    opts.add("images", type_=list[str], default=["a"], help="images")
+    assert opts.cfg_from_str("queue=x,images=a,b;other=1") == {"queue": "x", "images": ["a", "b"]}
+    assert opts.resolve({"queue": "x"}) == {"queue": "x", "mail-user": None, "images": ["a"]}
+    with pytest.raises(errors.ConfigError, match="missing required option 'queue'"):
+        opts.resolve({})
+    with pytest.raises(errors.ConfigError, match="'queue': 3 is not str"):
+        opts.resolve({"queue": 3})
+    with pytest.raises(TypeError, match="must be of type"):
+        opts.add("wrong", type_=int, default="x")
+    with pytest.raises(ValueError, match="must not have a default"):
+        opts.add("wrong", type_=int, default=3, required=True)
+    assert "queue=QUEUE (str, required)" in repr(opts)
