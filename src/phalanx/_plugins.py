@@ -68,6 +68,10 @@ def guarded(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
         raise PluginError(plugin, f"{kind}: {text}" if text else kind) from error
 
 
+_STARTS = ("phalanx.", "torchrun.")
+"""What groups that we read begin with: ours, and torch's for its launcher."""
+
+
 @functools.cache
 def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
     """What is installed, read once: entry points of ours by group, each with its package."""
@@ -78,13 +82,13 @@ def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
     for distribution in distributions():
         try:
             text = distribution.read_text("entry_points.txt")
-            if text is None or "phalanx." not in text:
+            if text is None or not any(start in text for start in _STARTS):
                 continue
             if (name := distribution.name) in seen:
                 continue  # the first on the path is the one that is imported
             seen.add(name)
             for entry in distribution.entry_points:
-                if entry.group.startswith("phalanx."):
+                if entry.group.startswith(_STARTS):
                     found.setdefault(entry.group, []).append((entry, name))
         except Exception as error:  # noqa: BLE001 a package's own record, others must not pay for it
             where = getattr(distribution, "_path", distribution)

@@ -127,10 +127,34 @@ def test_cpu_means_the_processors_we_may_use():
 
 def test_ranks_follow_the_order_of_hosts():
     """Whoever the agents are; without hosts there are none."""
-    hosts = [(AgentId(7), "b", 2), (AgentId(-1), "a", 1), (AgentId(3), "b", 3)]
+    hosts = [
+        (AgentId(7), "b", 2, "default"),
+        (AgentId(-1), "a", 1, "default"),
+        (AgentId(3), "b", 3, "default"),
+    ]
     table = ranks.lay_out(iter(hosts))
     assert table == (Member(7, "b", 0, 2), Member(-1, "a", 2, 1), Member(3, "b", 3, 3))
     assert ranks.lay_out([]) == ()
+
+
+def test_role_ranks_count_within_the_role():
+    """Over hosts whose roles alternate, as torchrun counts them."""
+    names = ["trainer", "reader", "trainer"]
+    table = ranks.lay_out((AgentId(i), f"h{i}", 2, role) for i, role in enumerate(names))
+    round_ = Round(1, table, Endpoint("a", 1))
+    found = [
+        ranks.worker_environment(round_, m, rank, run_id="a", error_file="e", agent_store=True)
+        for m in table
+        for rank in m.ranks
+    ]
+    assert [(e["ROLE_NAME"], e["ROLE_RANK"], e["ROLE_WORLD_SIZE"]) for e in found] == [
+        ("trainer", "0", "4"),
+        ("trainer", "1", "4"),
+        ("reader", "0", "2"),
+        ("reader", "1", "2"),
+        ("trainer", "2", "4"),
+        ("trainer", "3", "4"),
+    ]
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))

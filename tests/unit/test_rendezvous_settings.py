@@ -40,6 +40,23 @@ def test_mistakes(given, said):
         make(given)
 
 
+def test_timeout_means_what_it_means_to_torchrun(caplog):
+    """Of the listed hosts' join; for c10d nothing, and that is said."""
+    assert make({"timeout": 5}, "static").join_timeout == 5
+    assert make({}, "static").join_timeout == 900
+    assert not caplog.records
+    assert make({"timeout": 5}, "c10d") == Settings()
+    assert "ignoring timeout: it has no effect with c10d. Use join_timeout" in caplog.text
+
+
+def test_unknown_names_on_a_command_line_are_a_warning(caplog):
+    """With the nearest, as torchrun's plugins have settings of their own."""
+    assert make({"join_timout": 5, "host_timeout": 3}, lenient=True).host_timeout == 3
+    assert "ignoring join_timout: unknown rendezvous setting. Did you mean 'join_timeout'" in (
+        caplog.text
+    )
+
+
 def test_what_has_no_meaning_here_is_said(caplog):
     """It is passed over, but not in silence."""
     assert make({"read_timeout": 60, "heartbeat_timeout": 5}) == Settings()

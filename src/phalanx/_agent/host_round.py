@@ -101,7 +101,6 @@ class HostRound:
             self.member,
             rank,
             run_id=self.begin.run_id or self.begin.app,
-            role=self.begin.role,
             max_restarts=self.begin.max_restarts,
             error_file=os.path.join(self.directory, str(rank), "error.json"),
             agent_store=self.begin.uses_torch,

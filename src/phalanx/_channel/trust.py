@@ -42,12 +42,13 @@ _HEADER = struct.Struct("!I32s")
 class NotTrusted(Exception):
     """The other side did not prove that it has the secret, or does not accept ours.
 
-    `is_wrong`: it gave a proof, of another secret.
+    `is_wrong`: it gave a proof, of another secret. `heard`: what it said instead of a greeting.
     """
 
-    def __init__(self, reason: str, *, is_wrong: bool = False) -> None:
+    def __init__(self, reason: str, *, is_wrong: bool = False, heard: bytes = b"") -> None:
         super().__init__(reason)
         self.is_wrong = is_wrong
+        self.heard = heard
 
 
 class ConnectionSeal:
@@ -105,9 +106,15 @@ async def prove(connection: socket.socket, key: bytes) -> ConnectionSeal:
 
 async def hear_greeting(connection: socket.socket) -> bytes:
     """The first word of one that has connected. Raises `NotTrusted`, `OSError`."""
-    greeting = await _receive(connection, len(GREETING) + _RANDOM, "it left")
-    if not greeting.startswith(GREETING):
-        raise NotTrusted("it speaks something else")
+    loop = asyncio.get_running_loop()
+    greeting, size = b"", len(GREETING) + _RANDOM
+    while len(greeting) < size:
+        more = await loop.sock_recv(connection, size - len(greeting))
+        if not more:
+            raise NotTrusted("it left")
+        greeting += more
+        if not greeting.startswith(GREETING[: len(greeting)]):
+            raise NotTrusted("it speaks something else", heard=greeting)
     return greeting
 
 

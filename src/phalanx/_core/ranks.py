@@ -18,6 +18,8 @@ STOP_FILE = "PHALANX_STOP_FILE"
 SPOOL = "PHALANX_SPOOL"
 """Names an agent's spool, in the first environment of its zygote: what is left is known by it."""
 
+DEFAULT_ROLE = "default"
+
 MOST_WORKERS = 10_000
 """More processes than that on one host are a mistake in a number."""
 
@@ -70,15 +72,16 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
                 "should run no workers from hostnames."
             )
     agents = map(AgentId, range(len(hostnames)))
-    return lay_out(zip(agents, hostnames, workers, strict=True))
+    roles = [DEFAULT_ROLE] * len(hostnames)
+    return lay_out(zip(agents, hostnames, workers, roles, strict=True))
 
 
-def lay_out(hosts: Iterable[tuple[AgentId, str, int]]) -> tuple[Member, ...]:
-    """Contiguous ranks for agents with their hosts and numbers of workers, in their order."""
+def lay_out(hosts: Iterable[tuple[AgentId, str, int, str]]) -> tuple[Member, ...]:
+    """Contiguous ranks for agents with their hosts, numbers of workers and roles, in order."""
     table: list[Member] = []
     first = 0
-    for agent, hostname, workers in hosts:
-        table.append(Member(agent, hostname, first, workers))
+    for agent, hostname, workers, role in hosts:
+        table.append(Member(agent, hostname, first, workers, role))
         first += workers
     return tuple(table)
 
@@ -102,20 +105,21 @@ def worker_environment(
     run_id: str,
     error_file: str,
     agent_store: bool,
-    role: str = "default",
     max_restarts: int = 0,
 ) -> dict[str, str]:
     """Every per-worker variable of torchrun's contract, for one rank."""
+    alike = [other for other in round_.members if other.role == member.role]
+    before = sum(other.workers for other in alike if other.first_rank < member.first_rank)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - member.first_rank),
         "GROUP_RANK": str(round_.members.index(member)),
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": role,
+        "ROLE_RANK": str(before + rank - member.first_rank),
+        "ROLE_NAME": member.role,
         "LOCAL_WORLD_SIZE": str(member.workers),
         "WORLD_SIZE": str(round_.world_size),
         "GROUP_WORLD_SIZE": str(len(round_.members)),
-        "ROLE_WORLD_SIZE": str(round_.world_size),
+        "ROLE_WORLD_SIZE": str(sum(other.workers for other in alike)),
         "MASTER_ADDR": round_.store.address,
         "MASTER_PORT": str(round_.store.port),
         "TORCHELASTIC_RESTART_COUNT": str(round_.restarts),

@@ -51,6 +51,8 @@ class Member:
     hostname: Name
     first_rank: AnyCount
     workers: WorkerCount
+    role: Name = "default"
+    """What its workers are, for programs whose hosts do different things."""
 
     @property
     def ranks(self) -> range:

@@ -280,6 +280,7 @@ class HandlerDecider:
             address,
             self._endpoint.port,
             bool(self._torch),
+            own.role,
         ]
         told = [facts] * info.world_size
         torch = bool(self._torch)
@@ -294,8 +295,8 @@ class HandlerDecider:
             boot = info.bootstrap_store_info
             store, torch = Endpoint(boot.master_addr, boot.master_port), False
         members = ranks.lay_out(
-            (self._own if rank == info.rank else AgentId(-1 - rank), hostname, workers)
-            for rank, (hostname, workers, *_) in enumerate(told)
+            (self._own if rank == info.rank else AgentId(-1 - rank), hostname, workers, role)
+            for rank, (hostname, workers, _, _, _, role) in enumerate(told)
         )
         return Round(number, members, store, self._budget.count, torch)
 

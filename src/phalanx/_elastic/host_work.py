@@ -77,7 +77,9 @@ def decide_over_tcp(handler: TcpHandler) -> MakeDecider:
         member = plan.members[0]
         bounds = handler.min_hosts, handler.max_hosts
         policy = policy_of(plan, handler.settings, *bounds, alone=alone)
-        return handler.decider(member.agent, member.hostname, member.workers, policy, now)
+        return handler.decider(
+            member.agent, member.hostname, member.workers, policy, now, member.role
+        )
 
     return decide
 
@@ -88,8 +90,9 @@ def policy_of(
     """What hosts that meet go by."""
     launcher = plan.settings
     member = plan.members[0]
+    own = Host(member.agent, member.hostname, member.workers, role=member.role)
     return CoordinatorSettings(
-        hosts=(Host(member.agent, member.hostname, member.workers),) if alone else (),
+        hosts=(own,) if alone else (),
         start_timeout=settings.join_timeout,
         stop_grace=launcher.stop_grace,
         failure_window=0.0 if most == 1 else 0.1,

@@ -210,5 +210,5 @@ def _own_handler(options: TorchrunOptions) -> TcpHandler:
         options.run_id,
         options.max_hosts if static else options.min_hosts,
         options.max_hosts,
-        settings.make(given),
+        settings.make(given, options.backend, lenient=True),
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RendezvousStoreInfo:
@@ -49,6 +51,8 @@ class RendezvousParameters:
     """The most hosts in a round."""
     config: Mapping[str, Any]
     """The settings."""
+    local_addr: str | None = None
+    """The address that others reach this host at, where it was given."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default.
@@ -58,6 +62,42 @@ class RendezvousParameters:
             default: What to return where it is not set.
         """
         return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:  # noqa: FBT001
+        """A setting that is on or off, or the default.
+
+        Args:
+            key: The setting's name.
+            default: What to return where it is not set.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        text = str(value).lower()
+        if text in ("1", "true", "t", "yes", "y"):
+            return True
+        if text in ("0", "false", "f", "no", "n"):
+            return False
+        raise ConfigError(f"{key}={value!r}: must be 1 or 0.")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """A setting that is a whole number, or the default.
+
+        Args:
+            key: The setting's name.
+            default: What to return where it is not set.
+
+        Raises:
+            ConfigError: It is no whole number.
+        """
+        value = self.get(key, default)
+        try:
+            return None if value is None else int(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{key}={value!r}: must be a whole number.") from None
 
 
 class RendezvousHandler(ABC):

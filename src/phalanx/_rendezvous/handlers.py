@@ -1,7 +1,8 @@
 """Rendezvous handlers by name.
 
 `static` and `tcp` (also known as `c10d`) are ours, others
-come from packages that register them under the entry point `phalanx.rendezvous`. A handler of one's
+come from packages that register them under the entry point `phalanx.rendezvous`, or under torch's,
+`torchrun.handlers`. A handler of one's
 own blocks in `next_rendezvous`; the agent calls it on a thread.
 """
 
@@ -18,8 +19,9 @@ from phalanx._rendezvous.endpoints import DEFAULT_PORTS, is_address, parse_endpo
 from phalanx._rendezvous.handler_api import Factory, RendezvousParameters, problem_of
 from phalanx.errors import ConfigError, PluginError
 
-GROUP = "phalanx.rendezvous"
-"""Where packages register rendezvous of their own: a function of `RendezvousParameters`."""
+GROUP, TORCH_GROUP = "phalanx.rendezvous", "torchrun.handlers"
+"""Where packages register rendezvous of their own: a function of `RendezvousParameters`; under
+torch's name, a function that gives such a function."""
 
 
 def get_handler(
@@ -53,14 +55,14 @@ def get_handler(
         from phalanx._rendezvous.tcp.handler import TcpHandler
 
         static = backend == "static"
-        chosen = settings_.make(settings)
+        chosen = settings_.make(settings, backend)
         place = _endpoint(endpoint, backend)
         return TcpHandler(backend, place, run_id or "none", most if static else least, most, chosen)
     return _from_plugin(RendezvousParameters(backend, endpoint, run_id, least, most, settings))
 
 
 def _from_plugin(parameters: RendezvousParameters) -> Any:
-    found = {plugin.name: plugin for plugin in plugins.of(GROUP)}
+    found = {plugin.name: plugin for plugin in (*plugins.of(TORCH_GROUP), *plugins.of(GROUP))}
     if parameters.backend not in found:
         known = ["static", "tcp", "c10d", *found]
         choices = f"Choose one of {', '.join(known)}."
@@ -69,6 +71,8 @@ def _from_plugin(parameters: RendezvousParameters) -> Any:
     plugin = found[parameters.backend]
     factory: Factory = plugin.load()
     try:
+        if plugin.group == TORCH_GROUP:
+            factory = plugin.load()()
         handler = factory(parameters)
     except Exception as error:
         raise PluginError(plugin, f"{type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ class Host:
     hostname: str
     workers: int
     order: Order = ()
+    role: str = ranks.DEFAULT_ROLE
 
 
 def natural(name: str) -> Name:
@@ -41,7 +42,7 @@ def choose(alive: Iterable[Host], most: int, stay: Collection[AgentId] = ()) -> 
 
 def lay_out(hosts: Iterable[Host]) -> tuple[Member, ...]:
     """Contiguous ranks for hosts that are in order."""
-    return ranks.lay_out((host.agent, host.hostname, host.workers) for host in hosts)
+    return ranks.lay_out((host.agent, host.hostname, host.workers, host.role) for host in hosts)
 
 
 def may_decide(

@@ -48,7 +48,8 @@ class Roster:
     def expect(self, members: Iterable[Member]) -> None:
         """Know of those that were in a round."""
         for member in members:
-            self.hosts.setdefault(member.agent, Host(member.agent, member.hostname, member.workers))
+            host = Host(member.agent, member.hostname, member.workers, role=member.role)
+            self.hosts.setdefault(member.agent, host)
 
     def move(self, agent: AgentId, endpoint: Endpoint) -> None:
         """The next store of one that is there can be at this endpoint."""

@@ -20,6 +20,9 @@ from phalanx.errors import ConfigError
 _OF_TORCH = {"read_timeout", "close_timeout", "heartbeat_timeout"}
 """Settings of how torch's rendezvous works within: there is nothing here that they could change."""
 
+_STATIC_TIMEOUT = 900.0
+"""Torch's, where hosts are listed."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,11 +49,12 @@ class Settings:
         return min(5.0, self.host_timeout / 4)
 
 
-def make(given: Mapping[str, Any]) -> Settings:
+def make(given: Mapping[str, Any], backend: str = "tcp", *, lenient: bool = False) -> Settings:
     """Settings from names and values, texts among them. Raises `ConfigError`.
 
     The names that torch's rendezvous has mean the same: `keep_alive_interval` times
-    `keep_alive_max_attempt` is `host_timeout`, `timeout` is `join_timeout`, `rank` is `node_rank`.
+    `keep_alive_max_attempt` is `host_timeout`, `rank` is `node_rank`. Its `timeout` is
+    `join_timeout`, but for `c10d`, where it has no effect. `lenient`: unknown names are a warning.
     """
     known = {field.name: field.type for field in dataclasses.fields(Settings)}
     values = {name: value for name, value in given.items() if value is not None}
@@ -66,7 +70,12 @@ def make(given: Mapping[str, Any]) -> Settings:
         )
         values.setdefault("host_timeout", product)
     if (timeout := values.pop("timeout", None)) is not None:
-        values.setdefault("join_timeout", timeout)
+        if backend == "c10d":
+            _ignore("timeout", "it has no effect with c10d. Use join_timeout")
+        else:
+            values.setdefault("join_timeout", timeout)
+    elif backend == "static":
+        values.setdefault("join_timeout", _STATIC_TIMEOUT)
     if (rank := values.pop("rank", None)) is not None:
         if _number("rank", rank) != _number("node_rank", values.setdefault("node_rank", rank)):
             raise ConfigError(
@@ -77,13 +86,20 @@ def make(given: Mapping[str, Any]) -> Settings:
         if name == "store_type":
             continue
         if name in _OF_TORCH:
-            logger.warning("phalanx: ignoring %s: it is a setting of torch's own rendezvous", name)
+            _ignore(name, "it is a setting of torch's own rendezvous")
             continue
         if name not in known:
             hint = did_you_mean(closest(name, known), f"Choose one of {', '.join(known)}.")
+            if lenient:
+                _ignore(name, f"unknown rendezvous setting.{hint}")
+                continue
             raise ConfigError(f"unknown rendezvous setting {name!r}.{hint}")
         chosen[name] = _typed(name, value)
     return Settings(**chosen)
+
+
+def _ignore(name: str, why: str) -> None:
+    logger.warning("phalanx: ignoring %s: %s", name, why)
 
 
 def _typed(name: str, value: Any) -> Any:

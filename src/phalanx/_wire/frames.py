@@ -157,7 +157,6 @@ class BeginRound(Frame):
     """The local ranks whose `logging` records are wanted as records."""
     run_id: str = ""
     """What the workers know the app by; the app's own id if empty."""
-    role: str = "default"
     max_restarts: Size = 0
     exits: bool = False
     """The workers are programs: how each exits is how it ended."""

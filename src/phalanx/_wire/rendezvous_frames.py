@@ -16,7 +16,7 @@ from phalanx._core.limits import (
     RunId,
     WorkerCount,
 )
-from phalanx._core.ranks import lay_out
+from phalanx._core.ranks import DEFAULT_ROLE, lay_out
 from phalanx._core.rounds import Endpoint, Member, Outcome, Round
 from phalanx._wire import codec
 from phalanx._wire.frames import Frame, frame
@@ -46,6 +46,8 @@ class JoinRequest(Frame):
     """The round that it was last in."""
     restarts: AnyCount = 0
     """How many restarts that had taken."""
+    role: Name = DEFAULT_ROLE
+    """What its workers are."""
     clear: bool = True
     """Nothing of that round is left there."""
 
@@ -86,6 +88,7 @@ class RoundFormed(Frame):
     agents: tuple[AgentNumber, ...]
     hostnames: tuple[Name, ...]
     workers: tuple[WorkerCount, ...]
+    roles: tuple[Name, ...]
     addresses: tuple[Name, ...]
     ports: tuple[Port, ...]
     """With the addresses: where its members can be reached."""
@@ -95,8 +98,8 @@ class RoundFormed(Frame):
 
     def contradiction(self) -> str:
         """All columns have a row for each member, and no member is in it twice."""
-        columns = (self.agents, self.hostnames, self.workers, self.addresses, self.ports)
-        if len({len(column) for column in columns}) != 1:
+        own = (self.agents, self.hostnames, self.workers, self.roles)
+        if len({len(column) for column in (*own, self.addresses, self.ports)}) != 1:
             return "its columns differ in length"
         return "" if len(set(self.agents)) == len(self.agents) else "a member is in it twice"
 
@@ -112,6 +115,7 @@ class RoundFormed(Frame):
             agents=tuple(m.agent for m in members),
             hostnames=tuple(m.hostname for m in members),
             workers=tuple(m.workers for m in members),
+            roles=tuple(m.role for m in members),
             addresses=tuple(contacts[m.agent].address for m in members),
             ports=tuple(contacts[m.agent].port for m in members),
             store=round_.store,
@@ -122,7 +126,7 @@ class RoundFormed(Frame):
     @property
     def membership(self) -> Round:
         """The round."""
-        rows = zip(self.agents, self.hostnames, self.workers, strict=True)
+        rows = zip(self.agents, self.hostnames, self.workers, self.roles, strict=True)
         return Round(self.round, lay_out(rows), self.store, self.restarts, self.torch)
 
     @property

@@ -78,7 +78,8 @@ def _report(app: AppRun[Any], signals: _Signals) -> int:
         return 0 if lost is None else 1
     sys.stdout.flush()
     print(f"phalanx torchrun: {_describe(app)}", file=sys.stderr)
-    if verdict.reason is Reason.START_TIMEOUT:
+    if verdict.reason is Reason.START_TIMEOUT and not verdict.note:
+        # With a note, others were awaited: this host has done its part.
         for host, wait in app.waits.items():
             print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:

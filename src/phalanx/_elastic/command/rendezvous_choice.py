@@ -107,6 +107,8 @@ def _hosts(words: GivenFlags) -> tuple[int, int]:
 
 def _conf(words: GivenFlags) -> dict[str, str]:
     text = words["rdzv_conf"].strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()  # of a shell that did not take them off
     conf: dict[str, str] = {}
     for item in text.split(",") if text else ():
         key, _, value = (part.strip() for part in item.partition("="))

@@ -172,7 +172,7 @@ class Draft:
         counts = count_workers(launcher, self.hosts, facts)
         members = ranks.members([host.name for host in self.hosts], counts)
         if part is not None:
-            members = ranks.lay_out([(part.agent, part.hostname, counts[0])])
+            members = ranks.lay_out([(part.agent, part.hostname, counts[0], part.role)])
         roots = {} if self.workspace is None else self.workspace.roots
         shared = SharedDirectories({name: root.path for name, root in roots.items()})
         app = self.app or make_launch_id(launcher.name or title)
@@ -251,8 +251,9 @@ def make_plan(options: LaunchOptions, needs: Needs, title: str) -> Plan:
 
 def with_host(plan: Plan, host: ListedHost, workers: int) -> Plan:
     """The plan with a host in addition, as its last."""
-    known = [(member.agent, member.hostname, member.workers) for member in plan.members]
-    *_, member = ranks.lay_out([*known, (AgentId(len(known)), host.name, workers)])
+    known = [(m.agent, m.hostname, m.workers, m.role) for m in plan.members]
+    added = (AgentId(len(known)), host.name, workers, plan.role)
+    *_, member = ranks.lay_out([*known, added])
     return dataclasses.replace(plan, hosts=(*plan.hosts, plan.frames.host_plan(host, member)))
 
 

@@ -52,7 +52,6 @@ class RoundSetup:
             process_group_timeout=settings.process_group_timeout,
             records=self._log_slots.wanted_records(self._plan, round_.member(agent)),
             run_id=part.run_id if part is not None else "",
-            role=self._plan.role,
             max_restarts=settings.max_restarts,
             exits=self._plan.exits,
         )

@@ -18,6 +18,7 @@ from phalanx._rendezvous.protocol import (
     Inheritance,
 )
 from phalanx._rendezvous.succession import Ask, Lead, Succession
+from phalanx._rendezvous.tcp import torch_store
 from phalanx._rendezvous.tcp.connector import Connector
 from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER
 from phalanx._rendezvous.tcp.host import TcpHost
@@ -146,6 +147,11 @@ class Follower:
         try:
             link = await self._connector.connect(contact)
         except PeerUnreachable as error:
+            if await self._meets_torch(contact, error):
+                place = f"{contact.address}:{contact.port}"
+                raise RendezvousError(
+                    f"torch's own launcher waits at {place}: {torch_store.MIXED}."
+                ) from None
             if error.stranger:
                 self._say(contact, f"{error}. Do all hosts have the same token?")
             return _End(str(error), error.closed)
@@ -185,6 +191,11 @@ class Follower:
         link.close()
         self._state.lose_leader(link)
         return _End("the connection was closed", closed=link.silent < limit, followed=True)
+
+    async def _meets_torch(self, contact: Endpoint, error: PeerUnreachable) -> bool:
+        """Whether torch's own launcher is at the endpoint; asked before anybody was met there."""
+        unmet = self._succession is None and self._state.round is None
+        return unmet and not error.closed and await torch_store.listens_at(contact)
 
     def _obey(self, frame: wire.Frame) -> None:
         """Do what another has decided."""

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from phalanx._channel import trust
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
+from phalanx._core.ranks import DEFAULT_ROLE
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import (
@@ -84,6 +85,7 @@ class TcpHandler(RendezvousHandler):
         workers: int,
         policy: CoordinatorSettings,
         now: Callable[[], float] = time.monotonic,
+        role: str = DEFAULT_ROLE,
     ) -> TcpDecider:
         """A decider for an agent that carries out what is decided there."""
         static = self._backend == "static"
@@ -93,6 +95,7 @@ class TcpHandler(RendezvousHandler):
             self.settings = dataclasses.replace(self.settings, is_host=is_host)
         host = TcpHost(
             *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
+            role=role,
             shares_port=static and self.endpoint.port != 0,
         )
         if not host.is_alone:

@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
+from phalanx._core.ranks import DEFAULT_ROLE
 from phalanx._core.rounds import Endpoint
 from phalanx._rendezvous.protocol import CoordinatorSettings
 from phalanx._rendezvous.settings import Settings
@@ -25,6 +26,7 @@ class TcpHost:
     settings: Settings
     key: bytes = b""
     """What hosts of the run prove to each other that they have."""
+    role: str = DEFAULT_ROLE
     shares_port: bool = False
     """The store is to be found at the endpoint's own port."""
 

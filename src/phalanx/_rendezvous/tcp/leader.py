@@ -141,7 +141,9 @@ class Leader:
             return
         self._coordinator.catch_up(request.last_round, request.restarts)
         endpoint = Endpoint(request.contact.address, request.port)
-        host = Host(request.agent, request.hostname, request.workers, order_of(request))
+        host = Host(
+            *(request.agent, request.hostname, request.workers, order_of(request), request.role)
+        )
         number = self._coordinator.round_of(request.agent)
         self.feed(JoinedEvent(request.agent, endpoint, host, request.torch))
         if request.clear and number is not None:

@@ -24,6 +24,7 @@ from phalanx._channel import trust
 from phalanx._channel.channel import SocketChannel
 from phalanx._core.rounds import Endpoint
 from phalanx._logs import logger
+from phalanx._rendezvous.tcp import torch_store
 from phalanx._rendezvous.tcp.crowd import Crowd, Standing
 from phalanx._rendezvous.tcp.link import Link
 from phalanx._rendezvous.tcp.store_gate import StoreGate
@@ -52,7 +53,7 @@ class Listener:
         self._socket = _bind(port, anywhere=anywhere)
         self.port: int = self._socket.getsockname()[1]
         self._gate = StoreGate()
-        self._said = False
+        self._said = self._said_mixed = False
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = max(8, min(_MOST_STRANGERS, descriptors // 8))
         self._crowd: Crowd[socket.socket | Link] = Crowd(most, most)
@@ -148,6 +149,7 @@ class Listener:
             link = Link(await SocketChannel.over(connection, session))
         except trust.NotTrusted as error:
             self._say_once(error)
+            self._say_mixed_once(error)
             return
         except (TimeoutError, OSError):
             return  # strangers come and go, and nobody waits for them
@@ -179,6 +181,15 @@ class Listener:
         if error.is_wrong and not self._said:
             self._said = True
             logger.warning("phalanx: refused a connection with a wrong token, or none")
+
+    def _say_mixed_once(self, error: trust.NotTrusted) -> None:
+        """It cannot be told so itself: all that its client knows is to come again."""
+        if error.heard.startswith(torch_store.FIRST_WORDS) and not self._said_mixed:
+            self._said_mixed = True
+            logger.warning(
+                "phalanx: refused a host that was started with torch's own launcher: %s",
+                torch_store.MIXED,
+            )
 
 
 def _origin_of(connection: socket.socket) -> Hashable:

@@ -241,6 +241,7 @@ class TcpDecider:
             port=event.endpoint.port,
             torch=event.torch or host.carries_store_anyway(),
             bounds=(host.policy.least, host.policy.most),
+            role=host.role,
         )
         self._state.join(request)
         if (leader := self._state.leader) is not None:
