@@ -505,10 +505,10 @@ def test_where_there_are_no_gpus_binding_near_them_is_refused(torchrun):
 def test_what_cannot_be_honoured_is_an_error(torchrun):
     """One sentence, exit code 2, nothing started."""
     for flags, said in {
-        ("--logs-specs", "mine"): "--log-dir",
+        ("--logs-specs", "mine"): "--logs-specs mine: not found under torchrun.logs_specs",
         ("--event-log-handler", "mine"): "null or console",
         ("--rdzv-backend", "etdc"): "Choose one of",
-        ("--rdzv-conf", "join_timout=3", "--rdzv-backend", "c10d"): "join_timeout",
+        ("--rdzv-conf", "join_timeout=x", "--rdzv-backend", "c10d"): "join_timeout",
         ("--nnodes", "0:1"): "at least 1",
     }.items():
         done = torchrun("print(1)", *flags)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+import contextlib
+import os
+import sys
+import time
+from dataclasses import replace
 from typing import Any
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Member, signal_name
-from phalanx._elastic import host_work
-from phalanx._elastic.torchrun_logs import TorchrunLogSpec
+from phalanx._core.rounds import Member
+from phalanx._elastic import file_timers, host_work
+from phalanx._elastic.torch_logs_specs import TorchLogsSpec, is_torch_logs_specs
+from phalanx._elastic.torchrun_logs import PREFIX, TorchrunLogSpec
+from phalanx._elastic.worker_spec import (
+    RunResult,
+    WorkerFailure,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import interruptible
 from phalanx._launcher.launcher import check_call
@@ -20,127 +30,13 @@ from phalanx._launcher.session.collected_results import CollectedResults
 from phalanx._launcher.session.decider import MakeDecider
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.causes import Failure
-from phalanx._rendezvous.handler_api import problem_of
 from phalanx._rendezvous.handlers import get_handler
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx._rendezvous.tcp.handler import TcpHandler
-from phalanx._worker import script
+from phalanx._worker import error_file, script
 from phalanx.errors import ConfigError
 
 _START_METHODS = {"zygote": "zygote", "fork": "zygote", "forkserver": "zygote", "spawn": "spawn"}
-
-
-class WorkerState(StrEnum):
-    """How the workers of an agent stand."""
-
-    UNKNOWN = "UNKNOWN"
-    INIT = "INIT"
-    HEALTHY = "HEALTHY"
-    UNHEALTHY = "UNHEALTHY"
-    STOPPED = "STOPPED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-
-
-@dataclass
-class WorkerSpec:
-    """The workers of one host: what they run, how many they are, where they meet the others."""
-
-    local_world_size: int = 1
-    """Workers on this host."""
-    fn: Callable[..., Any] | None = None
-    """The function that each calls; `entrypoint` by another name."""
-    entrypoint: Callable[..., Any] | str | None = None
-    """The function that each calls, or a program that each becomes."""
-    args: tuple[Any, ...] = ()
-    """Its positional arguments; a program's words."""
-    rdzv_handler: Any = None
-    """Where hosts meet; by default this one is alone."""
-    role: str = "default"
-    """What these workers are, for programs that ask."""
-    max_restarts: int = 3
-    """How often all workers are started anew when one has failed."""
-    monitor_interval: float = 0.1
-    """Seconds between looks whether hosts wait to come in, for handlers that have to be asked."""
-    master_addr: str | None = None
-    """Refused: it belongs to the rendezvous."""
-    master_port: int | None = None
-    """Refused: it belongs to the rendezvous."""
-    local_addr: str | None = None
-    """The address that others reach this host at; see also the handler's settings."""
-    virtual_local_rank: bool = False
-    """Every worker of a program sees local rank 0, and one GPU."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """More arguments for the function."""
-
-    def __post_init__(self) -> None:
-        """Check what was given. Raises `ConfigError`."""
-        if self.fn is not None and self.entrypoint is not None:
-            raise ConfigError("give either fn or entrypoint, not both.")
-        self.entrypoint = self.entrypoint if self.fn is None else self.fn
-        if self.entrypoint is None:
-            raise ConfigError("WorkerSpec needs fn=..., the function for workers to call.")
-        if not isinstance(self.local_world_size, int) or self.local_world_size < 1:
-            raise ConfigError(f"local_world_size={self.local_world_size!r}: must be 1 or more.")
-        if self.rdzv_handler is not None and (problem := problem_of(self.rdzv_handler)):
-            raise ConfigError(f"rdzv_handler: {problem}.")
-        if self.virtual_local_rank and not isinstance(self.entrypoint, str):
-            raise ConfigError(
-                "virtual_local_rank is only supported for programs, not for functions."
-            )
-        if self.master_addr is not None or self.master_port is not None:
-            raise ConfigError(
-                "set master_addr and master_port on the rendezvous: "
-                'rdzv_handler=get_handler("static", "ADDRESS:PORT", ...).'
-            )
-
-
-@dataclass(frozen=True)
-class WorkerFailure:
-    """How one worker failed."""
-
-    rank: int
-    """The global rank."""
-    local_rank: int
-    """Its number among the workers of its host, from 0."""
-    hostname: str
-    """The host's name, as the launcher knows it."""
-    pid: int | None
-    """Its process, if it had one."""
-    exitcode: int | None
-    """The code that it exited with, or minus the number of the signal that killed it."""
-    message: str
-    """What happened, in one line."""
-    traceback: str
-    """The worker's traceback, or the end of its stderr."""
-    timestamp: float
-    """When, by this host's monotonic clock."""
-
-    def __str__(self) -> str:
-        """What happened, and the worker's traceback."""
-        text = f"rank {self.rank} on {self.hostname} (pid {self.pid}) {self.message}"
-        return f"{text}\n{self.traceback}".rstrip()
-
-    def signal_name(self) -> str:
-        """The signal that killed it; empty if none did."""
-        code = self.exitcode or 0
-        return signal_name(-code) if code < 0 else ""
-
-
-@dataclass
-class RunResult:
-    """What came of an agent's workers, by global rank."""
-
-    state: WorkerState
-    """SUCCEEDED, FAILED, or STOPPED when it was cancelled."""
-    return_values: dict[int, Any] = field(default_factory=dict)
-    """The values of this host's workers, by global rank."""
-    failures: dict[int, WorkerFailure] = field(default_factory=dict)
-    """How workers failed, on whichever host, by global rank."""
-
-    def is_failed(self) -> bool:
-        """They did not all succeed."""
-        return self.state is not WorkerState.SUCCEEDED
 
 
 class LocalElasticAgent:
@@ -149,32 +45,59 @@ class LocalElasticAgent:
     def __init__(
         self,
         spec: WorkerSpec,
-        logs_specs: LogSpec | None = None,
+        logs_specs: LogSpec | Any = None,
         start_method: str = "zygote",
         exit_barrier_timeout: float = 300.0,
+        log_line_prefix_template: str | None = None,
         shutdown_timeout: float = 30.0,
+        health_check_server: Any = None,
+        uninterruptible_state_timeout: float | None = None,
     ) -> None:
         """Describe the agent; `run` starts it.
 
         Args:
             spec: The workers, and where they meet those of other hosts.
-            logs_specs: Where output goes; by default to this process's own stdout and stderr.
+            logs_specs: Where output goes: a log spec of ours or of torch's; by default to this
+                process's own stdout and stderr.
             start_method: "zygote" forks workers from a process that has loaded the packages,
                 "spawn" starts new interpreters.
             exit_barrier_timeout: Seconds that hosts wait for each other at the end.
+            log_line_prefix_template: What goes before lines that are teed; `${role_name}`,
+                `${local_rank}` and `${rank}` are replaced.
             shutdown_timeout: Seconds between SIGTERM and SIGKILL when workers are stopped.
+            health_check_server: A server that runs already; its `stop` is called at the end.
+            uninterruptible_state_timeout: Taken, and without effect.
 
         Raises:
-            ConfigError: There is no such `start_method`.
+            ConfigError: There is no such `start_method`, or something given is not what it
+                should be.
         """
+        if not isinstance(spec, WorkerSpec):
+            raise ConfigError(f"spec must be a WorkerSpec, not {spec!r}.")
         if start_method not in _START_METHODS:
             known = ", ".join(_START_METHODS)
             raise ConfigError(f"unknown start_method {start_method!r}; choose one of {known}.")
+        if logs_specs is not None and not isinstance(logs_specs, LogSpec):
+            if not is_torch_logs_specs(logs_specs):
+                raise ConfigError(f"logs_specs must be a log spec, not {logs_specs!r}.")
+        if not shutdown_timeout >= 0 or not exit_barrier_timeout >= 0:
+            raise ConfigError("shutdown_timeout and exit_barrier_timeout must be 0 or more.")
         self.spec = spec
         self._log_spec = logs_specs
         self._start_method = _START_METHODS[start_method]
         self._barrier = exit_barrier_timeout
+        self._prefix = log_line_prefix_template
         self._grace = float(shutdown_timeout)
+        self._health_check_server = health_check_server
+        self._group = WorkerGroup(spec)
+
+    def get_worker_group(self, role: str = "default") -> WorkerGroup:
+        """The workers, and how they stand. Their ranks are known when `run` has returned.
+
+        Args:
+            role: Taken as torch has it; there is one group.
+        """
+        return self._group
 
     def run(self, role: str | None = None) -> RunResult:
         """Run to the end, restarts included; blocks.
@@ -190,23 +113,44 @@ class LocalElasticAgent:
             OutputLost: All succeeded, but some of their output could not be written.
             KeyboardInterrupt: It was interrupted; nothing is left running.
         """
+        self._group.state = WorkerState.HEALTHY
+        try:
+            result = self._run(role or self.spec.role)
+        except BaseException:
+            self._group.state = WorkerState.FAILED
+            raise
+        finally:
+            if callable(stop := getattr(self._health_check_server, "stop", None)):
+                stop()
+        self._group.state = result.state
+        return result
+
+    def _run(self, role: str) -> RunResult:
         spec = self.spec
-        work = self._work(role or spec.role)
         handler = spec.rdzv_handler or get_handler("tcp")
         alone = isinstance(handler, TcpHandler) and handler.max_hosts == 1
-        prepared = host_work.prepare(work, is_alone=alone)
-        with interruptible() as interrupts:
+        with contextlib.ExitStack() as stack:
+            variables = stack.enter_context(file_timers.served(os.environ))
+            prepared = host_work.prepare(self._work(role, variables), is_alone=alone)
+            if spec.event_log_handler == "console":
+                from phalanx import events
+
+                events.configure(events.JSONLinesEventHandler(sys.stderr))
+            interrupts = stack.enter_context(interruptible())
             app = prepared.start(decide=self._decide(handler))
             interrupts.attach(app.cancel)
             app.wait()
         if app.error is not None:
             raise app.error
-        result = self._result(app.verdict, app.collect(), prepared.plan.members[0].agent)
+        own = prepared.plan.members[0].agent
+        if (member := _member_of(own, app.verdict.members)) is not None:
+            self._group.settle(app.verdict.members, member)
+        result = self._result(app.verdict, app.collect(), own)
         if not result.is_failed() and (lost := app.lost_output(result)) is not None:
             raise lost
         return result
 
-    def _work(self, role: str) -> host_work.HostWork:
+    def _work(self, role: str, variables: dict[str, str]) -> host_work.HostWork:
         spec = self.spec
         entry = spec.entrypoint
         needs = Needs((), torch=False)
@@ -221,7 +165,6 @@ class LocalElasticAgent:
             function = payload.pack(entry, spec.args, spec.kwargs, needs)
             title = getattr(entry, "__name__", type(entry).__name__)
         run_id = "" if spec.rdzv_handler is None else str(spec.rdzv_handler.get_run_id())
-        nothing = (0,) * spec.local_world_size
         return host_work.HostWork(
             function=function,
             needs=needs,
@@ -232,8 +175,25 @@ class LocalElasticAgent:
             max_restarts=spec.max_restarts,
             start_method=self._start_method,
             stop_grace=self._grace,
-            log_spec=self._log_spec or TorchrunLogSpec(run_id or "none", role, nothing, nothing),
+            log_spec=self._logs(run_id or "none", role),
+            extra_env=variables,
             exits=isinstance(entry, str),
+        )
+
+    def _logs(self, run_id: str, role: str) -> LogSpec:
+        given, spec = self._log_spec, self.spec
+        if isinstance(given, LogSpec):
+            return given
+        nothing = (0,) * spec.local_world_size
+        filters = (spec.duplicate_stdout_filters or (), spec.duplicate_stderr_filters or ())
+        prefix = self._prefix or PREFIX
+        duplicates = (tuple(filters[0]), tuple(filters[1]))
+        if given is None:
+            return TorchrunLogSpec(
+                run_id, role, nothing, nothing, prefix=prefix, duplicates=duplicates
+            )
+        return TorchLogsSpec(
+            *(run_id, role, nothing, nothing), prefix=prefix, duplicates=duplicates, specs=given
         )
 
     def _decide(self, handler: Any) -> MakeDecider:
@@ -249,7 +209,7 @@ class LocalElasticAgent:
         return host_work.decide_over_tcp(handler)
 
     def _result(self, verdict: Verdict, collect: CollectedResults, own: AgentId) -> RunResult:
-        member = next((m for m in verdict.members if m.agent == own), None)
+        member = _member_of(own, verdict.members)
         ranks = member.ranks if member is not None else range(0)
         if verdict.reason is Reason.SUCCEEDED:
             values = {rank: collect.value(rank) for rank in ranks if collect.has(rank)}
@@ -264,10 +224,18 @@ class LocalElasticAgent:
         return RunResult(state, {}, failures)
 
 
+def _member_of(agent: AgentId, members: tuple[Member, ...]) -> Member | None:
+    return next((member for member in members if member.agent == agent), None)
+
+
 def _describe(failure: Failure, members: tuple[Member, ...]) -> WorkerFailure:
     outcome = failure.outcome
     member = next((m for m in members if outcome.rank in m.ranks), None)
     code = outcome.code if outcome.signal is None else -outcome.signal
+    fault = outcome.fault
+    said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
+    traceback = outcome.stderr if fault is None else fault.traceback
+    when = time.time() - max(0.0, time.monotonic() - outcome.clock)
     return WorkerFailure(
         rank=outcome.rank,
         local_rank=outcome.rank - member.first_rank if member is not None else outcome.rank,
@@ -275,6 +243,7 @@ def _describe(failure: Failure, members: tuple[Member, ...]) -> WorkerFailure:
         pid=outcome.pid,
         exitcode=code,
         message=outcome.describe(),
-        traceback=outcome.fault.traceback if outcome.fault is not None else outcome.stderr,
-        timestamp=outcome.clock,
+        traceback=traceback,
+        timestamp=when,
+        error_file_data=error_file.content(said, traceback, when),
     )

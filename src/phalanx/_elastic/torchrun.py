@@ -13,7 +13,7 @@ from phalanx._core import environment
 from phalanx._core.environment import defaults
 from phalanx._core.ranks import HOST
 from phalanx._core.rounds import Endpoint
-from phalanx._elastic import host_work
+from phalanx._elastic import host_work, torch_logs_specs
 from phalanx._elastic.command import numa
 from phalanx._elastic.command.torchrun_options import TorchrunOptions
 from phalanx._elastic.torchrun_logs import PREFIX, TorchrunLogSpec
@@ -56,11 +56,6 @@ def _use_all_descriptors() -> None:
 
 def _refuse(options: TorchrunOptions) -> None:
     """Say what cannot be honoured, instead of passing over it."""
-    if options.logs_specs not in (None, "default"):
-        raise ConfigError(
-            f"--logs-specs {options.logs_specs} is not supported: it is a class for torch's agent. "
-            "Use --log-dir, --tee and --redirects."
-        )
     if options.event_log_handler not in ("null", "console"):
         raise ConfigError(
             f"--event-log-handler {options.event_log_handler}: choose null or console."
@@ -91,17 +86,7 @@ def _work(options: TorchrunOptions) -> host_work.HostWork:
         max_restarts=options.max_restarts,
         start_method=options.start_method,
         stop_grace=float(options.shutdown_timeout),
-        log_spec=TorchrunLogSpec(
-            run_id=options.run_id,
-            role=options.role,
-            redirects=options.redirects,
-            tee=options.tee,
-            log_dir=options.log_dir,
-            local_ranks=options.local_ranks_filter,
-            ranks=options.ranks_filter,
-            prefix=options.log_line_prefix_template or PREFIX,
-            duplicates=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
-        ),
+        log_spec=_log_spec(options),
         exits=True,
         extra_env=defaults({}, extra),
         frame={
@@ -112,6 +97,23 @@ def _work(options: TorchrunOptions) -> host_work.HostWork:
             "interface": _interface(options),
         },
     )
+
+
+def _log_spec(options: TorchrunOptions) -> TorchrunLogSpec:
+    ours = TorchrunLogSpec(
+        run_id=options.run_id,
+        role=options.role,
+        redirects=options.redirects,
+        tee=options.tee,
+        log_dir=options.log_dir,
+        local_ranks=options.local_ranks_filter,
+        ranks=options.ranks_filter,
+        prefix=options.log_line_prefix_template or PREFIX,
+        duplicates=(options.duplicate_stdout_filters, options.duplicate_stderr_filters),
+    )
+    if options.logs_specs in (None, "default"):
+        return ours
+    return torch_logs_specs.with_class(options.logs_specs, ours)
 
 
 def _processors(options: TorchrunOptions) -> tuple[tuple[int, ...], ...]:

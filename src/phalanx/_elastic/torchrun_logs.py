@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,14 +89,19 @@ class TorchrunLogSpec(LogSpec):
     def for_members(self, members: Sequence[Member]) -> Handlers:
         """One outlet for each local rank of the one host that there is."""
         (member,) = members
-        directory = self._make_directory()
+        files = self._make_files(member)
         terminal = _Terminal()
         table: Handlers = {}
         for local in range(member.workers):
-            outlet = _Outlet(self, local, directory, terminal)
-            outlet.touch(0)
+            outlet = _Outlet(self, local, files, terminal)
+            outlet.touch(Source(member.first_rank + local, "", "", member.first_rank + local))
             table[f"{member.hostname}[{local}]"] = [outlet]
         return table
+
+    def _make_files(self, member: Member) -> LogFiles | None:
+        """Where this run's files are; None where nothing goes into files."""
+        directory = self._make_directory()
+        return None if directory is None else _InDirectory(directory, self.redirects, self.tee)
 
     def _make_directory(self) -> Path | None:
         """A directory of this run's own; None where nothing goes into files."""
@@ -116,19 +122,54 @@ class TorchrunLogSpec(LogSpec):
         return place
 
 
+class LogFiles(ABC):
+    """Which streams of a local rank go into files, and into which."""
+
+    @abstractmethod
+    def redirects(self, local: int) -> int:
+        """Bit 1: stdout, bit 2: stderr goes into a file."""
+
+    @abstractmethod
+    def tee(self, local: int) -> int:
+        """The same, and is shown."""
+
+    @abstractmethod
+    def path(self, source: Source, local: int, stream: str, *, filtered: bool) -> Path:
+        """The file of a stream in one attempt; or the one for chosen lines of all ranks."""
+
+
+@dataclass(frozen=True)
+class _InDirectory(LogFiles):
+    """As torchrun lays them out."""
+
+    directory: Path
+    redirected: Sequence[int]
+    teed: Sequence[int]
+
+    def redirects(self, local: int) -> int:
+        return self.redirected[local]
+
+    def tee(self, local: int) -> int:
+        return self.teed[local]
+
+    def path(self, source: Source, local: int, stream: str, *, filtered: bool) -> Path:
+        place = self.directory / f"attempt_{source.attempt}"
+        return place / (f"filtered_{stream}.log" if filtered else f"{local}/{stream}.log")
+
+
 class _Outlet(RankFile):
     """Takes what one local rank prints, in every round."""
 
     def __init__(
-        self, streams: TorchrunLogSpec, local: int, directory: Path | None, terminal: _Terminal
+        self, streams: TorchrunLogSpec, local: int, files: LogFiles | None, terminal: _Terminal
     ) -> None:
         super().__init__(os.devnull, shared=True)
         self._streams = streams
         self._local = local
-        self._directory = directory
+        self._files = files
         self._terminal = terminal
-        self._tee = streams.tee[local] if directory is not None else 0
-        self._redirects = (streams.redirects[local] if directory is not None else 0) | self._tee
+        self._tee = files.tee(local) if files is not None else 0
+        self._redirects = (files.redirects(local) if files is not None else 0) | self._tee
         self._begun: dict[tuple[int, str], bytes] = {}
         self._file_losses: dict[Path, Loss] = {}
         self._sources: dict[tuple[int, str], Source] = {}
@@ -163,7 +204,7 @@ class _Outlet(RankFile):
 
     def _keep(self, source: Source, stream: str, data: bytes) -> None:
         if self._redirects & _NUMBERS[stream]:
-            self._write(source, f"{self._local}/{stream}.log", data)
+            self._write(source, stream, data)
 
     def _show(self, source: Source, stream: str, data: bytes) -> None:
         bit = _NUMBERS[stream]
@@ -172,12 +213,11 @@ class _Outlet(RankFile):
         elif not self._redirects & bit and self._is_shown(source):
             self._terminal.put(bit, data)
 
-    def touch(self, attempt: int) -> None:
+    def touch(self, source: Source) -> None:
         """Make the files that an attempt has, though nothing may come."""
         for stream, bit in _NUMBERS.items():
             if self._redirects & bit:
-                source = Source(self._local, "", "", attempt=attempt)
-                self._write(source, f"{self._local}/{stream}.log", b"")
+                self._write(source, stream, b"")
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads."""
@@ -216,15 +256,15 @@ class _Outlet(RankFile):
         texts = self._streams.duplicates[_NUMBERS[stream] - 1]
         for line in lines:
             if any(text.encode() in line for text in texts):
-                self._write(source, f"filtered_{stream}.log", line)
+                self._write(source, stream, line, filtered=True)
 
     def _prefix(self, source: Source) -> bytes:
         names = {"role_name": self._streams.role, "local_rank": self._local, "rank": source.rank}
         return string.Template(self._streams.prefix).safe_substitute(names).encode()
 
-    def _write(self, source: Source, name: str, data: bytes) -> None:
-        assert self._directory is not None
-        path = self._directory / f"attempt_{source.attempt}" / name
+    def _write(self, source: Source, stream: str, data: bytes, *, filtered: bool = False) -> None:
+        assert self._files is not None
+        path = self._files.path(source, self._local, stream, filtered=filtered)
         loss = self._file_losses.setdefault(path, Loss(str(path)))
         rest = memoryview(loss.mark() + data if data else b"")
         try:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from phalanx._core.rounds import Fault
 from phalanx._worker.outcome import format_traceback, open_regular, type_name
@@ -42,13 +42,35 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except SystemExit:
+        except SystemExit as end:
+            if end.code == 0:
+                return cast("R", None)  # as torch's does: it is no failure
             raise
         except BaseException as error:
-            write(f"{type_name(error)}: {error}", format_traceback(error))
+            if not _write_of_worker(error):
+                write(f"{type_name(error)}: {error}", format_traceback(error))
             raise
 
     return recorded
+
+
+def _write_of_worker(error: BaseException) -> bool:
+    """Pass on what the worker that failed first has written, if this is an error about workers.
+
+    Torch's `ChildFailedError` and ours: the cause is theirs, not the traceback of who ran them.
+    """
+    if type(error).__name__ != "ChildFailedError":
+        return False
+    try:
+        _, failure = error.get_first_failure()  # type: ignore[attr-defined]
+        data = failure.error_file_data
+    except (AttributeError, TypeError, ValueError):
+        return False
+    if not isinstance(data, dict) or data.get("message", "<NONE>") == "<NONE>":
+        return False
+    if path := os.environ.get(VARIABLE):
+        _write_file(path, data)
+    return True
 
 
 @dataclass(frozen=True)
@@ -65,13 +87,23 @@ def write(message: str, callstack: str, *, again: bool = True, where: Where | No
     path = os.environ.get(VARIABLE)
     if not path or (not again and os.path.exists(path)):
         return
-    extra: dict[str, Any] = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    data = content(message, callstack, time.time())
     if where is not None:
-        extra |= asdict(where)
+        data["message"]["extraInfo"] |= asdict(where)
+    _write_file(path, data)
+
+
+def content(message: str, callstack: str, when: float) -> dict[str, Any]:
+    """What an error file has in it."""
+    extra = {"py_callstack": callstack, "timestamp": str(int(when))}
+    return {"message": {"message": message, "extraInfo": extra}}
+
+
+def _write_file(path: str, data: Any) -> None:
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w") as file:
-            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+            json.dump(data, file)
     except (OSError, ValueError):
         if os.path.isfile(path):  # half of it says nothing
             with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from phalanx._core import environment
-from phalanx._elastic import torchrun_logs
+from phalanx._elastic import file_timers, torchrun_logs
 from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
 from phalanx._launcher.session.app_run import AppRun
 from phalanx._launcher.session.report import describe_elsewhere, describe_failure
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
         own = torchrun_logs.default_directory(os.environ, redirects=any(options.redirects))
         options = dataclasses.replace(options, log_dir=own or None)
     try:
-        return _run(options)
+        with file_timers.served(os.environ) as variables:
+            os.environ.update(variables)
+            return _run(options)
     finally:
         if own and torchrun_logs.tidy(own):
             print(f"phalanx torchrun: worker logs are in {own}", file=sys.stderr)

@@ -19,7 +19,6 @@ class Flag:
     metavar: str
     """Empty for a switch."""
     help: str
-    """Empty for one that is known, to be refused, and not shown."""
     read: Callable[[str], Any] = str
     short: str = ""
     by_environment: bool = True
@@ -215,7 +214,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _texts,
         ),
         Flag("event-log-handler", "null", "NAME", "event handler: null or console (default: null)"),
-        Flag("logs-specs", None, "NAME", "", by_environment=False),  # refused
+        Flag(
+            "logs-specs",
+            None,
+            "NAME",
+            "log specs of a package, by their name under torchrun.logs_specs",
+            by_environment=False,
+        ),
     ),
 }
 
