@@ -111,6 +111,19 @@ def test_output_of_each_call_is_in_a_file_of_its_own(launcher, capfd):
     assert "this is" not in capfd.readouterr().out
 
 
+def test_a_result_comes_after_the_last_of_its_output(launcher):
+    """More of both than a pipe takes."""
+
+    def say(x):
+        print("x" * 3_000_000)
+        return bytes(5_000_000)
+
+    for result in launcher.map(say, items(3)):
+        (log,) = Path("logs").glob(f"*/{result.item_index}.log")
+        assert log.stat().st_size == 3_000_001
+        assert len(result.rank(0)) == 5_000_000
+
+
 def test_a_log_spec_is_kept_to(launcher, capfd):
     """As in any other launch."""
     launcher.log_spec = phalanx.DefaultLogSpec(log_dir=None, show=(0,))

@@ -268,11 +268,13 @@ class Agent:
         environment = {**self._zygote.environment, **self._prepare.environment}
         host_round = HostRound(begin, directory, environment, self._tell, self._spawn)
         self._host_rounds.begin(host_round)
-        self._spawn(self._start(host_round))
+        self._functions.forget()
+        is_new = self._functions.want(begin.function)
+        self._spawn(self._start(host_round, asks=is_new and not begin.is_call))
 
-    async def _start(self, host_round: HostRound) -> None:
+    async def _start(self, host_round: HostRound, *, asks: bool) -> None:
         begin = host_round.begin
-        if self._functions.want(begin.function):
+        if asks:
             await self._tell(wire.WantContent(app=begin.app, digests=(begin.function,)))
         path = await self._functions.path(begin.function)
         await self._project.wait_until_complete()
@@ -362,13 +364,18 @@ class Agent:
                 self._zygote_ready(frame)
             case wire.WorkersStarted() if host_round is not None:
                 host_round.workers_started(frame.pids)
+                if host_round.begin.is_call:
+                    return
                 pids = ", ".join(f"rank {rank}: {pid}" for rank, pid in frame.pids.items())
                 self._note(f"workers started after {self._age():.2f} s: {pids}")
             case wire.WorkerExited() if host_round is not None and frame.rank is not None:
                 host_round.worker_exited(frame.rank, frame.status, frame.clock, frame.signalled)
-                self._note(f"rank {frame.rank} is gone: {processes.describe_status(frame.status)}")
+                if not host_round.begin.is_call:
+                    how = processes.describe_status(frame.status)
+                    self._note(f"rank {frame.rank} is gone: {how}")
             case wire.RoundCleared() if host_round is not None:
-                self._note(f"nothing is left of the workers after {self._age():.2f} s")
+                if not host_round.begin.is_call:
+                    self._note(f"nothing is left of the workers after {self._age():.2f} s")
                 self._spawn(self._clear(host_round))
             case wire.AgentGone():
                 self._spawn(self._break(frame.message))

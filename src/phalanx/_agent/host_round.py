@@ -190,7 +190,9 @@ class HostRound:
         if self.cleared.is_set():
             return
         self.cleared.set()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            if self.begin.is_call:
+                await asyncio.shield(self._following)
             await self._send(self._stamp(wire.RoundCleared(port=port)))
 
     async def close(self, *, drain: bool) -> None:

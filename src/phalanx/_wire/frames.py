@@ -160,6 +160,9 @@ class BeginRound(Frame):
     max_restarts: Size = 0
     exits: bool = False
     """The workers are programs: how each exits is how it ended."""
+    is_call: bool = False
+    """One of many calls over one channel, each a round: the function follows unasked, and the last
+    of the logs comes before `RoundCleared`."""
 
 
 @frame

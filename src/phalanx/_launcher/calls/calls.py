@@ -14,6 +14,7 @@ from phalanx._launcher.calls.call_logs import CallLogSpec, new_directory
 from phalanx._launcher.calls.call_run import CallItems, CallRun
 from phalanx._launcher.calls.checkpoint import Checkpoint
 from phalanx._launcher.calls.digests import function_digest
+from phalanx._launcher.calls.lane_calls import LaneCalls
 from phalanx._launcher.calls.launched_calls import LaunchedCalls
 from phalanx._launcher.calls.progress import CallProgress
 from phalanx._launcher.calls.schedule import CallSchedule, HostSlots, spread
@@ -26,6 +27,7 @@ from phalanx._system import machine
 from phalanx.errors import ConfigError, MapFailed
 
 if TYPE_CHECKING:
+    from phalanx._launcher.calls.call_runner import CallRunner
     from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.planning.imports import Needs
     from phalanx._launcher.planning.plan import Draft
@@ -185,11 +187,17 @@ def start_calls(
         retries=retries,
     )
     progress = CallProgress(title, len(table), len(known))
-    own = contexts.pool_of(launcher)
-    pool = Pool() if own is None else own
-    runner = LaunchedCalls(draft, pool, pools(pool, launcher.keep_warm), own=own is None)
+    runner = _make_runner(launcher, draft)
     run = CallRun(calls, schedule, runner, known, progress, min(parallel, len(left)))
     return Calls(run, len(table), ordered=ordered)
+
+
+def _make_runner(launcher: LaunchOptions, draft: Draft) -> CallRunner:
+    own = contexts.pool_of(launcher)
+    if launcher.log_spec is None and LaneCalls.can_run(draft):
+        return LaneCalls(draft, pools(own, launcher.keep_warm))
+    pool = Pool() if own is None else own
+    return LaunchedCalls(draft, pool, pools(pool, launcher.keep_warm), own=own is None)
 
 
 def _pack(func: Callable[..., Any], needs: Needs, kwargs: Mapping[str, Any]) -> payload.Function:

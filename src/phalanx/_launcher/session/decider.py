@@ -146,6 +146,11 @@ MakeDecider = Callable[[Plan, Callable[[], float]], Decider]
 
 def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
     """The launcher decides for its own hosts."""
+    return LocalDecider(make_coordinator(plan, now()), now)
+
+
+def make_coordinator(plan: Plan, now: float) -> Coordinator:
+    """One for the launcher's own hosts."""
     settings = plan.settings
     count = len(plan.hosts)
     fewest, most = plan.bounds
@@ -163,7 +168,7 @@ def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
         same_failures=settings.same_failures,
     )
     restarts = RESTART_POLICIES[settings.restart](policy)
-    return LocalDecider(Coordinator(policy, restarts, now()), now)
+    return Coordinator(policy, restarts, now)
 
 
 def host_of(plan: Plan, agent: AgentId) -> Host:

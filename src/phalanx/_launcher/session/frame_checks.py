@@ -70,12 +70,12 @@ MemberOf = Callable[[int], Member | None]
 class FrameChecker:
     """What one agent has said to one app so far."""
 
-    def __init__(self, *, shipped: bool, began: float) -> None:
-        """`shipped`: the project may have to be sent to it."""
+    def __init__(self, *, shipped: bool, began: float, greeted: bool = False) -> None:
+        """`shipped`: the project may have to be sent to it. `greeted`: it has said hello before."""
         self._shipped = shipped
         self._began = began
         self._frames = 0
-        self._greeted = False
+        self._greeted = greeted
         self._asked: Counter[str] = Counter()
         self._notes = 0
         self._started: set[int] = set()

@@ -154,6 +154,11 @@ class AgentProcess:
             return False
         return True
 
+    @property
+    def is_behind(self) -> bool:
+        """Something is still to be written."""
+        return bool(self._unsaid)
+
     def streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes], bytes]:
         """Copies of the streams, to be closed by whoever asked, and what is still to be written."""
         unsaid, self._unsaid = self._unsaid, b""
