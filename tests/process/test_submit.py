@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -81,3 +82,96 @@ def test_mistakes_are_named_before_a_job_is_started(launcher):
         launcher.submit(square)
     with pytest.raises(phalanx.ConfigError, match="inline"):
         phalanx.Launcher(workers_per_host=1, start_method="inline").submit(square, 1)
+
+
+# ── on a scheduler ────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def on_scheduler():
+    """A launcher whose jobs are apps of this machine's own scheduler."""
+    return phalanx.Launcher(scheduler="local_cwd", workers_per_host=2)
+
+
+def test_a_job_on_a_scheduler_outlives_who_submits_it(on_scheduler, script):
+    """And is picked up by its id from another process."""
+    done = script(
+        """
+        import os, time, phalanx
+        from pathlib import Path
+
+        def wait(name):
+            while not Path(name).exists():
+                time.sleep(0.01)
+            return name, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+        if __name__ == "__main__":
+            launcher = phalanx.Launcher(scheduler="local_cwd", workers_per_host=2)
+            print(launcher.submit(wait, "go").id)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    job = phalanx.Job(done.stdout.strip())
+    assert job.id.startswith("local_cwd://phalanx/wait-")
+    assert not job.done()
+    assert isinstance(job, concurrent.futures.Future)
+    Path("go").touch()
+    assert list(job.result(timeout=60)) == [("go", 0, 2), ("go", 1, 2)]
+    assert phalanx.Job(job.id).done()
+
+
+def test_a_job_on_a_scheduler_fails_as_its_function_did(on_scheduler):
+    """With the worker's traceback."""
+
+    def fail():
+        raise KeyError("lost")
+
+    job = on_scheduler.submit(fail)
+    with pytest.raises(KeyError, match="lost"):
+        job.result(timeout=60)
+    assert "in fail" in "".join(job.exception().__notes__)
+
+
+def test_a_job_on_a_scheduler_can_be_cancelled(on_scheduler):
+    """Also by another process, which is told to whoever waits."""
+    job = on_scheduler.submit(hang)
+    wait_until(lambda: Path("pid").exists() and Path("pid").read_text(), timeout=60)
+    assert phalanx.Job(job.id).cancel()
+    (ended,) = concurrent.futures.as_completed([job], timeout=60)
+    assert ended.cancelled()
+
+
+def test_a_job_that_was_killed_says_so(on_scheduler):
+    """With where to look."""
+
+    def kill():
+        os.kill(int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3]), signal.SIGKILL)
+        time.sleep(60)
+
+    job = on_scheduler.submit(kill)
+    error = job.exception(timeout=60)
+    assert isinstance(error, phalanx.LaunchError), error
+
+
+@pytest.mark.parametrize(
+    ("job_id", "message"),
+    [
+        ("square-1a2b3c4d", "is not the id of a job on a scheduler"),
+        ("local_cwd://phalanx/none-1a2b3c4d", "no job"),
+        ("slrum://phalanx/none-1a2b3c4d", "Did you mean 'slurm'"),
+    ],
+)
+def test_an_id_that_names_no_job_is_refused(job_id, message):
+    """In a sentence."""
+    with pytest.raises(phalanx.ConfigError, match=message):
+        phalanx.Job(job_id)
+
+
+def test_what_a_call_leaves_on_disk_is_for_its_owner_alone(on_scheduler, own_state):
+    """The call, and what came of it."""
+    on_scheduler.submit(square, 2).result(timeout=60)
+    places = list((own_state.parent / "calls").iterdir())
+    assert places
+    for place in places:
+        assert place.stat().st_mode & 0o077 == 0
+        assert all(path.stat().st_mode & 0o077 == 0 for path in place.iterdir())

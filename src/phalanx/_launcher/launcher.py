@@ -205,6 +205,10 @@ class Launcher(LaunchOptions):
     def submit(self, func: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Start `func(*args, **kwargs)` on every rank and return a future of the result.
 
+        With a `scheduler` it is submitted there as an app: it waits in the queue, outlives this
+        program, and can be picked up by its id (`phalanx.Job(id)`) from another. Otherwise it ends
+        with this program.
+
         Args:
             func: Anything that can be called.
             *args: Its positional arguments.
@@ -216,12 +220,18 @@ class Launcher(LaunchOptions):
         Raises:
             ConfigError: A mistake that was found before anything was started, or
                 `start_method="inline"`, which cannot run in the background.
+            SchedulerError: The scheduler refused it; its reason is the message.
         """
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         from phalanx._launcher.calls.job import Job
 
-        return Job(self._prepare(_pack(func, args, kwargs)).start())
+        work = _pack(func, args, kwargs)
+        if self.scheduler is None:
+            return Job.of_run(self._prepare(work).start())
+        from phalanx._launcher.calls.scheduler_jobs import submit_call
+
+        return Job.of_scheduler(submit_call(self, work))
 
     def check(self) -> HostsReport:
         """Log in to the hosts and report what they have, and whether they reach each other.

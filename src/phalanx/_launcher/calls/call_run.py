@@ -73,6 +73,8 @@ class CallRun:
         self.failures: dict[int, BaseException] = {}
         self.finished: list[int] = []
         """The items that have ended, in that order."""
+        self.error: BaseException | None = None
+        """Why no call was made, if there were no hosts for any."""
         self._items = items
         self._schedule = schedule
         self._runner = runner
@@ -87,14 +89,13 @@ class CallRun:
             for i in range(threads)
         ]
         _RUNNING.add(self)
-        self._closing = threading.Thread(target=self._close, name="phalanx-calls", daemon=True)
-        for thread in (*self._threads, self._closing):
-            thread.start()
+        self._driving = threading.Thread(target=self._drive, name="phalanx-calls", daemon=True)
+        self._driving.start()
 
     @property
     def has_ended(self) -> bool:
         """Nothing of it runs any more."""
-        return not self._closing.is_alive()
+        return not self._driving.is_alive()
 
     def wait(self, ended: Callable[[], bool]) -> None:
         """Until this holds, or nothing runs any more."""
@@ -116,13 +117,20 @@ class CallRun:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until nothing runs any more."""
-        self._closing.join(timeout)
+        self._driving.join(timeout)
 
     # ── the threads ───────────────────────────────────────────────────────────
 
-    def _close(self) -> None:
-        for thread in self._threads:
-            thread.join()
+    def _drive(self) -> None:
+        try:
+            self._runner.prepare(self._progress.wait)
+        except BaseException as error:  # noqa: BLE001 whoever asks for the results gets it
+            self.error = error.with_traceback(None)
+        else:
+            for thread in self._threads:
+                thread.start()
+            for thread in self._threads:
+                thread.join()
         try:
             self._runner.close()
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ class CallLost(Exception):
 
 class CallRunner(Protocol):
     """Runs calls. `run` is called from several threads at once, the rest from any."""
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Have the hosts there; block until they are. `tell` is told what is waited for.
+
+        Raises what there is to say if they will not be.
+        """
 
     def run(
         self, call: Function, hosts: Sequence[int], log_spec: LogSpec | None

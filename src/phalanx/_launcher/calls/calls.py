@@ -6,10 +6,12 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from phalanx._launcher import payload
+from phalanx._launcher.borrowing import find_lender
 from phalanx._launcher.calls.call_logs import CallLogSpec, new_directory
 from phalanx._launcher.calls.call_run import CallItems, CallRun
 from phalanx._launcher.calls.checkpoint import Checkpoint
@@ -21,10 +23,12 @@ from phalanx._launcher.calls.schedule import CallSchedule, HostSlots, spread
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.planning.plan import draft_plan
+from phalanx._launcher.queued_run import draft_unplaced
+from phalanx._launcher.start import Work
 from phalanx._launcher.warm import contexts
 from phalanx._launcher.warm.pool import Pool, pools
 from phalanx._system import machine
-from phalanx.errors import ConfigError, MapFailed
+from phalanx.errors import Cancelled, ConfigError, MapFailed
 
 if TYPE_CHECKING:
     from phalanx._launcher.calls.call_runner import CallRunner
@@ -94,6 +98,10 @@ class Calls(Generic[R]):
         except BaseException:
             self.close()  # the program's own signal handler raised
             raise
+        if run.error is not None and not self._told:
+            self._told = True
+            if not isinstance(run.error, Cancelled):
+                raise run.error
         if run.failures and not self._told:
             self._told = True
             raise _map_failed(run, self._total)
@@ -158,7 +166,7 @@ def start_calls(
         raise ConfigError(
             'start_method="inline" makes one call, in this process. Use run() for each item.'
         )
-    draft = draft_plan(launcher, needs, title)
+    draft = _draft(launcher, needs, title)
     if hosts_per_call > len(draft.hosts):
         raise ConfigError(
             f"hosts_per_call={hosts_per_call}, but there are only {len(draft.hosts)} hosts."
@@ -192,12 +200,23 @@ def start_calls(
     return Calls(run, len(table), ordered=ordered)
 
 
+def _draft(launcher: LaunchOptions, needs: Needs, title: str) -> Draft:
+    if launcher.scheduler is None:
+        return draft_plan(launcher, needs, title)
+    return draft_unplaced(launcher, Work(Future(), needs, title))
+
+
 def _make_runner(launcher: LaunchOptions, draft: Draft) -> CallRunner:
     own = contexts.pool_of(launcher)
     if launcher.log_spec is None and LaneCalls.can_run(draft):
         return LaneCalls(draft, pools(own, launcher.keep_warm))
     pool = Pool() if own is None else own
-    return LaunchedCalls(draft, pool, pools(pool, launcher.keep_warm), own=own is None)
+    borrow = None
+    keep_warm = launcher.keep_warm
+    if launcher.scheduler is not None:
+        lender = find_lender(draft.settings, draft.title)
+        borrow, keep_warm = functools.partial(contexts.borrow, launcher, lender), 0.0
+    return LaunchedCalls(draft, pool, pools(pool, keep_warm), own=own is None, borrow=borrow)
 
 
 def _pack(func: Callable[..., Any], needs: Needs, kwargs: Mapping[str, Any]) -> payload.Function:
@@ -216,7 +235,7 @@ def _check_numbers(max_parallel: object, hosts_per_call: object, retries: object
 
 def _default_parallel(draft: Draft, hosts_per_call: int) -> int:
     """A call on each host at a time; on this machine alone, as many as its processors take."""
-    if len(draft.hosts) > 1 or draft.hosts[0].target is not None:
+    if len(draft.hosts) > 1 or draft.hosts[0].target is not None:  # lent ones among them
         return max(1, len(draft.hosts) // hosts_per_call)
     return _parallel_here(draft.settings.workers_per_host, draft.hosts[0])
 

@@ -4,34 +4,74 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phalanx._launcher.result import LaunchResult
-from phalanx.errors import Cancelled
+from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:
+    from phalanx._launcher.calls.scheduler_jobs import SchedulerJob
     from phalanx._launcher.session.app import Run
 
 R = TypeVar("R")
+
+_SETTLING = threading.Lock()
 
 
 class Job(Future[LaunchResult[R]]):
     """A call that was submitted: a `concurrent.futures.Future` of its `LaunchResult`, with an id.
 
+    Made by `Launcher.submit`, or from the id of one that runs on a scheduler, in any process.
     `concurrent.futures.wait` and `as_completed` take jobs. `result` and `exception` block until
-    it has ended, `done` does not. Made by `Launcher.submit`. It ends with the program that has
-    submitted it.
+    it has ended, `done` does not. A job on a scheduler outlives the program that has submitted it;
+    on this machine and over SSH it ends with the program.
     """
 
     id: str
-    """Names it."""
+    """Names it: on a scheduler, `slurm://SESSION/APP`, as for `phalanx status` and `log`."""
 
-    def __init__(self, run: Run[R]) -> None:
+    def __init__(self, id: str) -> None:  # noqa: A002 the name that users know
+        """Find a job that was submitted to a scheduler.
+
+        Args:
+            id: Its id.
+
+        Raises:
+            ConfigError: There is no such job, or it was not submitted as a function.
+        """
+        from phalanx._launcher.calls.scheduler_jobs import find_job
+
         super().__init__()
-        self.id = run.id
-        self._run = run
-        thread = threading.Thread(target=self._follow, name=f"phalanx-job-{self.id}", daemon=True)
-        thread.start()
+        self._follow_scheduler(find_job(id))
+
+    @classmethod
+    def of_run(cls, run: Run[R]) -> Self:
+        """The job of an app that this process runs."""
+        job = cls.__new__(cls)
+        Future.__init__(job)
+        job.id, job._run, job._on_scheduler = run.id, run, None
+        threading.Thread(target=job._follow, name=f"phalanx-job-{job.id}", daemon=True).start()
+        return job
+
+    @classmethod
+    def of_scheduler(cls, found: SchedulerJob) -> Self:
+        """The job of a call on a scheduler."""
+        job = cls.__new__(cls)
+        Future.__init__(job)
+        job._follow_scheduler(found)
+        return job
+
+    def _follow_scheduler(self, found: SchedulerJob) -> None:
+        from phalanx._launcher.calls.scheduler_jobs import WATCH
+
+        self.id, self._run, self._on_scheduler = found.id, None, found
+        self.look(asks=False)
+        if not self.done():
+            WATCH.add(self)
+
+    _is_settled = False
+    _run: Run[R] | None
+    _on_scheduler: SchedulerJob | None
 
     def __repr__(self) -> str:
         """The id, and how it stands."""
@@ -39,7 +79,7 @@ class Job(Future[LaunchResult[R]]):
         return f"<Job {self.id} {state}>"
 
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it has not ended; one that waits in a queue has not."""
         return not self.done()
 
     def cancel(self) -> bool:
@@ -49,21 +89,56 @@ class Job(Future[LaunchResult[R]]):
         """
         if self.done():
             return self.cancelled()
-        self._run.cancel()
+        if self._run is not None:
+            self._run.cancel()
+        if self._on_scheduler is not None:
+            target = self._cancel_on_scheduler
+            threading.Thread(target=target, name=f"phalanx-cancel-{self.id}", daemon=True).start()
         return True
 
+    def _cancel_on_scheduler(self) -> None:
+        assert self._on_scheduler is not None
+        try:
+            self._on_scheduler.cancel()
+            self.look(asks=True)
+        except PhalanxError as error:
+            from phalanx._logs import logger
+
+            logger.warning("phalanx: cannot cancel %s: %s", self.id, error)
+
+    def look(self, *, asks: bool) -> None:
+        """See whether a call on a scheduler has ended. Raises `SchedulerError`.
+
+        `asks`: the scheduler may be asked; otherwise only what the call has left is looked at.
+        """
+        found = self._on_scheduler
+        if found is None or self.done():
+            return
+        outcome = found.outcome()
+        if outcome is None and asks:
+            outcome = found.end()
+        if outcome is not None:
+            self._settle(outcome.result, outcome.error)
+
     def _follow(self) -> None:
+        assert self._run is not None
         try:
             result = self._run.result()
-        except Cancelled:
-            _end_cancelled(self)
         except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
+            self._settle(None, error)
+        else:
+            self._settle(result, None)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """Tell whoever waits; once, by whoever comes first."""
+        with _SETTLING:
+            if self._is_settled:
+                return
+            self._is_settled = True
+        if isinstance(error, Cancelled):
+            Future.cancel(self)  # possible, since it was never marked as running
+            self.set_running_or_notify_cancel()
+        elif error is not None:
             self.set_exception(error)
         else:
             self.set_result(result)
-
-
-def _end_cancelled(job: Future[Any]) -> None:
-    """Tell whoever waits; it was never marked as running, so that this is possible."""
-    Future.cancel(job)
-    job.set_running_or_notify_cancel()

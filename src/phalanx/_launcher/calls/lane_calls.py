@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx._launcher.calls.lane import Lane
@@ -34,6 +34,9 @@ class LaneCalls:
         """Calls are on this machine alone, and a failed one is not started anew."""
         here = len(draft.hosts) == 1 and draft.hosts[0].target is None
         return here and not draft.finish({}).is_elastic
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """This machine is there."""
 
     def run(
         self, call: Function, hosts: Sequence[int], log_spec: LogSpec | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx._launcher.calls.call_runner import CallLost
@@ -12,26 +13,51 @@ from phalanx._launcher.warm.pool import AgentPool, Pool
 from phalanx.errors import AgentLost, Cancelled, StartFailed, StartTimeout
 
 if TYPE_CHECKING:
+    from phalanx._launcher.borrowing import BorrowedHosts
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.plan import Draft
     from phalanx._launcher.result import LaunchResult
     from phalanx._launcher.session.app_run import AppRun
     from phalanx._logs.spec import LogSpec
+    from phalanx._schedulers.lending import LeaseStatus
 
 
 class LaunchedCalls:
     """Each call a launch; the agents stay from one to the next."""
 
-    def __init__(self, draft: Draft, pool: Pool, pools: Sequence[AgentPool], *, own: bool) -> None:
-        """`own`: the pool is closed with this."""
+    def __init__(
+        self,
+        draft: Draft,
+        pool: Pool,
+        pools: Sequence[AgentPool],
+        *,
+        own: bool,
+        borrow: Callable[[], BorrowedHosts] | None = None,
+    ) -> None:
+        """`own`: the pool is closed with this. `borrow` asks for the hosts, if they are lent."""
         self._draft = draft
         self._pool = pool
         self._pools = pools
         self._own = own
+        self._borrow = borrow
+        self._hosts: BorrowedHosts | None = None
+        self._gave_up = threading.Event()
         self._lock = threading.Lock()
         self._running: set[AppRun[Any]] = set()
         self._grace: float | None = None
         self._cancelled = False
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """See `CallRunner.prepare`."""
+        if self._borrow is None:
+            return
+        hosts = self._hosts = self._borrow()
+
+        def describe(status: LeaseStatus) -> None:
+            tell(f"waiting for hosts from {hosts.describe(status)}")
+
+        listed = hosts.wait(self._gave_up, describe)
+        self._draft = dataclasses.replace(self._draft, hosts=tuple(listed))
 
     def run(
         self, call: Function, hosts: Sequence[int], log_spec: LogSpec | None
@@ -73,6 +99,7 @@ class LaunchedCalls:
         with self._lock:
             self._cancelled, self._grace = True, grace
             running = list(self._running)
+        self._gave_up.set()
         for app in running:
             app.cancel(grace)
 
@@ -80,3 +107,5 @@ class LaunchedCalls:
         """See `CallRunner.close`."""
         if self._own:
             self._pool.close()
+        if self._hosts is not None:
+            self._hosts.let_go()

@@ -13,6 +13,8 @@ _QUIET = 0.4
 """Seconds before a bar is shown: what ends sooner needs none."""
 _FIRST, _LONGEST = 10.0, 300.0
 """Seconds until the first line where there is no terminal; each further one waits twice as long."""
+_LONG = 2.0
+"""Seconds after which a wait for hosts is said where there is no terminal."""
 _WIDTH = 20
 
 
@@ -26,6 +28,7 @@ class CallProgress:
         self._known = known
         self._began = self._drawn = time.monotonic()
         self._pause = _FIRST
+        self._said = False
         self._line_at = self._began + _FIRST
 
     def show(self, done: int, failed: int, running: int) -> None:
@@ -40,6 +43,16 @@ class CallProgress:
             self._pause = min(2 * self._pause, _LONGEST)
             self._line_at = now + self._pause
             logger.warning("phalanx: %s", self._text(done, failed, running, now))
+
+    def wait(self, what: str) -> None:
+        """Nothing runs yet: say what is waited for, off a terminal once."""
+        seconds = time.monotonic() - self._began
+        if is_terminal(sys.stderr):
+            if seconds > _QUIET:
+                STATUS.show(self, f"phalanx: {self._title}: {what} ({seconds:.0f} s)")
+        elif seconds > _LONG and not self._said:
+            self._said = True
+            logger.warning("phalanx: %s: %s", self._title, what)
 
     def close(self) -> None:
         """Nothing more is shown."""

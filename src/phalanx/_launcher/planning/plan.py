@@ -159,9 +159,8 @@ class Draft:
         if isinstance(workers, list | tuple):
             workers = [workers[i] for i in indexes]
         settings = dataclasses.replace(self.settings, workers_per_host=workers, log_spec=log_spec)
-        return dataclasses.replace(
-            self, settings=settings, hosts=tuple(self.hosts[i] for i in indexes)
-        )
+        hosts = tuple(self.hosts[i] for i in indexes)
+        return dataclasses.replace(self, settings=settings, hosts=hosts, app="")
 
     def finish(self, facts: Mapping[str, HostFacts], part: HostPart | None = None) -> Plan:
         """The plan, by what is known of hosts whose number of workers depends on that.

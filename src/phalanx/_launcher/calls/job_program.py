@@ -1,0 +1,79 @@
+"""The program that makes a submitted call: a replica of an app on a scheduler.
+
+`python -m phalanx._launcher.calls.job_program DIRECTORY REPLICA`. The first replica launches, on
+this host or on all hosts of the allocation; the others only hold their hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx._core.ranks import STOP_FILE
+from phalanx._launcher.calls.call_directory import CallDirectory, CallOutcome
+from phalanx.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx._launcher.session.app_run import AppRun
+
+_LOOK = 1.0
+"""Seconds between looks whether the host will be taken away."""
+
+
+def main() -> int:
+    """Make the call, and write down what came of it."""
+    directory, replica = sys.argv[1:]
+    if replica != "0":
+        return 0
+    place = CallDirectory(Path(directory))
+    try:
+        work = place.work()
+    except (OSError, ValueError) as error:
+        print(f"phalanx: there is no call to make: {error}", file=sys.stderr)
+        return 1
+    from phalanx._launcher.start import Work, prepare_app
+
+    sys.path[:] = work.python_path
+    stop_file = os.environ.pop(STOP_FILE, "")
+    outcome = CallOutcome()
+    try:
+        call = Work.of(work.function, work.needs, work.title)
+        run = prepare_app(work.options, call, directory=work.cwd).start(is_recorded=False)
+        _pass_on(run, stop_file, signal.Signals[work.options.preempt_signal])
+        outcome = CallOutcome(result=run.result())
+    except PhalanxError as error:
+        outcome = CallOutcome(error=error)
+    except Exception as error:  # noqa: BLE001 the user's: raised where the result is asked for
+        outcome = CallOutcome(error=error)
+    place.finish(outcome)
+    if outcome.error is not None:
+        import traceback
+
+        print("".join(traceback.format_exception_only(outcome.error)), file=sys.stderr)
+    return int(outcome.error is not None)
+
+
+def _pass_on(run: AppRun[Any], stop_file: str, preempt: signal.Signals) -> None:
+    """Have the workers hear of the end that comes: of being stopped, and of preemption."""
+    signal.signal(signal.SIGTERM, lambda *_: run.cancel())
+    signal.signal(signal.SIGINT, lambda *_: run.cancel())
+    with contextlib.suppress(ValueError, OSError):
+        signal.signal(preempt, lambda *_: run.signal(preempt))
+
+    def watch() -> None:
+        while not os.path.exists(stop_file):
+            time.sleep(_LOOK)
+        run.signal(preempt)
+
+    if stop_file:
+        threading.Thread(target=watch, name="phalanx-preemption", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
