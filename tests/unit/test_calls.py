@@ -4,7 +4,7 @@ import functools
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx._core.rounds import Member
@@ -25,6 +25,7 @@ def take_all(schedule):
 # ── the schedule ──────────────────────────────────────────────────────────────
 
 
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_item_is_done_once_whatever_happens(data):
     """And no host, and no map, has more calls at a time than it takes."""
@@ -110,6 +111,7 @@ def test_only_the_host_to_blame_is_avoided():
     assert again.hosts == (0, 2)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 50))
 def test_hosts_take_as_many_calls_as_are_wanted_in_all(hosts, hosts_per_call, most):
     """And not one more than that needs."""
