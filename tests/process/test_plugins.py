@@ -624,3 +624,118 @@ main(["builtins"]); main(["runopts"]); main(["run", "--dryrun", "foo.baz.trainer
 print("read", len(times))
 """
     assert environment.evaluate(code).splitlines()[-1] == "read 1"
+
+
+TORCHX_SCHEDULER = """
+    import os, subprocess, tempfile
+    from phalanx.schedulers.api import (
+        AppDryRunInfo, DescribeAppResponse, ListAppResponse, Scheduler, split_lines,
+    )
+    from phalanx.specs import AppState, ReplicaStatus, RoleStatus, macros, runopts
+
+    PLACE = os.environ["PLACE"]
+
+    class Simple(Scheduler):
+        def __init__(self, session_name, wrong=False):
+            super().__init__("simple", session_name)
+            self.wrong = wrong
+
+        def _run_opts(self):
+            opts = runopts()
+            opts.add("queue", type_=str, required=True, help="the queue")
+            opts.add("mail-user", type_=str, default=None, help="whom to tell")
+            return opts
+
+        def _submit_dryrun(self, app, cfg):
+            app.roles[0].env["QUEUE"] = cfg["queue"]
+            app.roles[0].args.append("end")
+            role = macros.Values("simple-1", "0").apply(app.roles[0])
+            return AppDryRunInfo({"cmd": [role.entrypoint, *role.args], "env": dict(role.env)}, repr)
+
+        def schedule(self, dryrun_info):
+            request = dryrun_info.request
+            with open(f"{PLACE}/simple-1", "w") as out:
+                subprocess.run(request["cmd"], stdout=out, env={**os.environ, **request["env"]})
+            return "simple-1"
+
+        def describe(self, app_id):
+            if self.wrong:
+                return "fine"
+            if not os.path.exists(f"{PLACE}/{app_id}"):
+                return None
+            replica = ReplicaStatus(id=0, state=AppState.SUCCEEDED, role="sh", hostname="here")
+            return DescribeAppResponse(
+                app_id=app_id,
+                state=AppState.SUCCEEDED,
+                roles_statuses=[RoleStatus("sh", [replica])],
+            )
+
+        def list(self):
+            return [ListAppResponse("simple-1", AppState.SUCCEEDED)]
+
+        def _cancel_existing(self, app_id):
+            pass
+
+        def log_iter(self, app_id, role_name, k=0, regex=None, since=None, until=None,
+                     should_tail=False, streams=None):
+            return split_lines(open(f"{PLACE}/{app_id}").read())
+
+    def create_scheduler(session_name, **kwargs):
+        return Simple(session_name)
+
+    def create_wrong(session_name, **kwargs):
+        return Simple(session_name, wrong=True)
+"""
+
+
+def test_a_scheduler_written_for_torchx_runs_with_its_imports_changed(
+    environment, tmp_path, monkeypatch
+):
+    """Options, changes to the app, status, logs; what it cannot do, and nonsense, is named."""
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    entries = ["simple = simple_plugin:create_scheduler", "wrong = simple_plugin:create_wrong"]
+    environment.install(
+        "simple_plugin",
+        {"simple_plugin/__init__.py": textwrap.dedent(TORCHX_SCHEDULER)},
+        {"phalanx.schedulers": entries},
+    )
+    words = ["-s", "simple", "-cfg", "queue=q", "utils.sh", "--entrypoint", "sh", "--"]
+    done = environment("run", "--wait", "--log", *words, "-c", "echo $QUEUE $0")
+    assert done.returncode == 0, done.stderr
+    assert "sh/0 q end" in done.stderr
+    handle = done.stdout.strip()
+    assert handle == "simple://phalanx/simple-1"
+    assert "SUCCEEDED" in environment("status", handle).stdout
+    done = environment("run", "--dryrun", *words, "-c", "x")
+    assert "'cmd': ['sh', '-c', 'x', 'end']" in done.stdout
+    assert "missing required option 'queue'" in environment("run", *words[:2], "utils.echo").stderr
+    assert "queue" in environment("runopts", "simple").stdout
+    done = environment("delete", handle)
+    assert "the scheduler simple does not support this: it cannot delete apps" in done.stderr
+    done = environment("status", "wrong://phalanx/simple-1")
+    assert "the scheduler wrong failed: TypeError: it gave 'fine', not a" in done.stderr
+
+
+def test_a_command_that_is_a_class(environment):
+    """As TorchX has them."""
+    code = """
+        from phalanx.cli import SubCommand
+
+        class Greet(SubCommand):
+            '''Greet somebody.'''
+
+            def add_arguments(self, subparser):
+                subparser.add_argument("--name", required=True)
+
+            def run(self, args):
+                print("hello", args.name)
+    """
+    environment.install(
+        "greet",
+        {"greet/__init__.py": textwrap.dedent(code)},
+        {"phalanx.cli": ["greet = greet:Greet"]},
+    )
+    assert environment("greet", "--name", "x").stdout == "hello x\n"
+    done = environment("greet")
+    assert done.returncode == 2
+    assert "phalanx greet: error" in done.stderr

@@ -52,7 +52,7 @@ LAYERS = [
     "_elastic",
     "_schedulers",
     "_runner",
-    "agent rendezvous runner schedulers specs",
+    "agent cli rendezvous runner schedulers specs",
     "components",
     "testing",
     "_cli",
@@ -63,6 +63,7 @@ LAYERS = [
 
 PUBLIC = {
     "agent",
+    "cli",
     "compat",
     "components",
     "errors",

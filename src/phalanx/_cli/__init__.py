@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
@@ -169,7 +170,7 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
     for plugin in plugins.of(GROUP):
         if plugin.name == verb:
             found = plugin.load()
-            function = getattr(found, "main", found)
+            function = _sub_command(verb, found) or getattr(found, "main", found)
             if not callable(function):
                 raise PluginError(plugin, f"{found!r} is not callable and has no main")
             try:
@@ -188,6 +189,22 @@ def _run_plugin(verb: str, arguments: list[str]) -> int:
     shown = verb if len(verb) <= _LONGEST else f"{verb[:_LONGEST]}…"
     print(f"phalanx: unknown command {shown!r}.{hint}", file=sys.stderr)
     return 2
+
+
+def _sub_command(verb: str, found: Any) -> Callable[[list[str]], Any] | None:
+    """What a class with TorchX's methods for a command does; None for anything else."""
+    if not all(callable(getattr(found, name, None)) for name in ("add_arguments", "run")):
+        return None
+
+    def run(arguments: list[str]) -> Any:
+        import argparse
+
+        command = found() if isinstance(found, type) else found
+        parser = argparse.ArgumentParser(prog=f"phalanx {verb}", description=command.__doc__)
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(arguments))
+
+    return run
 
 
 def _overview() -> str:

@@ -8,11 +8,17 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx._core import values
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx._runner.config import ConfigValue
 
 _TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
 """Options that are not configured: those of schedulers have sections of their own."""
@@ -25,6 +31,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are one sentence and exit code 2, and whose defaults can be set."""
 
     verb = ""
+    config_only: tuple[str, ...] = ()
+    """What may be configured besides its options."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read more."""
@@ -32,6 +40,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """With what the configuration has under `[command.VERB]` as defaults."""
+        if _ASKED.get():
+            raise ParserMade(self)
         if self.verb and not {"-h", "--help"} & set(args or ()):
             self._take_defaults()
         return super().parse_args(args, namespace)
@@ -51,21 +61,58 @@ class Parser(argparse.ArgumentParser):
     def _take_defaults(self) -> None:
         from phalanx._runner import config
 
-        known = self.settings()
+        keys = [*self.settings(), *self.config_only]
         try:
-            configured = config.load().section("command", self.verb, known)
+            configured = config.load().section("command", self.verb, keys)
         except ConfigError as error:
             if self.verb in _NEED_CONFIGURATION:
                 raise
             print(f"{self.prog}: {error}", file=sys.stderr)
             return
         for key, value in configured.items():
-            if key not in known:
-                self.error(f"{value.origin}: {self.verb} has no option {key!r}")
             try:
-                self.set_defaults(**{key: _configured(known[key], value.value)})
+                self.set_defaults(**{key: self.accept(key, value)})
             except ValueError as error:
-                self.error(f"{value.origin}: {key}: {error}")
+                self.error(str(error))
+
+    def accept(self, key: str, value: ConfigValue) -> Any:
+        """A configured value, as the option's own. Raises `ValueError` that says where it is."""
+        known = self.settings()
+        if key in self.config_only:
+            if isinstance(value.value, str) and value.value:
+                return value.value
+            raise ValueError(f"{value.origin}: {key}: {value.value!r} is not a name")
+        if key not in known:
+            hint = did_you_mean(closest(key, [*known, *self.config_only]))
+            text = f"{value.origin}: {self.verb} has no option {key!r}"
+            raise ValueError(f"{text}.{hint}" if hint else text)
+        try:
+            return _configured(known[key], value.value)
+        except ValueError as error:
+            raise ValueError(f"{value.origin}: {key}: {error}") from None
+
+
+class ParserMade(Exception):
+    """A command has made its parser, which was asked for."""
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__(parser.verb)
+        self.parser = parser
+
+
+_ASKED: ContextVar[bool] = ContextVar("asked", default=False)
+
+
+def parser_of(verb: str) -> Parser | None:
+    """The parser that a command makes; None for one that is parsed otherwise."""
+    token = _ASKED.set(True)
+    try:
+        import_module(f"phalanx._cli.commands.{verb}").main([])
+    except ParserMade as made:
+        return made.parser
+    finally:
+        _ASKED.reset(token)
+    return None
 
 
 def _configured(action: argparse.Action, value: Any) -> Any:

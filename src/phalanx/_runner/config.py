@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx import _aliases
 from phalanx._core.suggestions import closest, did_you_mean
+from phalanx._runner import torchx_config
 from phalanx._schedulers.options import Option
 from phalanx.errors import ConfigError
 
@@ -89,7 +91,34 @@ def load(directory: str | None = None, environ: Mapping[str, str] = os.environ) 
     """What applies in a directory. Raises `ConfigError` for a file that cannot be read."""
     home, project = home_file(environ), project_file(directory, environ)
     files = [path for path in (home, project) if path is not None and _is_file(path)]
-    return Config(tuple((str(path), _read(path)) for path in dict.fromkeys(files)), environ)
+    read = [(str(path), _read(path)) for path in dict.fromkeys(files)]
+    return Config((*_torchx_files(directory, environ), *read), environ)
+
+
+def _torchx_files(
+    directory: str | None, environ: Mapping[str, str]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """TorchX's own files, for programs written for it; there the home directory's counts more."""
+    if "torchx" not in environ.get(_aliases.VARIABLE, "").split(","):
+        return []
+    if named := environ.get("TORCHXCONFIG"):
+        places = [Path(named)]
+    else:
+        home = environ.get("HOME")
+        places = [Path(directory or "."), *([Path(home)] if home else [])]
+        places = [place / torchx_config.FILE for place in places]
+    return [(str(path), torchx_config.read(path)) for path in places if _is_file(path)]
+
+
+def unread_torchx_file(directory: str | None = None) -> Path | None:
+    """A `.torchxconfig` in a directory for which there is no configuration of ours."""
+    try:
+        path = Path(directory or os.getcwd()) / torchx_config.FILE
+        has_ours = project_file(directory) is not None
+    except (OSError, ConfigError):
+        return None
+    compat = "torchx" in os.environ.get(_aliases.VARIABLE, "").split(",")
+    return path if path.is_file() and not has_ours and not compat else None
 
 
 def load_from(directory: str) -> Config:

@@ -50,6 +50,8 @@ class Option:
         inner, _ = values.unwrap(self.hint)
         several = typing.get_origin(inner) in (list, dict, tuple) or inner in (list, dict, tuple)
         text = value if several else values.unquote(value)
+        if several and ";" in text and not {",", '"', "'"} & set(text):
+            text = text.replace(";", ",")
         first = next((c for c in text if c in ":="), "=")
         return values.decode(text, self.hint, pair=first)
 

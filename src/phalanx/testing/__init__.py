@@ -1,8 +1,9 @@
-"""For authors of plugins: what theirs must pass."""
+"""For authors of plugins and components: what theirs must pass."""
 
 from __future__ import annotations
 
+from phalanx.testing._component_test_case import ComponentTestCase
 from phalanx.testing._lending_suite import LendingSuite
 from phalanx.testing._scheduler_suite import SchedulerSuite
 
-__all__ = ["LendingSuite", "SchedulerSuite"]
+__all__ = ["ComponentTestCase", "LendingSuite", "SchedulerSuite"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from phalanx._cli import VERBS, parsing
 from phalanx._cli.commands.run import make_parser
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core import values
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner import catalog, config
 from phalanx._runner.config import ConfigValue
 from phalanx._runner.runner import Runner, get_runner
@@ -43,6 +45,12 @@ def main(arguments: list[str]) -> int:
             return 1
     for problem in problems:
         print(f"phalanx config: {problem}", file=sys.stderr)
+    if (unread := config.unread_torchx_file()) is not None:
+        print(
+            f"phalanx config: {unread} is not read; convert it with: phalanx configure "
+            "--from-torchx",
+            file=sys.stderr,
+        )
     code = 1 if problems else 0
     if options.json:
         parsing.print_json(
@@ -71,11 +79,16 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
         for key, action in make_parser().settings().items()
     }
     known["scheduler"] = ConfigValue(runner.default_scheduler, config.DEFAULT)
+    known["component"] = ConfigValue(None, config.DEFAULT)
     found["command.run"] = known | runner.config.section("command", "run", known)
     for name in runner.config.names("command"):
         found.setdefault(f"command.{name}", runner.config.section("command", name))
         if name not in VERBS:
-            problems.append(f"[command.{name}]: unknown command")
+            hint = did_you_mean(closest(name, VERBS))
+            problems.append(f"[command.{name}]: unknown command{hint and '.' + hint}")
+    for name in [n for n in VERBS if f"command.{n}" in found]:
+        problems += _problems_of_command(name, found[f"command.{name}"])
+    problems += _problems_of_run(found["command.run"])
     schedulers = get_scheduler_factories()
     for name in schedulers:
         try:
@@ -94,6 +107,32 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
     return found
 
 
+def _problems_of_command(verb: str, section: dict[str, ConfigValue]) -> Iterator[str]:
+    parser = parsing.parser_of(verb)
+    for key, value in section.items():
+        if parser is None:
+            yield f"{value.origin}: {verb} takes nothing from a configuration: {key!r}"
+        elif value.origin != config.DEFAULT:
+            try:
+                parser.accept(key, value)
+            except ValueError as error:
+                yield str(error)
+
+
+def _problems_of_run(section: dict[str, ConfigValue]) -> Iterator[str]:
+    """What `run` itself would only find out later: whether there are such ones."""
+    scheduler, component = section["scheduler"], section["component"]
+    names = get_scheduler_factories()
+    if isinstance(scheduler.value, str) and scheduler.value not in names:
+        hint = did_you_mean(closest(scheduler.value, names))
+        yield f"{scheduler.origin}: unknown scheduler {scheduler.value!r}.{hint}"
+    if isinstance(component.value, str):
+        try:
+            catalog.find(component.value)
+        except PhalanxError as error:
+            yield f"{component.origin}: component: {error}"
+
+
 def _add_components(
     runner: Runner, found: dict[str, dict[str, ConfigValue]], problems: list[str]
 ) -> None:
@@ -109,8 +148,19 @@ def _add_components(
             problems.append(str(error))
     names = {component.name for component in components}
     tops = {name.partition(".")[0] for name in names}  # [component.dist.ddp], without quotes
-    unknown = [name for name in runner.config.names("component") if name not in names | tops]
-    problems += [f'[component."{name}"]: unknown component' for name in unknown]
+    for name in runner.config.names("component"):
+        if name in names | tops:
+            continue
+        try:  # of a file, or by its last part
+            component = catalog.find(name)
+            section = runner.config.section("component", name, component.configurable)
+            found[f"component.{name}"] = section
+            component.accept_configured(section)
+        except UsageError as error:
+            problems.append(str(error))
+        except Exception as error:  # noqa: BLE001 a file's own
+            reason = f": {error}" if ":" in name else ""
+            problems.append(f'[component."{name}"]: unknown component{reason}')
 
 
 def _shown(value: Any) -> str:

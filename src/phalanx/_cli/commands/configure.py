@@ -6,14 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from phalanx._cli import parsing
+from phalanx._cli import VERBS, parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
-from phalanx._runner import config
+from phalanx._runner import catalog, config, torchx_config
+from phalanx._runner.config import ConfigValue
 from phalanx._runner.runner import Runner, get_runner
 from phalanx._schedulers.factories import get_scheduler_factories
 from phalanx._schedulers.options import Option
-from phalanx.errors import PhalanxError
+from phalanx.errors import ConfigError, PhalanxError
 
 
 def main(arguments: list[str]) -> int:
@@ -28,13 +30,21 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("-a", "--all", action="store_true", help="all schedulers (the default)")
     parser.add_argument("--print", action="store_true", help="print the file instead of writing it")
+    parser.add_argument(
+        "--from-torchx",
+        action="store_true",
+        help="convert the .torchxconfig of the current directory",
+    )
     options = parser.parse_args(arguments)
     names = list(get_scheduler_factories())
     if options.schedulers and not options.all:
         names = [name.strip() for name in options.schedulers.split(",")]
     try:
         with stdout_to_stderr(), get_runner() as runner:
-            text = _text(runner, names, strict=bool(options.schedulers))
+            if options.from_torchx:
+                text = _converted(runner)
+            else:
+                text = _text(runner, names, strict=bool(options.schedulers))
     except PhalanxError as error:
         print(f"phalanx configure: {error}", file=sys.stderr)
         return 1
@@ -88,6 +98,46 @@ def _text(runner: Runner, names: list[str], *, strict: bool) -> str:
                 raise
             print(f"phalanx configure: {error}", file=sys.stderr)
     return "\n".join(parts)
+
+
+def _converted(runner: Runner) -> str:
+    """What a `.torchxconfig` says. Raises `ConfigError`."""
+    path = Path(os.getcwd()) / torchx_config.FILE
+    if not path.is_file():
+        raise ConfigError(f"no such file: {path}")
+
+    def problem(kind: str, name: str, key: str, value: Any) -> str:
+        reason = _problem(runner, kind, name, key, value)
+        if reason:
+            print(f"phalanx configure: {path}: {reason}", file=sys.stderr)
+        return reason
+
+    lines = torchx_config.to_toml(torchx_config.read(path), problem)
+    return "\n".join(
+        [f"# Converted from {torchx_config.FILE}. Show it: phalanx config", *lines, ""]
+    )
+
+
+def _problem(runner: Runner, kind: str, name: str, key: str, value: Any) -> str:
+    """Why something cannot be set; empty if it can."""
+    found = ConfigValue(value, f"[{kind}.{name}]")
+    try:
+        if kind == "scheduler":
+            options = runner.scheduler_run_opts(name)
+            return next(config.option_problems(name, options, {key: found} if key else {}), "")
+        if kind == "component":
+            component = catalog.find(name)
+            if key:
+                component.accept_configured({key: found})
+        else:
+            made = parsing.parser_of(name) if name in VERBS else None
+            if made is None:
+                return f"{name}: unknown command, or it takes nothing from a configuration"
+            if key:
+                made.accept(key, found)
+    except (PhalanxError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _section(name: str, options: list[Option]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -70,13 +71,13 @@ def main(arguments: list[str]) -> int:
         "--tail",
         type=int,
         metavar="N",
-        help="show only the last N lines of each rank or replica",
+        help="show only the last N lines of each rank or replica; without N: follow",
     )
     parser.add_argument(
         "--agents", action="store_true", help="show the agents' own logs (with -e, -n and --json)"
     )
     parsing.add_json(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_tail_as_follow(arguments))
     if options.follow and options.tail is not None:
         parser.error("--tail cannot be used with --follow")
     if options.tail is not None and options.tail < 0:
@@ -113,6 +114,16 @@ def main(arguments: list[str]) -> int:
     else:
         _print(app, options, several=len(files) > 1)
     return 0
+
+
+def _tail_as_follow(arguments: list[str]) -> list[str]:
+    """`--tail` (`-t`) without a number follows, as TorchX has it."""
+    return [
+        "--follow"
+        if word == "-t" or (word == "--tail" and not re.fullmatch(r"[+-]?\d+", following))
+        else word
+        for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue="")
+    ]
 
 
 def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:

@@ -16,7 +16,7 @@ from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import is_raised_outright, print_users_part
 from phalanx._core.suggestions import closest, did_you_mean
-from phalanx._runner.component import HelpWanted
+from phalanx._runner.component import Component, HelpWanted
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 from phalanx._schedulers.options import parse
 from phalanx._schedulers.request import AppRequest
@@ -58,8 +58,10 @@ def main(arguments: list[str]) -> int:
     """Run; gives the exit code."""
     parser = make_parser()
     try:
-        own, flags, component, rest = split(parser, arguments)
+        own, flags, component, rest = split(parser, arguments, _configured_component)
         options = parser.parse_args(own)
+        if component is None and not options.stdin:
+            component = options.component
         wanted = _Wanted(
             component=component,
             arguments=rest,
@@ -77,6 +79,7 @@ def main(arguments: list[str]) -> int:
             wanted = _from_stdin(wanted)
         if wanted.component is None and flags:
             parser.error(f"unknown option --{next(iter(flags))}, or missing component")
+        _notice_torchx_config()
         if wanted.component is None:
             parser.error("missing component; list components with 'phalanx builtins'")
         return _run(wanted)
@@ -102,6 +105,8 @@ def main(arguments: list[str]) -> int:
 def make_parser() -> parsing.Parser:
     """What `run` takes before the component."""
     parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
+    parser.config_only = ("component",)
+    parser.set_defaults(component=None)
     parser.add_argument("-s", "--scheduler", action=parsing.Once, help="default: local_cwd")
     parser.add_argument(
         "-cfg",
@@ -154,10 +159,26 @@ class _Wanted:
     log: bool = False
 
 
+def _configured_component() -> Component | None:
+    """The one that runs when none is named; one that cannot be used is told when it is."""
+    from phalanx._runner import catalog, config
+
+    try:
+        found = config.load().section("command", "run", ["component"]).get("component")
+        return None if found is None else catalog.find(str(found.value))
+    except PhalanxError:
+        return None
+
+
 def split(
-    parser: parsing.Parser, arguments: list[str]
+    parser: parsing.Parser,
+    arguments: list[str],
+    configured: Callable[[], Component | None] = lambda: None,
 ) -> tuple[list[str], dict[str, str], str | None, list[str]]:
-    """Our own words, flags that may be the scheduler's, the component, and all behind it."""
+    """Our own words, flags that may be the scheduler's, the component, and all behind it.
+
+    A flag that only the `configured` component has begins its arguments.
+    """
     own: list[str] = []
     flags: dict[str, str] = {}
     words = list(arguments)
@@ -165,6 +186,9 @@ def split(
         word = words.pop(0)
         flag, equals, value = word.partition("=")
         action = parser.find(flag)
+        if word == "--" and words and words[0].startswith("-"):
+            default = configured()
+            return own, flags, None if default is None else default.name, words
         if not word.startswith("-") or word in ("-", "--"):
             return own, flags, *_component([word, *words])
         if action is not None:
@@ -172,6 +196,9 @@ def split(
             if action.nargs != 0 and not equals and words:
                 own.append(words.pop(0))
             continue
+        default = configured()
+        if default is not None and flag.lstrip("-").replace("-", "_") in default.parameters:
+            return own, flags, default.name, [word, *words]
         if not flag.startswith("--"):
             own.append(word)  # argparse says what is wrong with it
             continue
@@ -221,6 +248,16 @@ _STDIN: dict[str, tuple[type[Any], ...]] = {
     "tee_logs": (bool,),
 }
 """What may be read from stdin, and of which types."""
+
+
+def _notice_torchx_config() -> None:
+    from phalanx._runner import config
+
+    if (path := config.unread_torchx_file()) is not None:
+        print(
+            f"phalanx run: {path} is not read; convert it with: phalanx configure --from-torchx",
+            file=sys.stderr,
+        )
 
 
 def _from_stdin(wanted: _Wanted) -> _Wanted:

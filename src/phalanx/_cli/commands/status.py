@@ -12,10 +12,11 @@ from phalanx._cli import parsing
 from phalanx._cli.app_argument import FoundApp, find_app
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core.ranks import ranges
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.runner import get_runner
 from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus
-from phalanx.errors import PhalanxError
+from phalanx.errors import PhalanxError, UnknownApp
 
 _ROUNDS_SHOWN = 10
 
@@ -24,12 +25,16 @@ def main(arguments: list[str]) -> int:
     """Print an app's status; exit code 0 unless it is unknown."""
     parser = parsing.make("status", "Show an app's status, and how its workers or replicas ended.")
     parsing.add_app(parser)
+    parser.add_argument(
+        "--roles", metavar="NAMES", help="show only replicas of these roles, comma-separated"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
+    roles = [name.strip() for name in (options.roles or "").split(",") if name.strip()]
     try:
         found = find_app(options.app)
         if not found.is_launch:
-            return _of_scheduler(found, as_json=options.json)
+            return _of_scheduler(found, roles, as_json=options.json)
     except (LookupError, PhalanxError) as error:
         print(f"phalanx status: {error}", file=sys.stderr)
         return 1
@@ -43,11 +48,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _of_scheduler(found: FoundApp, *, as_json: bool) -> int:
+def _of_scheduler(found: FoundApp, roles: list[str], *, as_json: bool) -> int:
     with stdout_to_stderr(), get_runner() as runner:
         status = runner.status(found.handle)
     if status is None:
-        raise LookupError(f"no such app: {found.handle}")
+        raise UnknownApp(f"no such app: {found.handle}")
+    if roles:
+        names = [role.role for role in status.roles]
+        if unknown := [name for name in roles if name not in names]:
+            hint = did_you_mean(closest(unknown[0], names), f"It has {', '.join(names)}.")
+            raise LookupError(f"{status.app} has no role {unknown[0]!r}.{hint}")
+        chosen = tuple(role for role in status.roles if role.role in roles)
+        status = dataclasses.replace(status, roles=chosen)
     if as_json:
         facts = {} if found.record is None else found.record.facts
         parsing.print_json({**facts, "handle": found.handle, "status": _as_json(status)})

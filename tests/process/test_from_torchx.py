@@ -1,0 +1,214 @@
+"""What people who come from TorchX type and configure, from outside."""
+
+import json
+import textwrap
+
+import pytest
+
+from phalanx.components import utils
+from phalanx.runner import get_runner
+from phalanx.specs import AppDef, AppState, Role
+from phalanx.testing import ComponentTestCase
+from tests.process.commands import phalanx
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    """Apps and configuration of this test alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+
+
+def args_of(done):
+    """The arguments of the app that a dry run shows."""
+    assert done.returncode == 0, done.stderr
+    app = json.loads(done.stdout.partition("=== SCHEDULER REQUEST")[0].partition("===\n")[2])
+    return app["roles"][0]["args"]
+
+
+def dryrun(*words):
+    return phalanx("run", "--dryrun", *words)
+
+
+def test_a_configured_component_runs_when_none_is_named(tmp_path):
+    """With its configured arguments, and those that are given; other runs are as they were."""
+    (tmp_path / ".phalanxconfig").write_text(
+        '[command.run]\ncomponent = "utils.echo"\n[component."utils.echo"]\nmsg = "configured"\n'
+        '[component."utils.python"]\nm = "train"\nargs = "--lr 0.1 \'a b\'"\n'
+    )
+    assert args_of(dryrun()) == ["configured"]
+    assert args_of(dryrun("--msg", "given")) == ["given"]
+    assert args_of(dryrun("--", "--msg", "given")) == ["given"]
+    assert args_of(dryrun("--log_dir", "logs", "--msg", "given")) == ["given"]
+    assert args_of(dryrun("utils.python")) == ["-m", "train", "--lr", "0.1", "a b"]
+    assert args_of(dryrun("utils.python", "--", "own")) == ["-m", "train", "own"]
+    assert args_of(dryrun("utils.touch", "--file", "x")) == ["x"]
+    assert "has no option '--mgs'. Did you mean --msg?" in dryrun("--msg", "x", "--mgs", "y").stderr
+
+
+def test_a_configured_component_that_is_wrong_breaks_no_other_run(tmp_path):
+    """It is told by `config`, and by a run that would use it."""
+    (tmp_path / ".phalanxconfig").write_text('[command.run]\ncomponent = "utils.ecco"\n')
+    assert args_of(dryrun("utils.touch", "--file", "x")) == ["x"]
+    assert "unknown component 'utils.ecco'. Did you mean 'utils.echo'?" in dryrun().stderr
+    done = phalanx("config")
+    assert done.returncode == 1
+    assert "component: unknown component 'utils.ecco'" in done.stderr
+
+
+def test_config_finds_what_commands_would_find(tmp_path):
+    """In sections of all commands."""
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from phalanx.specs import AppDef, Role
+
+            def train(lr: float) -> AppDef:
+                return AppDef("train", [Role("r", entrypoint="echo", args=[str(lr)])])
+            """
+        )
+    )
+    (tmp_path / ".phalanxconfig").write_text(
+        '[command.run]\nscheduler = "local_cwdd"\nwait = "maybe"\ncomponent = 3\n'
+        "[command.list]\nal = true\n[command.launch]\nx = 1\n"
+        '[component."mine.py:train"]\nlr = "fast"\n[component."other.py:train"]\nlr = 1\n'
+    )
+    done = phalanx("config")
+    assert done.returncode == 1
+    for said in (
+        "unknown scheduler 'local_cwdd'. Did you mean 'local_cwd'?",
+        "wait: 'maybe' is not yes or no",
+        "component: 3 is not a name",
+        "list has no option 'al'. Did you mean 'all'?",
+        "launch takes nothing from a configuration",
+        "mine.py:train: lr: 'fast' is not a number",
+        '[component."other.py:train"]: unknown component: no such file',
+    ):
+        assert said in done.stderr
+    (tmp_path / ".phalanxconfig").write_text('[component."mine.py:train"]\nlr = 0.5\n')
+    assert phalanx("config").returncode == 0
+    assert args_of(dryrun("mine.py:train")) == ["0.5"]
+
+
+TORCHX = """\
+[cli:run]
+component = dist.ddp
+scheduler = local_cwd
+workspace = file://.
+
+[component:dist.ddp]
+j = 1x2
+script = train.py
+env = A=1;B=x,y
+debug = True
+
+[local_cwd]
+log_dir = logs
+nothing = 3
+
+[some_cluster]
+queue = #FIXME:(str) the queue
+
+[tracker:mlflow]
+config = x
+"""
+
+
+def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path):
+    """What cannot be kept is commented out, with the reason."""
+    (tmp_path / ".torchxconfig").write_text(TORCHX)
+    (tmp_path / "train.py").write_text("")
+    said = f"{tmp_path / '.torchxconfig'} is not read; convert it with: phalanx configure"
+    assert said in dryrun("utils.echo").stderr
+    assert said in phalanx("config").stderr
+    done = phalanx("configure", "--from-torchx")
+    assert done.returncode == 0, done.stderr
+    assert "local_cwd has no option 'nothing'" in done.stderr
+    assert "unknown scheduler 'some_cluster'" in done.stderr
+    text = (tmp_path / ".phalanxconfig").read_text()
+    assert '\ncomponent = "dist.ddp"\n' in text
+    assert '\n# nothing = "3"' in text
+    done = phalanx("config")
+    assert (done.returncode, done.stderr) == (0, "")
+    app = dryrun()
+    assert "train.py" in args_of(app)
+    assert '"B": "x,y"' in app.stdout
+    (tmp_path / ".torchxconfig").unlink()
+    (tmp_path / ".phalanxconfig").unlink()
+    assert "no such file" in phalanx("configure", "--from-torchx").stderr
+
+
+@pytest.mark.parametrize("name", ["utils.echo", "dist.ddp", "metrics.tensorboard", "utils.copy"])
+def test_a_printed_component_runs(name, tmp_path):
+    """As a file of its own."""
+    done = phalanx("builtins", "--print", name)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "mine.py").write_text(done.stdout)
+    required = {
+        "dist.ddp": ["--script", "mine.py"],
+        "metrics.tensorboard": ["--logdir", "x"],
+        "utils.copy": ["--src", "a", "--dst", "b"],
+    }.get(name, [])
+    function = name.rpartition(".")[2]
+    assert args_of(dryrun(f"mine.py:{function}", *required)) == args_of(dryrun(name, *required))
+
+
+def test_replicas_of_some_roles_and_lines_that_are_followed(tmp_path):
+    """`status --roles`, `log --tail` without a number."""
+    app = AppDef(
+        "two",
+        [Role("a", entrypoint="echo", args=["A"]), Role("b", entrypoint="echo", args=["B"])],
+    )
+    with get_runner("") as runner:
+        handle = runner.run(app, "local_cwd")
+        status = runner.wait(handle)
+        status.raise_for_status()
+        assert list(runner.log_lines(handle, "a")) == ["A"]
+        assert list(runner.log_lines(handle, role_name="b", k=0, should_tail=True)) == ["B\n"]
+    assert handle.startswith("local_cwd://phalanx/")
+    shown = phalanx("status", "--roles", "b", handle).stdout
+    assert ("b/0" in shown, "a/0" in shown) == (True, False)
+    assert "has no role 'c'" in phalanx("status", "--roles", "c", handle).stderr
+    assert phalanx("log", "--tail", f"{handle}/a").stdout == phalanx("log", f"{handle}/a").stdout
+    assert "A" in phalanx("log", "-n", "1", handle).stdout
+
+
+def test_one_cfg_for_several_schedulers():
+    """Keys of others are passed over, unknown ones are errors."""
+    app = AppDef("a", [Role("r", entrypoint="echo")])
+    cfg = {"log_dir": None, "hosts": ["h"], "partition": "p"}
+    with get_runner(component_defaults={"utils.echo": {"msg": "default"}}) as runner:
+        runner.dryrun(app, "local_cwd", cfg)
+        with pytest.raises(ValueError, match="has no option 'logdir'. Did you mean 'log_dir'"):
+            runner.dryrun(app, "local_cwd", {**cfg, "logdir": "x"})
+        info = runner.dryrun_component("utils.echo", [], "local_cwd")
+        assert info.app.roles[0].args == ["default"]
+        info._fmt = lambda request: f"<{request.name}>"
+        assert str(info).endswith("<echo>")
+    done = phalanx("run", "--dryrun", "-cfg", "hosts=a", "utils.echo")
+    assert "local_cwd does not use 'hosts', an option of ssh" in done.stderr
+
+
+def test_mounts_on_this_machine_are_a_warning():
+    """The files are there as they are."""
+    done = dryrun("utils.sh", "--mounts", "type=bind,src=~/data,dst=/data", "ls")
+    assert done.returncode == 0
+    assert "local_cwd mounts nothing: role 'sh'" in done.stderr
+    assert "/home/data" in done.stdout
+
+
+class TestComponents(ComponentTestCase):
+    """A component's own tests, as they are written for TorchX."""
+
+    def test_validate(self):
+        """Each is a component."""
+        self.validate(utils, "echo")
+        with self.assertRaisesRegex(ValueError, "has no function"):
+            self.validate(utils, "ecco")
+
+    def test_run(self):
+        """And runs."""
+        status = self.run_component(utils.touch, {"file": "made"})
+        assert status.state is AppState.SUCCEEDED
