@@ -33,8 +33,8 @@ class LentHost:
     """What users know it by; unique within a lease."""
     command: tuple[str, ...]
     """Runs another command there, which is given behind it: `("ssh", "gpu-1")`. Its stdin, stdout
-    and stderr are those of the command that it runs, byte for byte, and it ends when that ends;
-    when it is killed, the command's stdin ends."""
+    and stderr are those of the command that it runs, byte for byte and without delay; it ends when
+    that ends. Several may run at once."""
     through_shell: bool = False
     """What is given is read by a shell there, as with ssh; otherwise it is taken as it is."""
     without: frozenset[str] = frozenset()

@@ -42,7 +42,7 @@ from phalanx._logs import logger
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p
 from phalanx._system.daemon_thread import in_daemon_thread
-from phalanx.errors import StartFailed, WireError
+from phalanx.errors import PhalanxError, StartFailed, WireError
 
 if TYPE_CHECKING:
     from phalanx._launcher.transport.dial import Dial
@@ -54,6 +54,8 @@ _REASON = 16 << 10
 """How much of an agent's last words is shown."""
 _RECALLED, _LONGEST = 1.0, 30.0
 """Seconds after which a lost host is tried again, and the longest that this grows to."""
+
+ReplaceLost = Callable[[str, Callable[[], bool]], bool]
 
 
 class Session:
@@ -69,7 +71,7 @@ class Session:
         decide: MakeDecider,
         *,
         began: float,
-        replace_lost: Callable[[str, Callable[[], bool]], bool] | None = None,
+        replace_lost: ReplaceLost | None = None,
     ) -> None:
         """`on_event` is called, on the loop, after every event, and every moment.
 
@@ -119,6 +121,8 @@ class Session:
             self._do,
         )
         self._replace_lost = replace_lost
+        self._replaced: dict[HostIndex, bool] = {}
+        """The hosts for which another was asked, and whether it has come."""
         self.decider = decide(plan, self._now)
 
     async def run(self) -> p.Verdict:
@@ -180,7 +184,7 @@ class Session:
         while not self._is_ending:
             await asyncio.wait([self._verdict], timeout=pause)
             pause = min(2 * pause, _LONGEST) or _RECALLED
-            if self._is_ending:
+            if self._is_ending or self._replaced.get(position):
                 return
             try:
                 placed = await self._placement.again(position)
@@ -191,15 +195,18 @@ class Session:
                 return
             member = self.plan.members[position]
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
-            if await self._is_replaced(member.hostname):
-                return
+            if self._replace_lost is not None and position not in self._replaced:
+                self._replaced[position] = False
+                self._do_recall(self._replace_host(position, self._replace_lost))
 
-    async def _is_replaced(self, hostname: str) -> bool:
-        """Another host has been added in the place of one that cannot be used."""
-        if self._replace_lost is None:
-            return False
-        ask = functools.partial(self._replace_lost, hostname, lambda: self._is_ending)
-        return await in_daemon_thread(ask)
+    async def _replace_host(self, position: HostIndex, replace: ReplaceLost) -> None:
+        """Have another host added in the place of one, which is tried again meanwhile."""
+        member = self.plan.members[position]
+        ask = functools.partial(replace, member.hostname, lambda: self._is_ending)
+        try:
+            self._replaced[position] = await in_daemon_thread(ask)
+        except PhalanxError as error:
+            self.missing[member.agent] = f"{member.hostname} is not replaced: {error}"
 
     def add(self, plan: Plan, dial: Dial | None) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""

@@ -26,6 +26,13 @@ _OF_TASKS = frozenset(
 """What a job has asked for each of its tasks: the agent is one task, with all that the host has."""
 
 
+STEP_OPTIONS = (
+    *("-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "--export=ALL"),
+    *("--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"),
+)
+"""A step of one task, which carries every byte at once and shares what the job has."""
+
+
 @dataclass(frozen=True)
 class Allocation:
     """The hosts of a job, and how many tasks each has; none where the job did not say."""
@@ -94,7 +101,6 @@ def _expand(listed: str) -> tuple[str, ...]:
 
 def srun_target(name: str, pythons: Sequence[str], gres: str | None) -> Target:
     """A host of the allocation, by a step of its own beside whatever runs there."""
-    transport = ["srun", "-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "-w", name]
-    transport += ["--export=ALL", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"]
+    transport = ["srun", "-w", name, *STEP_OPTIONS]
     transport += [] if gres is None else [f"--gres={gres}"]
     return Target(name, tuple(pythons), tuple(transport), through_shell=False, without=_OF_TASKS)

@@ -16,6 +16,7 @@ from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_place
 from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
+from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.replica_logs import (
     ReplicaStream,
     find_replica,
@@ -53,6 +54,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         several_roles=True,
         # The batch script starts everything again: it is one step for each role.
         retry_policies=frozenset({RetryPolicy.APPLICATION}),
+        lends_hosts=True,
     )
     poll_interval = 0.2
 
@@ -294,6 +296,14 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             app.remove(logs=True)
         except OSError as error:
             raise SchedulerError(f"cannot delete {app_id}: {error}") from error
+
+    # ── hosts for launches ────────────────────────────────────────────────────
+
+    def lend(self, request: LeaseRequest) -> Lease:
+        """Ask for an allocation. Raises `ConfigError`."""
+        from phalanx._schedulers.slurm.lease import SlurmLease
+
+        return SlurmLease(request)
 
     def _find(self, app_id: str) -> RecordedApp | None:
         return by_handle(_NAME, self.session_name, app_id)

@@ -1,0 +1,316 @@
+"""Hosts of Slurm for launches: allocations that end with this process, and steps that lead there.
+
+Each allocation is an `salloc`, held by a pipe: what it runs, and a process beside it, read the
+pipe, whose other end only this process has. However this process ends, a job that waits is
+withdrawn and one that runs is ended at once, with nobody to clean up. A lost host is replaced by an
+allocation of one more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+
+from phalanx._core.sanitize import sanitize
+from phalanx._launcher.transport.slurm import STEP_OPTIONS
+from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.slurm.controller import (
+    INTERVAL,
+    ControllerDown,
+    JobState,
+    controller,
+    environment,
+)
+from phalanx._schedulers.slurm.options import SlurmOptions
+from phalanx.errors import ConfigError, PhalanxError
+
+_GIVING_BACK = 15.0
+"""Seconds for an allocation to end when its pipe is closed."""
+_SAID = 16 << 10
+_ALLOCATED = re.compile(rb"^phalanx-allocation (\d+) (.+)$", re.MULTILINE)
+_NUMBER = re.compile(r"job allocation (\d+)")
+
+_NEVER = {
+    *("BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
+    *("AccountNotAllowed", "QOSNotAllowed", "PartitionNodeLimit", "PartitionTimeLimit"),
+}
+"""Reasons for which a job waits until somebody changes it, or the cluster."""
+
+_ELSEWHERE = {
+    "job_dir": "the launcher sends the project itself",
+    "python": "use the launcher's own python=…",
+    "requeue": "use max_restarts=…",
+}
+"""Options that are for apps, and what a launch has instead."""
+
+# Descriptor 3 is the pipe. salloc gets it as the stdin of what it runs; while it waits it reads
+# nothing, and is told to end by the one that reads beside it. That one lets what runs go first:
+# a signal at that moment can have salloc hang.
+_HOLDER = """
+exec 3<&0 0</dev/null
+salloc "$@" sh -c '
+    echo "phalanx-allocation $SLURM_JOB_ID" $(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    exec cat >/dev/null
+' <&3 &
+job=$!
+{ cat <&3; sleep 0.3; while kill -TERM $job; do sleep 2; done; } >/dev/null 2>&1 &
+beside=$!
+exec 3<&-
+wait $job
+code=$?
+kill $beside 2>/dev/null
+exit $code
+"""
+
+
+class SlurmLease(Lease):
+    """Hosts of one allocation, and of others for those of them that were lost."""
+
+    def __init__(self, request: LeaseRequest) -> None:
+        """Ask for them. Raises `ConfigError`."""
+        options = request.options
+        assert isinstance(options, SlurmOptions)
+        for name, instead in _ELSEWHERE.items():
+            if getattr(options, name):
+                raise ConfigError(f"slurm: {name} has no effect on lent hosts: {instead}.")
+        if shutil.which("salloc") is None:
+            raise ConfigError(
+                "salloc is not installed here: run this on a login node of the cluster."
+            )
+        self._request = request
+        self._options = options
+        self._lock = threading.Lock()
+        self._given_back = False
+        self._lost: set[str] = set()
+        self._allocations = [_Allocation(request.name, request.num_hosts, options)]
+
+    @property
+    def id(self) -> str:  # type: ignore[override]
+        """The job's number, once it has one."""
+        number = self._allocations[0].number
+        return f"job {number}" if number else ""
+
+    def status(self) -> LeaseStatus:
+        """How the first allocation stands, and the hosts of all."""
+        first = self._allocations[0]
+        if self._given_back:
+            return LeaseStatus(LeasePhase.ENDED, reason="given back")
+        first.look()
+        if first.end is not None:
+            return LeaseStatus(LeasePhase.ENDED, reason=first.end)
+        if not first.hosts:
+            state, reason = first.queue()
+            phase = LeasePhase.ENDED if reason in _NEVER else LeasePhase.WAITING
+            return LeaseStatus(phase, state=state, reason=reason)
+        return LeaseStatus(LeasePhase.READY, tuple(self._hosts()), "RUNNING")
+
+    def _hosts(self) -> Iterator[LentHost]:
+        with self._lock:
+            allocations, lost = list(self._allocations), set(self._lost)
+        ours = frozenset(os.environ.keys() - environment(os.environ).keys())
+        for allocation in allocations:
+            allocation.look()
+            for name in allocation.hosts:
+                if name not in lost and allocation.end is None:
+                    yield LentHost(name, self._command(allocation.number, name), without=ours)
+
+    def _command(self, number: str, name: str) -> tuple[str, ...]:
+        own = []
+        if self._options.gpus_per_node is not None:
+            own.append(f"--gpus-per-node={self._options.gpus_per_node}")
+        if self._options.gres is not None:
+            own.append(f"--gres={self._options.gres}")
+        return ("srun", f"--jobid={number}", "-w", name, *STEP_OPTIONS, *own)
+
+    def replace(self, name: str) -> bool:
+        """Ask for an allocation of one more host, which is none that there was."""
+        with self._lock:
+            if self._given_back:
+                return False
+            self._lost.add(name)
+            known = {host for allocation in self._allocations for host in allocation.hosts}
+            one = _Allocation(self._request.name, 1, self._options, sorted(known | self._lost))
+            idle = [a for a in self._allocations[1:] if a.hosts and {*a.hosts} <= self._lost]
+            self._allocations = [a for a in self._allocations if a not in idle] + [one]
+        for allocation in idle:
+            allocation.give_back()
+        return True
+
+    def give_back(self) -> None:
+        """End all allocations, or withdraw the requests."""
+        with self._lock:
+            self._given_back = True
+            allocations = list(self._allocations)
+        for allocation in allocations:  # all are told first, then waited for
+            allocation.close()
+        for allocation in allocations:
+            allocation.give_back()
+
+
+class _Allocation:
+    """One salloc, from the request to the end."""
+
+    def __init__(
+        self, name: str, count: int, options: SlurmOptions, exclude: Sequence[str] = ()
+    ) -> None:
+        self.number = ""
+        self.hosts: tuple[str, ...] = ()
+        self.end: str | None = None
+        """Why it has ended, once it has."""
+        self._said = bytearray()
+        self._errors = bytearray()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._state = JobState("PENDING")
+        words = [*_words(name, count, options, exclude)]
+        read, self._write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _HOLDER, "phalanx", *words],
+                stdin=read,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(os.environ),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._write)
+            raise
+        finally:
+            os.close(read)
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+        _OPEN.add(self)
+        self._asking: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Take what it has said since the last time."""
+        with self._lock:
+            if self.end is not None:
+                return
+            code = self._process.poll()  # before what it said: nothing follows then
+            _drain(self._process.stdout, self._said)
+            _drain(self._process.stderr, self._errors)
+            text = self._errors.decode("utf-8", "replace")
+            if found := _NUMBER.search(text):
+                self.number = found[1]
+            if not self.hosts and (ready := _ALLOCATED.search(self._said)):
+                self.number = ready[1].decode()
+                self.hosts = tuple(ready[2].decode().split())
+                self._over.set()
+            if code is not None:
+                self.end = _reason(text) or f"salloc exited with code {code}"
+                self._over.set()
+        if code is not None:
+            self._let_go()
+
+    def queue(self) -> tuple[str, str]:
+        """Why it waits, by Slurm's words: asked for on a thread, so that nobody waits for that."""
+        if self.number and self._asking is None and not self._over.is_set():
+            self._asking = threading.Thread(target=self._ask, name="slurm-queue", daemon=True)
+            self._asking.start()
+        return self._state.state, self._state.reason
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            try:
+                found = controller().jobs([self.number])[self.number]
+                self._state = found or self._state
+            except ControllerDown as error:
+                self._state = JobState(self._state.state, f"no answer from Slurm: {error}")
+            except PhalanxError as error:
+                self._state = JobState(self._state.state, str(error))
+            self._over.wait(INTERVAL)
+        controller().forget(self.number)
+
+    def close(self) -> None:
+        """Let go of the pipe: salloc ends, and the job with it. Idempotent."""
+        self._over.set()
+        with self._lock:
+            if self._write >= 0:
+                os.close(self._write)
+                self._write = -1
+
+    def give_back(self) -> None:
+        """The same, and wait until it is done."""
+        self.close()
+        try:
+            self._process.wait(_GIVING_BACK)
+        except subprocess.TimeoutExpired:
+            self.look()
+            if self.number:
+                with contextlib.suppress(PhalanxError):
+                    controller().cancel(self.number)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self.look()
+
+    def _let_go(self) -> None:
+        self.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        _OPEN.discard(self)
+
+    def forget(self) -> None:
+        """In a process that was forked: its end of the pipe would keep the hosts."""
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+
+_OPEN: weakref.WeakSet[_Allocation] = weakref.WeakSet()
+
+
+def _forget_in_fork() -> None:
+    for allocation in list(_OPEN):
+        allocation.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+def _words(name: str, count: int, options: SlurmOptions, exclude: Sequence[str]) -> Iterator[str]:
+    """What salloc is asked for."""
+    # It goes on without a host that is lost, and what holds it is ended when the job has.
+    yield from (f"--job-name={name}", f"--nodes={count}", "--ntasks-per-node=1")
+    yield from ("--no-kill", "--kill-command=TERM", "--no-bell")
+    if options.cpus is not None:
+        yield f"--cpus-per-task={options.cpus}"
+    if options.mem is not None:
+        yield f"--mem={options.mem}"
+    if options.gpus_per_node is not None:
+        yield f"--gpus-per-node={options.gpus_per_node}"
+    for key, value in options.directives():
+        if exclude and key in ("nodelist", "exclude"):
+            continue  # the hosts that had to be among them are
+        yield f"--{key}" + ("" if value is None else f"={value}")
+    if exclude:
+        yield f"--exclude={','.join(filter(None, [options.exclude, *exclude]))}"
+
+
+def _drain(stream: object, into: bytearray) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while data := stream.read(1 << 16):  # type: ignore[attr-defined]
+            into += data
+    del into[:-_SAID]
+
+
+def _reason(text: str) -> str:
+    """Slurm's own words on why it ended, in one line."""
+    said = [line.removeprefix("salloc: ") for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    ends = [line for line in said if "revoked" in line or "time limit" in line]
+    chosen = dict.fromkeys(
+        re.sub(r"^Job submit/allocate failed: ", "", line) for line in errors or ends
+    )
+    return sanitize("; ".join(chosen) or (said[-1] if said else ""))

@@ -1,0 +1,220 @@
+"""Functions on hosts that Slurm lends, from outside of any allocation."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from tests.conftest import phalanx_processes, wait_until
+
+pytestmark = pytest.mark.usefixtures("in_slurm")
+
+
+def launcher(**options):
+    given = {"num_hosts": 1, "workers_per_host": 1, "workspace": None, **options}
+    return phalanx.Launcher(scheduler="slurm", **given)
+
+
+def where():
+    return os.environ["SLURMD_NODENAME"], int(os.environ["RANK"])
+
+
+def jobs(slurm):
+    return slurm.run("squeue", "-h", "--states=PENDING,RUNNING", "-o", "%i").split()
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(slurm):
+    yield
+    wait_until(lambda: not jobs(slurm), 30, "jobs are left")
+
+
+@contextlib.contextmanager
+def full(slurm):
+    """No host is free within."""
+    options = ("-N4", "--exclusive", "-o", "/dev/null", "--parsable", "--wrap", "sleep 600")
+    job = slurm.run("sbatch", *options).strip()
+    wait_until(lambda: slurm.job(job) == "RUNNING", 30)
+    try:
+        yield
+    finally:
+        slurm.run("scancel", job)
+        wait_until(lambda: slurm.job(job) not in ("RUNNING", "COMPLETING"), 30)
+
+
+def test_workers_on_four_hosts_form_a_group():
+    """Twice in one allocation, the second time with the agents of the first."""
+
+    def reduce():
+        import torch
+        import torch.distributed as dist
+
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return os.environ["SLURMD_NODENAME"], os.getppid(), total.item()
+
+    with launcher(num_hosts=4) as lent:
+        first, second = lent.run(reduce), lent.run(reduce)
+    assert [(host, total) for host, _, total in first] == [(f"n{i}", 4.0) for i in range(1, 5)]
+    assert list(first) == list(second)
+
+
+def test_the_gpus_asked_for_are_the_workers():
+    """Every host has its own."""
+    lent = launcher(num_hosts=2, workers_per_host="gpu", scheduler_options={"gpus_per_node": "2"})
+    result = lent.run(lambda: (*where(), os.environ["CUDA_VISIBLE_DEVICES"]))
+    assert list(result) == [(f"n{1 + rank // 2}", rank, "0,1") for rank in range(4)]
+
+
+def test_an_exception_comes_home_with_notes_and_logs():
+    """As from any other host."""
+
+    def fail():
+        print("before", flush=True)
+        raise ValueError("no")
+
+    app = launcher().start(fail)
+    with pytest.raises(ValueError, match="no") as caught:
+        app.result(60)
+    assert "rank 0 on n1" in "".join(caught.value.__notes__)
+    assert "before" in [line.text for line in app.logs()]
+
+
+def test_hosts_are_checked():
+    """They reach each other."""
+    report = launcher(num_hosts=2).check()
+    assert [host.hostname for host in report.hosts] == ["n1", "n2"]
+    assert report.usable, report
+
+
+def test_launches_at_once_have_jobs_of_their_own(slurm):
+    """And end apart."""
+    apps = [launcher(num_hosts=2).start(where) for _ in range(2)]
+    assert [len(app.result(60)) for app in apps] == [2, 2]
+
+
+def test_a_lost_host_is_replaced(slurm, tmp_path):
+    """By one that the job did not have."""
+
+    def work(place):
+        host, rank = where()
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and not Path(place, "lost").exists():
+            Path(place, f"up-{rank}").touch()
+            threading.Event().wait(120)
+        return host
+
+    app = launcher(num_hosts=2, max_restarts=3).start(work, {"place": str(tmp_path)})
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, 60)
+        (tmp_path / "lost").touch()
+        slurm.lose_host("n1", told=True)
+        assert sorted(app.result(90)) == ["n2", "n3"]
+    finally:
+        app.cancel(0.0)
+        app.wait(30)
+        slurm.mend()
+
+
+def test_a_full_partition_ends_with_queue_timeout(slurm):
+    """In the queue's own words."""
+    with full(slurm), pytest.raises(phalanx.QueueTimeout) as caught:
+        launcher(queue_timeout=4).run(where)
+    assert caught.value.reason in ("Resources", "Priority"), caught.value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "nowhere"}, "Invalid partition name specified"),
+        ({"partition": "closed"}, "Invalid account or account/partition combination"),
+        ({"nodelist": "n99"}, "Invalid node name"),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_its_words(options, message):
+    """At once."""
+    with pytest.raises(phalanx.SchedulerError, match=message):
+        launcher(scheduler_options=options).run(where)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partiton": "debug"}, "slurm has no option 'partiton'. Did you mean 'partition'"),
+        ({"time": "soon"}, "time=soon: not a time limit"),
+        ({"python": "/usr/bin/python3"}, "python has no effect on lent hosts"),
+    ],
+)
+def test_mistakes_are_found_before_slurm_is_asked(options, message):
+    """Each is named."""
+    with pytest.raises(phalanx.ConfigError, match=message):
+        launcher(scheduler_options=options).run(where)
+
+
+def test_a_job_that_is_cancelled_is_the_reason(slurm, tmp_path):
+    """Beside the loss of its hosts."""
+
+    def work(place):
+        Path(place, "up").touch()
+        threading.Event().wait(120)
+
+    app = launcher().start(work, {"place": str(tmp_path)})
+    wait_until((tmp_path / "up").exists, 60)
+    slurm.run("scancel", *jobs(slurm))
+    with pytest.raises(phalanx.LaunchError) as caught:
+        app.result(60)
+    assert "revoked" in "".join(caught.value.__notes__), caught.value
+
+
+SCRIPT = """
+import os, threading
+import phalanx
+
+def work():
+    print("running", flush=True)
+    threading.Event().wait(600)
+
+launcher = phalanx.Launcher(scheduler="slurm", num_hosts=2, workers_per_host=1, workspace=None)
+launcher.run(work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_that_ends_while_it_runs_leaves_no_job(slurm, script, number):
+    """Nor any process."""
+    process = slurm.start(sys.executable, str(script.write(SCRIPT)))
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    wait_until(lambda: not jobs(slurm), 30, "the job is left")
+    wait_until(lambda: not phalanx_processes(), 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_that_ends_while_it_is_queued_leaves_no_job(slurm, script, number):
+    """It is withdrawn."""
+    with full(slurm):
+        process = slurm.start(sys.executable, str(script.write(SCRIPT)))
+        said = process.stderr.readline()
+        assert "waiting for 2 hosts from slurm: job" in said
+        assert len(jobs(slurm)) == 2
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        wait_until(lambda: len(jobs(slurm)) == 1, 30, "the job is left")
+    assert number == signal.SIGKILL or "the hosts were given back" in errors
+
+
+def test_the_command_borrows_hosts(slurm, tmp_path):
+    """With Slurm's own options."""
+    (tmp_path / "job.py").write_text(
+        "import os\n\ndef main():\n    return os.environ['SLURMD_NODENAME']\n"
+    )
+    command = [sys.executable, "-m", "phalanx", "launch", "job.py:main", "-s", "slurm"]
+    options = ["--num-hosts", "2", "--workers-per-host", "1", "-cfg", "partition=debug,time=5"]
+    process = slurm.start(*command, *options, cwd=tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert output == "rank 0: 'n1'\nrank 1: 'n2'\n", errors
