@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from phalanx._system.processes import descendants
@@ -43,6 +44,10 @@ def is_ours(pid):
         return False
     return same and is_alive(pid)
 
+
+# How long one example takes depends on what else the machine does.
+hypothesis.settings.register_profile("phalanx", deadline=None)
+hypothesis.settings.load_profile("phalanx")
 
 os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
 
@@ -78,7 +83,7 @@ def phalanx_processes():
         except OSError:
             continue
         ours = (
-            b"phalanx.agent" in line or b"phalanx._worker" in line or line.startswith(b"phalanx: ")
+            b"phalanx._agent" in line or b"phalanx._worker" in line or line.startswith(b"phalanx: ")
         )
         if ours and MARK.encode() in environ and is_alive(int(entry)):
             found.add(int(entry))

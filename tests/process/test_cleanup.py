@@ -474,3 +474,33 @@ def test_many_short_launches_leak_nothing():
     """Descriptors, threads and processes are counted by the fixture."""
     for i in range(10):
         assert list(phalanx.launch(lambda i=i: i, workers_per_host=2)) == [i, i]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_to_all_processes_ends_no_zygote(script, tmp_path, number):
+    """As Slurm sends it to a step: what workers do with it is theirs."""
+    process = script.start(
+        """
+        import os, signal, sys, time, phalanx
+
+        def f(number):
+            got = []
+            signal.signal(number, lambda *_: got.append(1))
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            open("up-0", "w").close()
+            while not got:
+                time.sleep(0.01)
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            return "went on"
+
+        print(*phalanx.launch(f, args=(int(sys.argv[1]),), workers_per_host=1))
+    """,
+        str(int(number)),
+    )
+    wait_until(lambda: (tmp_path / "up-0").exists(), timeout=60)
+    for pid in (*find("zygote"), *find("rank 0")):
+        os.kill(pid, number)
+    (tmp_path / "go").touch()
+    out, errors = process.communicate(timeout=60)
+    assert out == "went on\n", errors

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_an_agent_killed_before_its_first_word(script, tmp_path):
         os.kill(os.getpid(), 9)
     """)
     process.communicate(timeout=20)
-    wait_until(lambda: not phalanx_processes())
+    wait_until(lambda: not phalanx_processes(), timeout=60)
     a_command()
     assert spools() == before
 
@@ -155,6 +156,32 @@ def test_what_is_not_a_spool_is_left_alone():
     a_command()
     assert not made.exists()
     assert not full.exists()  # nobody has written down an owner, long ago
+
+
+@pytest.mark.parametrize("written", [None, "", '{"app": "a'])
+def test_a_spool_whose_agent_was_killed_while_it_made_it(written):
+    """Its name says whose it was; that of one that runs, or is elsewhere, stays."""
+    place, own = Path(tempfile.gettempdir()), identity()
+    ended = subprocess.Popen(["sleep", "60"])
+    facts = identity(ended.pid)
+    ended.kill()
+    ended.wait()
+    here = leftovers._place(own)
+    names = [
+        f"phalanx-{here}-{facts['pid']}-{facts['start']}-abc",
+        f"phalanx-{here}-{own['pid']}-{own['start']}-abc",
+        f"phalanx-00000000-{facts['pid']}-{facts['start']}-abc",
+    ]
+    for name in names:
+        (place / name).mkdir(mode=0o700)
+        if written is not None:
+            (place / name / "owner.json").write_text(written)
+    try:
+        a_command()
+        assert [(place / name).exists() for name in names] == [False, True, True]
+    finally:
+        for name in names[1:]:
+            shutil.rmtree(place / name)
 
 
 def test_after_a_restart_of_the_machine_spools_are_removed():

@@ -1327,3 +1327,55 @@ def test_a_component_of_a_file_finds_its_neighbours_when_it_is_called(tmp_path):
         "    return AppDef('a', [Role('a', entrypoint='echo', args=[beside.TEXT])])\n"
     )
     assert run("--log", "there/comp.py:late").stderr == "a/0 found\n"
+
+
+BLAMING = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+replica, real, how, order = sys.argv[1:]
+elsewhere = replica != real
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path(replica + ".new").write_text(str(os.getpid()))
+os.rename(replica + ".new", replica)
+other = Path(str(1 - int(replica)))
+while not other.exists():
+    time.sleep(0.01)
+if elsewhere is (order == "real"):  # then the other one ends first
+    try:
+        while ") Z " not in Path("/proc", other.read_text(), "stat").read_text():
+            time.sleep(0.01)
+    except OSError:
+        pass
+if how == "killed" and not elsewhere:
+    os.kill(os.getpid(), signal.SIGKILL)
+facts = {"rank": int(real), "hostname": "h", "elsewhere": elsewhere, "py_callstack": ""}
+text = "heard of it" if elsewhere else "ValueError: boom"
+Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(
+    json.dumps({"message": {"message": text, "extraInfo": facts}})
+)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "order"), [("raised", "heard"), ("raised", "real"), ("killed", "real")]
+)
+@pytest.mark.parametrize("real", ["0", "1"])
+def test_a_replica_that_has_only_heard_of_a_failure_is_not_its_cause(tmp_path, real, how, order):
+    """Whichever of them ends first, or both at once."""
+    (tmp_path / "blame.py").write_text(BLAMING)
+    (tmp_path / "comp.py").write_text(
+        "import sys\nfrom phalanx.specs import AppDef, Role, macros\n\n\n"
+        "def two(real: str, how: str, order: str) -> AppDef:\n"
+        '    """Two replicas, of which one fails."""\n'
+        "    args = ['blame.py', macros.replica_id, real, how, order]\n"
+        "    role = Role('w', '', entrypoint=sys.executable, args=args, num_replicas=2)\n"
+        "    return AppDef('app', roles=[role])\n"
+    )
+    words = ("--real", real, "--how", how, "--order", order)
+    done = run("--wait", "./comp.py:two", *words)
+    assert done.returncode != 0
+    message = status(done.stdout.split()[0])["message"]
+    assert message.startswith(f"w/{real} "), (message, done.stderr)
+    assert "heard of it" not in message

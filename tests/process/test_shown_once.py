@@ -102,8 +102,9 @@ def test_torchrun_shows_the_cause_once_and_all_of_the_others():
     assert done.stderr.count("Traceback (most recent call last)") == 1
     Path("both.py").write_text("import os\nraise ValueError('rank ' + os.environ['RANK'])\n")
     done = command("torchrun", "--nproc-per-node", "2", "both.py")
-    assert done.stderr.count("Traceback (most recent call last)") in (1, 2)  # one may be stopped
-    assert done.stderr.count("raise ValueError('rank ' + ") == done.stderr.count("Traceback (")
+    # One may be stopped before it has printed its own, or while it does.
+    began = done.stderr.count("Traceback (most recent call last)")
+    assert 1 <= done.stderr.count("raise ValueError('rank ' + ") <= began <= 2, done.stderr
 
 
 def test_torchruns_files_have_it(tmp_path):

@@ -42,19 +42,28 @@ def test_an_exception_comes_home_with_host_and_traceback(launcher):
     assert 'raise Odd(1, "two")' in note
 
 
-def test_the_earlier_of_two_failures_on_two_hosts_is_the_cause(launcher):
-    """By one clock, though theirs differ; the other is listed."""
+@pytest.mark.parametrize("first", ["box1", "box2"])
+def test_the_earlier_of_two_failures_on_two_hosts_is_the_cause(launcher, first):
+    """By one clock, though theirs differ; the other is listed if it came before all were stopped."""
 
-    def fail(at, first):
-        later = socket.gethostname() != first
-        time.sleep(max(0.0, at + 0.05 * later - time.time()))
+    def fail(at):
+        os.nice(-10)
+        if time.time() > at:
+            raise RuntimeError("started too late")
+        time.sleep(max(0.0, at + 0.05 * (socket.gethostname() != first) - time.time()))
         raise ValueError(socket.gethostname())
 
-    for first in ("box1", "box2"):
-        with pytest.raises(ValueError, match=first) as caught:
-            launcher().run(fail, {"at": time.time() + 1.5, "first": first})
-        other = "box2" if first == "box1" else "box1"
-        assert any("Also failed later" in n and other in n for n in caught.value.__notes__)
+    other = "box2" if first == "box1" else "box1"
+    for patience in range(2, 12, 2):  # a busy machine takes its time to start, or to report
+        try:
+            launcher().run(fail, {"at": time.time() + patience})
+        except RuntimeError:
+            continue
+        except ValueError as error:
+            assert str(error) == first
+            if any("Also failed later" in note and other in note for note in error.__notes__):
+                return
+    pytest.fail("the other failure was never listed")
 
 
 @pytest.mark.parametrize(

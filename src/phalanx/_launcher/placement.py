@@ -38,6 +38,8 @@ _FIRST_WORD = 5.0
 """Seconds in which an agent that was there already must answer, or another is started."""
 _SWEEPING = 2.0
 """Seconds that a lost host's sweeping up may hold up the report of its loss."""
+_SWEEPING_AT_END = 5.0
+"""The same at the end of an app, which nothing waits for but its user."""
 _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
 
@@ -367,12 +369,12 @@ class PlacedAgent:
         """
         clean = await self.end(patience)
         if self.is_remote:
-            return clean or await self.sweep(hello)
+            return clean or await self.sweep(hello, _SWEEPING_AT_END)
         spool = "" if hello is None else hello.spool
         swept = await asyncio.to_thread(leftovers.end_agent, 0, None, spool)
         return swept and self._killed
 
-    async def sweep(self, hello: wire.Hello | None) -> bool:
+    async def sweep(self, hello: wire.Hello | None, patience: float = _SWEEPING) -> bool:
         """Log in to its host once more to end and remove what is left of it there.
 
         A host that does not answer is not waited for; then False.
@@ -384,7 +386,7 @@ class PlacedAgent:
 
         once = functools.partial(sweep, self._target, self._code, remote_info, hello)
         try:
-            return await in_daemon_thread(once, _SWEEPING)
+            return await in_daemon_thread(once, patience)
         except TimeoutError:
             return False
 

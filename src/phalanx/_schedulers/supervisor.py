@@ -194,7 +194,8 @@ class Supervisor:
             self._rest()
             grew = [watch.look() for watch in self._watches]
             self._pause = _SHORTEST if any(grew) else min(self._pause * 1.5, _LONGEST)
-            ended = self._starter.ended()
+            # Of those that are seen together, first the one that the others have only heard of.
+            ended = sorted(self._starter.ended(), key=lambda one: self._has_only_heard(*one))
             self._written = self._written and not ended
             self._do([action for key, ending in ended for action in self._end(key, ending)])
             self._look_for_an_end()
@@ -329,7 +330,7 @@ class Supervisor:
         if self._lifecycle.first_failure == key and self._code is None:
             self._code = ending.code or 1
             self._blame(key, ending)
-        elif not ending.succeeded and self._is_real_cause(key):
+        elif not ending.succeeded and self._is_real_cause(key, ending):
             self._blame(key, ending)
         return actions
 
@@ -350,10 +351,20 @@ class Supervisor:
             traceback=at_home(error.traceback, replica.cwd),
         )
 
-    def _is_real_cause(self, key: ReplicaKey) -> bool:
-        """The first that ended was stopped because of what happened in this one."""
+    def _has_only_heard(self, key: ReplicaKey, ending: ReplicaEnd) -> bool:
+        """It failed because of what happened in another."""
+        return not ending.succeeded and self._error_of(key, ending).is_elsewhere
+
+    def _is_real_cause(self, key: ReplicaKey, ending: ReplicaEnd) -> bool:
+        """The first that ended was stopped because of what happened in this one.
+
+        One that was killed cannot say so: it is enough that nobody has asked it to end.
+        """
         before = None if self._cause is None else self._errors[self._cause]
-        return before is not None and before.is_elsewhere and self._errors[key].is_own
+        if before is None or not before.is_elsewhere:
+            return False
+        error = self._errors[key]
+        return error.is_own or not (error.is_elsewhere or ending.asked)
 
     def _blame(self, key: ReplicaKey, ending: ReplicaEnd) -> None:
         self._cause = key

@@ -12,20 +12,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
 import tempfile
 import time
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx._core.ranks import SPOOL, STOP_FILE
 from phalanx._system import cgroup, processes
 from phalanx._system.identity import identity, is_gone
+from phalanx._system.processes import start_time
 
 PRELOADING = "preloading"
 """The file in a spool that names the package which its zygote imports."""
 _PREFIX = "phalanx-"
+_NAME = re.compile(r"phalanx-([0-9a-f]{8})-(\d+)-(\d+)-\w+")
+"""Where its owner's process is, its number and its start."""
 _OWNER = "owner.json"
 _GROUP = "cgroup"
 """The file that names the control group."""
@@ -35,11 +41,15 @@ _PATIENCE = 5.0
 
 
 def make_spool(app: str) -> str:
-    """Make a directory for this process alone, which says whose it is. Raises `OSError`."""
-    spool = tempfile.mkdtemp(prefix=_PREFIX)
+    """Make a directory for this process alone, which says whose it is. Raises `OSError`.
+
+    By its name as well: this process may be killed before it has written anything down.
+    """
+    own = identity()
+    spool = tempfile.mkdtemp(prefix=f"{_PREFIX}{_place(own)}-{own['pid']}-{own['start']}-")
     try:
         with open(os.path.join(spool, _OWNER), "w") as file:
-            json.dump({"app": app, **identity()}, file)
+            json.dump({"app": app, **own}, file)
     except OSError:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -119,13 +129,34 @@ def _is_abandoned(spool: str) -> bool:
         sound = isinstance(known["pid"], int) and isinstance(known["start"], int)
         return sound and is_gone(known)
     except FileNotFoundError:
-        # Its agent was killed at that very moment; or it is none of these directories.
-        if time.time() - found.st_mtime > _HALF_MADE:
-            with contextlib.suppress(OSError):
-                os.rmdir(spool)
+        _remove_half_made(spool, found.st_mtime)
         return False
-    except (OSError, ValueError, TypeError, KeyError):
+    except ValueError:
+        return _is_owner_gone(spool)  # killed while it wrote, if this is one of ours
+    except (OSError, TypeError, KeyError):
         return False
+
+
+def _remove_half_made(spool: str, changed: float) -> None:
+    """Its agent was killed at that very moment; or it is none of these directories."""
+    if _is_owner_gone(spool) or time.time() - changed > _HALF_MADE:
+        with contextlib.suppress(OSError):
+            os.rmdir(spool)
+
+
+def _is_owner_gone(spool: str) -> bool:
+    """Certainly, by the name alone; of another machine, or another start of it, nothing is."""
+    found = _NAME.fullmatch(os.path.basename(spool))
+    if found is None:
+        return False
+    place, pid, start = found.groups()
+    return place == _place(identity()) and start_time(int(pid)) != int(start)
+
+
+def _place(known: Mapping[str, Any]) -> str:
+    """What stands for a table of processes, short enough for a name."""
+    words = "\0".join(str(known[key]) for key in ("host", "boot", "space"))
+    return f"{zlib.crc32(words.encode(errors='surrogateescape')):08x}"
 
 
 def _end_marked(spool: str) -> bool:

@@ -388,7 +388,8 @@ def main() -> None:
     processes.reset_signals()
     # The agent decides when workers end: Slurm, for one, signals all processes of a step alike.
     # Held back, not ignored: what a worker is sent before it is one must still reach it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held | ({prepare.preempt} - {0}))
     processes.become_subreaper()
     _keep_output(spool)
     zygote = Zygote(control, prepare, spool)
