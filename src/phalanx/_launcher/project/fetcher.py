@@ -174,7 +174,7 @@ class FileFetcher:
         names = [member.hostname for member in round_.members]
         for member in last:
             agent = agents.get(member.agent)
-            if agent is None or agent.gone or agent.hello is None or not agent.hello.apart:
+            if agent is None or agent.is_gone or agent.hello is None or not agent.hello.apart:
                 continue
             remote = self._remote(member.agent, agent)
             with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ class FileFetcher:
         sources: dict[Source, dict[str, FileVersion]] = {}
         for agent_id in order:
             agent = agents[agent_id]
-            if agent.hello is None or agent.gone:
+            if agent.hello is None or agent.is_gone:
                 continue
             if not agent.hello.apart:
                 if agent_id in ranks:

@@ -72,7 +72,7 @@ class FileAgent(Protocol):
         """What it said of itself, once it has."""
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """It is lost."""
 
     @property

@@ -46,10 +46,11 @@ class AgentHandle:
         self._silence = Silence()
         self.last_heard = time.monotonic()
         self.checker = FrameChecker(shipped=shipped, began=self.last_heard)
-        self.gone = False
-        self.left = False
-        """It was told to end: it is not wanted back."""
-        self.dismissed = False
+        self.is_gone = False
+        """Its channel has ended, or it was given up: it is not spoken to any more."""
+        self.has_left = False
+        """It goes for good, by its own word or ours: its host is not wanted back."""
+        self.is_dismissed = False
         """It was asked to end, or to rest."""
         self.is_silent = False
         """It was given up because it does not answer: there is nothing to wait for."""
@@ -131,7 +132,7 @@ class AgentHandle:
         One that says nothing of use for so long, and does not end, is given up.
         """
         if orderly:
-            self.dismissed = True
+            self.is_dismissed = True
             await self._say(self.placed.rest or wire.ShutDown())
             await self._await_logs(gave_up, patience)
             if self.rests:
@@ -145,7 +146,7 @@ class AgentHandle:
         patience = grace + 3.0
         if self.is_silent:
             patience = 0.0
-        elif self.placed.is_remote and self.gone:
+        elif self.placed.is_remote and self.is_gone:
             patience = _LOST
         self.is_cleared = await self.placed.destroy(patience, self.hello)
 

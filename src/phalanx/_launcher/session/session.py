@@ -242,7 +242,7 @@ class Session:
         async def ask() -> None:
             found: tuple[RankStacks, ...] = ()
             try:
-                there = {i: agent for i, agent in self._agents.items() if not agent.gone}
+                there = {i: agent for i, agent in self._agents.items() if not agent.is_gone}
                 found = await self.stacks.ask(there, seconds, below=below)
             finally:
                 answer.set_result(found)
@@ -321,7 +321,7 @@ class Session:
                         self._add_notes(agent, _not_preloaded(frame.failed))
                     continue
                 checked = agent.checker.check(frame, member_of, agent.last_heard)
-                if isinstance(checked, wire.StayingWarm) and agent.dismissed:
+                if isinstance(checked, wire.StayingWarm) and agent.is_dismissed:
                     agent.rests = True
                     return
                 self._hear(agent_id, agent, checked)
@@ -333,7 +333,7 @@ class Session:
 
     def _disown(self, agent_id: AgentId, agent: AgentHandle, lie: WireError) -> None:
         """Do without an agent that says what cannot be true, now and later."""
-        agent.left = True
+        agent.has_left = True
         agent.channel.abort()
         said = sanitize(str(lie), _REASON)
         self._lose(agent_id, agent, f"it sent {said} and was removed from the app")
@@ -380,7 +380,7 @@ class Session:
                 self.preempted.add(agent_id)
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
-                agent.left = frame.left
+                agent.has_left = frame.left
                 self._lose(agent_id, agent, frame.message)
             case _ if frame.round == self.decider.round_of(agent_id):
                 self._hear_workers(agent_id, agent, frame)
@@ -444,19 +444,19 @@ class Session:
             if (ready := await agent.wait_until_ready()) is None:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
-        if not agent.gone:
+        if not agent.is_gone:
             host = host_of(self.plan, agent_id)
             self._feed(p.JoinedEvent(agent_id, Endpoint(hello.address, hello.port), host, torch))
 
     def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         agent.lost.set()
-        if agent.gone:
+        if agent.is_gone:
             return
-        agent.gone = True
+        agent.is_gone = True
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
         if not self._verdict.done():  # otherwise it has only left
             self.progress.lost(agent_id, reason, time.monotonic() - agent.silent)
-        left = agent.left and not self.plan.meets_others
+        left = agent.has_left and not self.plan.meets_others
         self._feed(p.AgentGoneEvent(agent_id, reason, when, left=left))
         if self.plan.is_elastic and not self._is_ending:
             self._do_recall(self._replace(agent_id, agent))
@@ -465,7 +465,7 @@ class Session:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
-        if self.plan.meets_others or not agent.left:
+        if self.plan.meets_others or not agent.has_left:
             await self._recall(self.plan.index(agent_id))
 
     def _log(self, agent_id: AgentId, agent: AgentHandle, frame: wire.LogData) -> None:
@@ -506,7 +506,7 @@ class Session:
                 first = round_.members[0].agent
                 if not self.plan.is_elastic or first not in agents:
                     raise
-                agents[first].left = True
+                agents[first].has_left = True
                 self._lose(first, agents[first], str(error))
                 return
             self._do(meeting.try_to_reach())
@@ -530,7 +530,7 @@ class Session:
         return {
             agent_id: agent
             for agent_id, agent in self._agents.items()
-            if not agent.gone and agent_id not in verdict.unconfirmed
+            if not agent.is_gone and agent_id not in verdict.unconfirmed
         }
 
     def _part_with(self, meeting: StoreAddress, unreached: dict[AgentId, str]) -> None:
@@ -539,7 +539,7 @@ class Session:
             raise meeting.failure(unreached)
         for agent_id, problem in unreached.items():
             agent = self._agents[agent_id]
-            agent.left = True
+            agent.has_left = True
             self._lose(agent_id, agent, f"it cannot reach {meeting.address}: {problem}")
 
     async def _dismiss(self, by_force: Container[AgentId]) -> None:
@@ -554,7 +554,7 @@ class Session:
                 agent.dismiss(
                     self._gave_up,
                     grace,
-                    orderly=not agent.gone and agent_id not in by_force,
+                    orderly=not agent.is_gone and agent_id not in by_force,
                     patience=self.plan.settings.host_timeout,
                 )
                 for agent_id, agent in agents
@@ -603,7 +603,7 @@ class Session:
         beat = self.plan.hosts[0].prepare.heartbeat
         while True:
             for agent in list(self._agents.values()):
-                if not agent.gone and not agent.channel.congested:
+                if not agent.is_gone and not agent.channel.congested:
                     # Not awaited: one that does not read must not keep others from being asked.
                     self._do(agent.send(wire.Ping(sent=time.monotonic())))
             # Who is told to stop is asked often: one that does not answer is not waited for.
