@@ -54,6 +54,9 @@ os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for what it starts in the background: Ctrl-C is to be tried all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # As nohup has it: these processes stay, and what they start is to be hung up on all the same.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Of several processes that run tests, each looks for what is left behind in its own place.
