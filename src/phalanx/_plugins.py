@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from phalanx import _aliases
 from phalanx.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -72,6 +74,15 @@ _STARTS = ("phalanx.", "torchrun.")
 """What groups that we read begin with: ours, and torch's for its launcher."""
 
 
+TORCHX_GROUPS = {
+    "torchx.schedulers": "phalanx.schedulers",
+    "torchx.named_resources": "phalanx.named_resources",
+    "torchx.components": "phalanx.components",
+    "torchx.cli.cmds": "phalanx.cli",
+}
+"""Groups of TorchX's that count as ours for a program that runs on `phalanx.compat.torchx`."""
+
+
 @functools.cache
 def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
     """What is installed, read once: entry points of ours by group, each with its package."""
@@ -79,17 +90,20 @@ def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
 
     found: dict[str, list[tuple[EntryPoint, str]]] = {}
     seen: set[str] = set()
+    names = os.environ.get(_aliases.VARIABLE, "").split(",")
+    theirs = TORCHX_GROUPS if "torchx" in names else {}
     for distribution in distributions():
         try:
             text = distribution.read_text("entry_points.txt")
-            if text is None or not any(start in text for start in _STARTS):
+            if text is None or not any(start in text for start in (*_STARTS, *theirs)):
                 continue
             if (name := distribution.name) in seen:
                 continue  # the first on the path is the one that is imported
             seen.add(name)
             for entry in distribution.entry_points:
-                if entry.group.startswith(_STARTS):
-                    found.setdefault(entry.group, []).append((entry, name))
+                group = theirs.get(entry.group, entry.group)
+                if group.startswith(_STARTS):
+                    found.setdefault(group, []).append((entry, name))
         except Exception as error:  # noqa: BLE001 a package's own record, others must not pay for it
             where = getattr(distribution, "_path", distribution)
             logging.getLogger("phalanx").warning("phalanx: %s is broken: %r", where, error)

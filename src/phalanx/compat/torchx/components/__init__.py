@@ -1,0 +1,1 @@
+"""TorchX's components: ours, whose apps may be changed."""

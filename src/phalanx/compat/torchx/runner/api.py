@@ -1,0 +1,154 @@
+"""TorchX's runner: ours, with its defaults and with specs that may be changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from phalanx._logs.lines import Stream
+from phalanx._runner.config import Config
+from phalanx._runner.handles import Handle
+from phalanx._runner.runner import Runner as OurRunner
+from phalanx._schedulers.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.factories import Factory
+from phalanx._schedulers.torchx_interface import ListAppResponse
+from phalanx._specs import AppDef, macros
+from phalanx._specs.mutable import MutableAppDef, frozen, thawed
+
+__all__ = ["AppDryRunInfo", "Runner", "get_runner"]
+
+_SESSION = "torchx"
+
+
+def get_runner(
+    name: str | None = None,
+    component_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    **scheduler_params: object,
+) -> Runner:
+    """A runner; a context manager.
+
+    Args:
+        name: The session; by default `torchx`.
+        component_defaults: Arguments of components, by the component's name.
+        **scheduler_params: What every scheduler is created with.
+    """
+    return Runner(name or "", None, component_defaults, scheduler_params)
+
+
+class Runner(OurRunner):
+    """Submits apps. As in TorchX, no configuration is read."""
+
+    def __init__(
+        self,
+        name: str = "",
+        scheduler_factories: Mapping[str, Factory] | None = None,
+        component_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+        scheduler_params: Mapping[str, object] | None = None,
+    ) -> None:
+        """A runner of a session. Nothing is started yet.
+
+        Args:
+            name: The session; an empty one is `torchx`.
+            scheduler_factories: What creates each scheduler, by its name.
+            component_defaults: Arguments of components, by the component's name.
+            scheduler_params: What every scheduler is created with.
+        """
+        super().__init__(
+            name or _SESSION,
+            scheduler_factories,
+            component_defaults,
+            scheduler_params,
+            settings=Config((), {}),
+        )
+
+    def dryrun(
+        self,
+        app: AppDef,
+        scheduler: str | None = None,
+        cfg: Mapping[str, Any] | str | None = None,
+        workspace: str | None = None,
+        parent_run_id: str | None = None,
+    ) -> AppDryRunInfo:
+        """Show what `run` would submit; replicas find TorchX's variables.
+
+        Args:
+            app: What to run.
+            scheduler: The scheduler's name.
+            cfg: The scheduler's options.
+            workspace: The directory whose files the app runs with.
+            parent_run_id: What started this.
+        """
+        name = self.default_scheduler if scheduler is None else scheduler
+        env = {"TORCHX_JOB_ID": str(Handle(name, self._name, macros.app_id))}
+        if parent_run_id is not None:
+            env["TORCHX_PARENT_RUN_ID"] = parent_run_id
+        made = frozen(app)
+        for role in made.roles:
+            made = made.with_role(role.with_env({**env, **role.env}))
+        info = super().dryrun(made, scheduler, cfg, workspace, parent_run_id)
+        info._app = thawed(info.app)
+        return info
+
+    def describe(self, app_handle: str) -> MutableAppDef | None:
+        """What an app was made from, if it was submitted from here.
+
+        Args:
+            app_handle: What `run` gave.
+        """
+        found = super().describe(app_handle)
+        return None if found is None else thawed(found)
+
+    def stop(self, app_handle: str) -> None:
+        """Cancel an app.
+
+        Args:
+            app_handle: What `run` gave.
+        """
+        self.cancel(app_handle)
+
+    def list(self, scheduler: str | None = None) -> list[ListAppResponse]:  # type: ignore[override]
+        """List apps.
+
+        Args:
+            scheduler: Those that this one knows.
+        """
+        return [
+            ListAppResponse(app.app_id, app.state, app.app_handle, app.name)
+            for app in super().list(scheduler)
+        ]
+
+    def log_lines(  # type: ignore[override]
+        self,
+        app_handle: str,
+        role_name: str | None = None,
+        k: int = 0,
+        regex: str | re.Pattern[str] | None = None,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        should_tail: bool = False,  # noqa: FBT001, FBT002 TorchX's
+        streams: Stream | str | None = None,
+    ) -> Iterator[str]:
+        """The lines that a replica has printed, with their ends.
+
+        Args:
+            app_handle: What `run` gave.
+            role_name: The role's name.
+            k: The replica's number in its role.
+            regex: Only lines in which this is found.
+            since: Only lines since then.
+            until: Only lines until then.
+            should_tail: Also new lines, until the replica has ended.
+            streams: Which stream.
+        """
+        return super().log_lines(
+            app_handle,
+            role_name,
+            regex=regex,
+            since=since,
+            until=until,
+            streams=streams,
+            k=k,
+            should_tail=should_tail,
+        )

@@ -1,0 +1,356 @@
+"""Programs of the shapes that public ones have, written for TorchX, run unchanged."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from phalanx.runner import get_runner
+from tests.process.test_plugins import Environment
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    """Apps and configuration of this test alone; those that it leaves running end with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    yield
+    with get_runner() as runner:
+        for app in runner.known_by("local_cwd", "phalanx"):
+            runner.cancel(app.app_handle)
+
+
+def program(text, *words, files=(), code=0):
+    """What a program prints under the hook."""
+    for name, content in dict(files).items():
+        with open(name, "w") as file:
+            file.write(textwrap.dedent(content))
+    with open("prog.py", "w") as file:
+        file.write(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx.compat", "torchx", "--", "prog.py", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_a_pipeline_launcher():
+    """Stages one after another, apps changed in place, a status that raises."""
+    shown = program(
+        """
+        import sys
+        import torchx.specs as specs
+        from torchx.components.utils import python, sh
+        from torchx.runner import Runner, get_runner
+        from torchx.specs import AppDef, AppState, NULL_RESOURCE, Role, macros
+
+        def stage(name, *args):
+            return AppDef(name=name, roles=[Role(
+                name=name, image="", entrypoint="sh", args=["-c", *args],
+                resource=specs.resource(cpu=1, gpu=0, memMB=-1),
+                env={"STAGE": name},
+            )])
+
+        prepare = stage("prepare", "echo $STAGE $EXTRA ${TORCHX_JOB_ID%%-*}")
+        prepare.roles[0].env["EXTRA"] = "more"
+        prepare.roles[0].args += ["unused"]
+        train = sh("exit 3")
+        train.roles[0].num_replicas = 1
+        train.metadata["owner"] = "me"
+
+        with get_runner("pipeline") as runner:
+            handle = runner.run(prepare, scheduler="local_cwd", cfg={"log_dir": None})
+            status = runner.wait(handle, wait_interval=1)
+            assert status.state == AppState.SUCCEEDED, status
+            status.raise_for_status()
+            print("".join(runner.log_lines(handle, "prepare", 0)), end="")
+            scheduler, session, app_id = specs.parse_app_handle(handle)
+            print(scheduler, session, app_id.startswith("prepare"))
+            failed = runner.wait(runner.run(train, "local_cwd"))
+            try:
+                failed.raise_for_status()
+            except specs.AppStatusError as error:
+                print(error.status.state, failed.state > AppState.RUNNING, NULL_RESOURCE.cpu)
+            described = runner.describe(handle)
+            described.roles[0].args.append("x")
+            print(described.name, [a.app_handle for a in runner.list("local_cwd")] != [])
+        """
+    )
+    assert shown.splitlines() == [
+        "prepare more local_cwd://pipeline/prepare",
+        "local_cwd pipeline True",
+        "FAILED True -1",
+        "prepare True",
+    ]
+
+
+def test_a_runner_of_trials():
+    """As a tuner's: a component is called for every trial, statuses are polled, trials stopped."""
+    shown = program(
+        """
+        import time
+        from typing import Any, Callable, Dict, Mapping, Optional
+        from torchx.runner import get_runner, Runner
+        from torchx.specs import AppDef, AppState, AppStatus, CfgVal, Role
+
+        STATES = {
+            AppState.UNSUBMITTED: "candidate", AppState.SUBMITTED: "staged",
+            AppState.PENDING: "staged", AppState.RUNNING: "running",
+            AppState.SUCCEEDED: "completed", AppState.CANCELLED: "abandoned",
+            AppState.FAILED: "failed", AppState.UNKNOWN: "failed",
+        }
+
+        def trial(x: float, idx: int) -> AppDef:
+            '''A trial.
+
+            Args:
+                x: where
+                idx: which
+            '''
+            command = f"echo {x * x}" if idx < 2 else "sleep 100"
+            return AppDef("trial", [Role("r", image="", entrypoint="sh", args=["-c", command])])
+
+        class Trials:
+            def __init__(self, component: Callable[..., AppDef], scheduler: str,
+                         cfg: Optional[Mapping[str, CfgVal]] = None) -> None:
+                self._component, self._scheduler, self._cfg = component, scheduler, cfg
+                self._runner: Runner = get_runner()
+
+            def run(self, idx: int, parameters: Dict[str, Any]) -> str:
+                app = self._component(**parameters, idx=idx)
+                return self._runner.run(app, self._scheduler, self._cfg)
+
+            def poll(self, handle: str) -> str:
+                status = self._runner.status(handle)
+                return STATES[status.state if status else AppState.UNKNOWN]
+
+            def stop(self, handle: str) -> None:
+                self._runner.stop(handle)
+
+        trials = Trials(trial, "local_cwd", {})
+        handles = [trials.run(i, {"x": float(i)}) for i in range(3)]
+        trials.stop(handles[2])
+        for handle in handles:
+            trials._runner.wait(handle, wait_interval=0.1)
+        print(*map(trials.poll, handles))
+        print(*[line for h in handles[:2] for line in trials._runner.log_lines(h, "r")], sep="")
+        """
+    )
+    assert shown.split() == ["completed", "completed", "abandoned", "0.0", "1.0"]
+
+
+def test_a_project_with_a_configuration_of_its_own():
+    """`.torchxconfig` with a component and its arguments; `torchx run` is the module's main."""
+    files = {
+        ".torchxconfig": """\
+            [cli:run]
+            component = components.py:train
+            scheduler = local_cwd
+
+            [component:components.py:train]
+            model = small
+            env = A=1;B=x,y
+
+            [local_cwd]
+            log_dir = out
+            """,
+        "components.py": """
+            from typing import Dict, List, Optional
+            import torchx
+            import torchx.specs as specs
+            from torchx.specs.named_resources_generic import NAMED_RESOURCES
+
+            def train(*args: str, model: str, env: Optional[Dict[str, str]] = None,
+                      j: str = "1x2") -> specs.AppDef:
+                '''Train.
+
+                Args:
+                    args: the program's
+                    model: which
+                    env: variables
+                    j: how many
+                '''
+                role = specs.Role(name="train", image="", entrypoint="echo",
+                                  args=[model, j, *args], env=env or {})
+                role.resource = specs.named_resources["cpu.small"]
+                role.mounts = specs.parse_mounts(["type=bind", "src=~/a", "dst=/a"])
+                role.mounts.clear()
+                return specs.AppDef(name="train", roles=[role])
+            """,
+    }
+    text = "import sys\nfrom torchx.cli.main import main\nmain(sys.argv[1:])\n"
+    shown = program(text, "run", "--dryrun", "--j", "2x2", "--", "--lr", "1", files=files)
+    app = json.loads(shown.partition("=== SCHEDULER REQUEST")[0].partition("===\n")[2])
+    assert app["roles"][0]["args"] == ["small", "2x2", "--lr", "1"]
+    assert app["roles"][0]["env"]["B"] == "x,y"
+    assert app["roles"][0]["resource"]["memMB"] == 2048
+    assert os.path.join(os.getcwd(), "out") in shown
+    shown = program(
+        """
+        from torchx.runner.config import apply, get_config
+        cfg = {"prepend_cwd": True}
+        apply("local_cwd", cfg, dirs=["."])
+        print(cfg, get_config("cli", "run", "component", dirs=["."]))
+        """
+    )
+    assert shown == "{'prepend_cwd': True, 'log_dir': 'out'} components.py:train\n"
+
+
+def test_tools_that_change_dry_runs():
+    """Settings of servers: `_app`, `_fmt`, dataclasses of specs, one `cfg` for several."""
+    shown = program(
+        """
+        import dataclasses, json
+        from torchx import specs
+        from torchx.runner import Runner, get_runner
+        from torchx.specs import AppDryRunInfo
+        from torchx.specs.api import is_terminal
+
+        def fmt(request):
+            return json.dumps(request.__class__.__name__)
+
+        app = specs.AppDef("server", [specs.Role(
+            "mesh", image="i", entrypoint="sh", args=["-c", "echo $0"], port_map={"mesh": 26600},
+            metadata={"kubernetes": {"labels": ["a"]}}, num_replicas=2,
+        )])
+        copied = dataclasses.replace(app, name="other")
+        with get_runner("tools", component_defaults={}) as runner:
+            info = runner.dryrun(app, "local_cwd", {"log_dir": "out", "hosts": "h"}, None)
+            assert isinstance(info, AppDryRunInfo)
+            info._fmt = fmt
+            info._app.metadata["changed"] = "yes"
+            print(repr(info), info._scheduler, info._app.roles[0].num_replicas, copied.name)
+            handle = runner.schedule(info)
+            print(is_terminal(runner.wait(handle).state))
+            print(runner.describe(handle).metadata)
+        """
+    )
+    assert shown.splitlines() == [
+        '"AppRequest" local_cwd 2 other',
+        "True",
+        "{'changed': 'yes'}",
+    ]
+
+
+PLUGIN = """
+    import argparse
+    import torchx.specs as specs
+    from torchx.cli.cmd_base import SubCommand
+    from torchx.schedulers.api import (
+        AppDryRunInfo, DescribeAppResponse, ListAppResponse, Scheduler,
+    )
+    from torchx.specs.api import AppDef, AppState, NULL_RESOURCE, ReplicaStatus, RoleStatus, runopts
+
+    class Paper(Scheduler):
+        def __init__(self, session_name, **kwargs):
+            super().__init__("paper", session_name)
+
+        def _run_opts(self):
+            opts = runopts()
+            opts.add("tray", type_=int, default=1, help="which tray")
+            return opts
+
+        def _submit_dryrun(self, app, cfg):
+            self._validate(app, "paper")
+            app.roles[0].env["TRAY"] = str(cfg["tray"])
+            return AppDryRunInfo(f"{app.name} {app.roles[0].env['TRAY']}", lambda r: f"<{r}>")
+
+        def schedule(self, dryrun_info):
+            return "sheet"
+
+        def describe(self, app_id):
+            replica = ReplicaStatus(0, AppState.RUNNING, "role", "desk")
+            return DescribeAppResponse(app_id, AppState.RUNNING,
+                                       roles_statuses=[RoleStatus("role", [replica])])
+
+        def _cancel_existing(self, app_id):
+            pass
+
+        def list(self):
+            return [ListAppResponse(app_id="sheet", state=AppState.RUNNING)]
+
+    def create_scheduler(session_name, **kwargs):
+        return Paper(session_name, **kwargs)
+
+    def big():
+        return specs.Resource(cpu=3, gpu=1, memMB=7)
+
+    class Fold(SubCommand):
+        def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+            subparser.add_argument("--times", type=int, default=1)
+
+        def run(self, args: argparse.Namespace) -> None:
+            print("folded", args.times)
+"""
+
+
+def test_plugins_of_torchx_are_found_and_run(tmp_path):
+    """A scheduler, a resource and a command, under TorchX's entry points, as they are."""
+    environment = Environment(tmp_path / "venv")
+    environment.install(
+        "paper",
+        {"paper/__init__.py": textwrap.dedent(PLUGIN)},
+        {
+            "torchx.schedulers": ["paper = paper:create_scheduler"],
+            "torchx.named_resources": ["big = paper:big"],
+            "torchx.cli.cmds": ["fold = paper:Fold"],
+        },
+    )
+    text = "import sys; from phalanx.compat import install; install('torchx')\n"
+    main = text + "from torchx.cli.main import main; main(sys.argv[1:])"
+
+    def torchx(*words):
+        python = str(tmp_path / "venv" / "bin" / "python")
+        done = subprocess.run(
+            [python, "-c", main, *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert torchx("fold", "--times", "3") == "folded 3\n"
+    shown = torchx("run", "--dryrun", "-s", "paper", "-cfg", "tray=4", "utils.echo")
+    assert "<echo 4>" in shown
+    handle = torchx("run", "-s", "paper", "utils.sh", "-h", "big", "x").strip()
+    assert handle == "paper://phalanx/sheet"
+    assert "RUNNING" in torchx("status", handle)
+    assert "Did you mean" not in environment("fold").stdout
+
+
+def test_what_is_not_there_says_so():
+    """By name, and by module."""
+    shown = program(
+        """
+        import torchx
+        print(torchx.__version__)
+        try:
+            torchx.tracker
+        except AttributeError as error:
+            print(error)
+        try:
+            import torchx.schedulers.ray_scheduler
+        except ModuleNotFoundError as error:
+            print(error)
+        from torchx.specs.finder import get_component, get_components, ComponentNotFoundException
+        print("dist.ddp" in get_components(), get_component("utils.echo").fn(msg="x").roles[0].args)
+        try:
+            get_component("utils.ecco")
+        except ComponentNotFoundException as error:
+            print(error)
+        """
+    )
+    assert shown.splitlines() == [
+        "0.7.0",
+        "module 'phalanx.compat.torchx' has no attribute 'tracker': trackers are not part of "
+        "Phalanx: set what yours needs in a role's env",
+        "phalanx.compat has no module 'torchx.schedulers.ray_scheduler'.",
+        "True ['x']",
+        "unknown component 'utils.ecco'. Did you mean 'utils.echo'?",
+    ]
