@@ -1,0 +1,140 @@
+"""Many calls, and calls that are submitted, on a real Slurm."""
+
+import concurrent.futures
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.usefixtures("in_slurm")
+
+
+def launcher(**options):
+    given = {"scheduler": "slurm", "workers_per_host": 1, **options}
+    own = given.pop("scheduler_options", {})
+    return phalanx.Launcher(scheduler_options={"cpus": 1, **own}, **given)
+
+
+def node():
+    return os.environ["SLURMD_NODENAME"]
+
+
+def hang(name):
+    Path(name).write_text(os.environ["SLURM_JOB_ID"])
+    while True:
+        time.sleep(0.05)
+
+
+def items(count):
+    return [{"x": x} for x in range(count)]
+
+
+def job_of(name):
+    """The Slurm job of a call that hangs, once it runs."""
+    return wait_until(lambda: Path(name).exists() and Path(name).read_text(), timeout=60)
+
+
+def test_a_map_runs_on_hosts_of_one_allocation(tmp_path):
+    """Each call on one of them; two that wait for each other are on two."""
+
+    def meet(x):
+        (tmp_path / f"here-{x}").touch()
+        while x < 2 and not (tmp_path / f"here-{1 - x}").exists():
+            time.sleep(0.01)
+        return node(), os.environ["SLURM_JOB_ID"]
+
+    results = [r.rank(0) for r in launcher(num_hosts=2).map(meet, items(4))]
+    assert len({job for _, job in results}) == 1
+    assert len({host for host, _ in results[:2]}) == 2
+
+
+def test_a_job_is_picked_up_by_another_process(script):
+    """Which has not submitted it."""
+    done = script(
+        """
+        import os, phalanx
+
+        def where(x):
+            return x, os.environ["SLURM_JOB_ID"], int(os.environ["RANK"])
+
+        if __name__ == "__main__":
+            launcher = phalanx.Launcher(
+                scheduler="slurm", workers_per_host=2, scheduler_options={"cpus": 1}
+            )
+            print(launcher.submit(where, 7).id)
+        """,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    job = phalanx.Job(done.stdout.strip())
+    assert job.id.startswith("slurm://phalanx/where-")
+    values = list(job.result(timeout=120))
+    assert [(x, rank) for x, _, rank in values] == [(7, 0), (7, 1)]
+    assert values[0][1].isdigit()
+
+
+def test_a_job_may_have_several_hosts():
+    """Of one allocation, with ranks across them."""
+
+    def who():
+        return node(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    values = list(launcher(num_hosts=2).submit(who).result(timeout=120))
+    assert [(rank, world) for _, rank, world in values] == [(0, 2), (1, 2)]
+    assert len({host for host, *_ in values}) == 2
+
+
+def test_a_failing_call_raises_what_it_raised():
+    """With its traceback, wherever it was made."""
+
+    def fail():
+        raise KeyError("lost")
+
+    job = launcher().submit(fail)
+    (ended,) = concurrent.futures.as_completed([job], timeout=120)
+    with pytest.raises(KeyError, match="lost"):
+        ended.result()
+    assert "in fail" in "".join(ended.exception().__notes__)
+
+
+def test_a_job_can_be_cancelled(in_slurm):
+    """Slurm's job is gone with it."""
+    job = launcher().submit(hang, "cancelled")
+    number = job_of("cancelled")
+    assert job.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        job.result(timeout=120)
+    wait_until(lambda: in_slurm.job(number) not in ("RUNNING", "COMPLETING"), timeout=60)
+    # Its thread asks Slurm until it has ended; behind this test there is none to be asked.
+    cancelling = lambda: [t for t in threading.enumerate() if t.name.startswith("phalanx-cancel")]
+    wait_until(lambda: not cancelling(), timeout=60)
+
+
+def test_a_job_whose_program_is_killed_says_so(in_slurm):
+    """Not for ever silent: whoever waits hears it, with where to look."""
+
+    def kill():
+        agent = int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3])
+        program = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(program, signal.SIGKILL)
+        time.sleep(60)
+
+    error = launcher().submit(kill).exception(timeout=120)
+    assert isinstance(error, phalanx.LaunchError)
+    assert "ended without a result" in str(error)
+    assert "phalanx log slurm://" in str(error)
+
+
+def test_the_example_for_those_who_know_submitit_runs(script):
+    """As the page has it."""
+    page = (Path(__file__).parents[2] / "docs" / "from-submitit.md").read_text()
+    (code,) = re.findall(r"```py\n(# submit\.py\n.*?)```", page, re.S)
+    done = script(code, timeout=120)
+    assert done.stdout == "12\n", done.stderr
