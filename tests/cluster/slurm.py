@@ -51,6 +51,7 @@ SlurmdTimeout=10
 KillWait=3
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 GresTypes=gpu
 AccountingStorageType=accounting_storage/none
 NodeName=n[1-{count}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] \
@@ -104,11 +105,15 @@ class Slurm:
         (self.place / "slurm.conf").write_text(config)
         munge = f"-S {self.place}/munge.socket --pid-file {self.place}/munge.pid --key-file {key}"
         files = f"--log-file {self.place}/munge.log --seed-file {self.place}/munge.seed"
-        self.run("munged", "--force", *munge.split(), *files.split())
-        self.start_controller()
-        for host in self.hosts:
-            self.restore_host(host)
-        wait_until(lambda: self._idle() == count, 30, "the hosts did not come up")
+        try:
+            self.run("munged", "--force", *munge.split(), *files.split())
+            self.start_controller()
+            for host in self.hosts:
+                self.restore_host(host)
+            wait_until(lambda: self._idle() == count, 30, "the hosts did not come up")
+        except BaseException:
+            self.close()
+            raise
 
     # ── faults, and their end ─────────────────────────────────────────────────
 
@@ -146,12 +151,17 @@ class Slurm:
             self.start_controller()
         answers = lambda: "is UP" in self.run("scontrol", "ping", check=False)
         wait_until(answers, 30, "the controller did not come up")
+        self.run("scancel", "--full", "--state=PENDING,RUNNING,SUSPENDED", check=False)
+        self.mend_hosts(idle=True)
+
+    def mend_hosts(self, *, idle=False):
+        """Have every host there; jobs go on, unless all hosts are to be `idle`."""
         for host in self.hosts:
             self.restore_host(host)
-        self.run("scancel", "--full", "--state=PENDING,RUNNING,SUSPENDED", check=False)
 
         def is_mended():
-            if self._idle() == len(self.hosts):
+            states = "idle" if idle else "idle,mixed,allocated"
+            if len(self._listed(states)) == len(self.hosts):
                 return True
             for host in self._listed("down,drain"):
                 self.run("scontrol", "update", f"nodename={host}", "state=resume", check=False)
@@ -163,8 +173,11 @@ class Slurm:
     # ── jobs ──────────────────────────────────────────────────────────────────
 
     def release(self, job):
-        """Let a job that was requeued begin now: Slurm would hold it for two minutes."""
-        self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        """Let a job that was requeued begin now: Slurm would hold it for two minutes.
+
+        While what it was is still ending, Slurm sets the time once more: call it until it begins.
+        """
+        self.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
 
     def job(self, job, field="state"):
         """What squeue says of a job; empty where it knows it no more."""

@@ -6,10 +6,15 @@ any Python from 3.6 on can read it. What it writes under JOB_DIR (names: see `la
 status and logs are made from, so that nobody has to ask Slurm's controller.
 
 It reads `control` about once a second, the one file by which the replicas of an app, on whatever
-hosts, hear of each other. Lines: `failed ROLE REPLICA CODE`, written by a replica that has: the
-others end. `warn SIGNAL`, by the batch script: the job's time is nearly over. `stop`: end now. The
-file is there from the start and only grows: network file systems look again when a file is opened,
-but may take a minute to see that a new one is there.
+hosts, hear of each other. It is there from the start and only grows: network file systems look
+again when a file is opened, but may take a minute to see that a new one is there. Its lines:
+
+| line | by | |
+|---|---|---|
+| `failed ROLE REPLICA CODE` | a replica | it has failed: the others end |
+| `terminated ROLE REPLICA CODE` | a replica | it ended after a SIGTERM of Slurm's |
+| `warn SIGNAL` | the script | the job's time is nearly over |
+| `stop` | the script | end now |
 """
 
 import json
@@ -74,7 +79,9 @@ class Replica:
             "restarts": int(os.environ.get("PHALANX_RESTART_COUNT", "0")),
         }
         self.asked = False
-        """It has been asked to end."""
+        """It has been asked to end, since another has failed."""
+        self.terminated = False
+        """Slurm has sent SIGTERM: it takes the job away, or was asked to by the user."""
         self.kill_at: float | None = None
         self.sizes = dict.fromkeys(STREAMS, 0)
 
@@ -101,7 +108,7 @@ class Replica:
             number = signal.sigtimedwait(heard, _TICK)
             if number is not None and number.si_signo == signal.SIGTERM:
                 # Slurm sends it to every process of a step: the program has it already.
-                self.asked = True
+                self.terminated = True
                 self._ask_to_stop()
             if number is not None and number.si_signo == signal.SIGUSR1:
                 self._warn(child.pid, "USR1")  # a step may be warned by hand
@@ -112,6 +119,8 @@ class Replica:
             if self.kill_at is not None and time.time() >= self.kill_at:
                 _signal_group(child.pid, signal.SIGKILL)
         _signal_group(child.pid, signal.SIGKILL)  # what it has left in its group
+        if signal.SIGTERM in signal.sigpending():  # both of us had it, and the program was quicker
+            self.terminated = True
         self._end(child.returncode)
         return 0
 
@@ -177,10 +186,18 @@ class Replica:
             with open(self.logs["stderr"], "ab") as file:
                 file.write(f"phalanx: {error}\n".encode())
         self._note_times()
-        self._write(state="ENDED", ended=time.time(), code=code, asked=self.asked, error=error)
-        if code != 0 and not self.asked:
+        self._write(
+            state="ENDED",
+            ended=time.time(),
+            code=code,
+            asked=self.asked or self.terminated,
+            terminated=self.terminated,
+            error=error,
+        )
+        if self.terminated or (code != 0 and not self.asked):
+            word = "terminated" if self.terminated else "failed"
             shell = 128 - code if code < 0 else code
-            line = f"failed {self.index} {self.number} {shell}\n"
+            line = f"{word} {self.index} {self.number} {shell}\n"
             with open(os.path.join(self.job_dir, "control"), "a") as file:
                 file.write(line)
 

@@ -165,6 +165,9 @@ class Controller:
             return
         fields = "|".join(_SQUEUE_FIELDS)
         jobs = f"--jobs={','.join(asked)}"
+        if answers.problem and not self._answers_again():
+            answers.next_question = time.monotonic() + WHILE_DOWN
+            return
         try:
             done = self._call("squeue", "-h", "--states=all", jobs, "-o", fields)
             if done.returncode and not _NOT_THERE.search(done.stderr):
@@ -186,6 +189,13 @@ class Controller:
                 # It may have become something else, unseen, since it was known.
                 answers.known.pop(number, None)
                 answers.missing.add(number)
+
+    def _answers_again(self) -> bool:
+        """A controller that was down is there. squeue would try for many seconds to reach it."""
+        try:
+            return " is UP" in self._call("scontrol", "ping").stdout
+        except ControllerDown:
+            return False
 
     def _ask_accounting(self, numbers: Sequence[str]) -> dict[str, JobState]:
         """Of jobs that the controller has forgotten, where there is a database that has not."""

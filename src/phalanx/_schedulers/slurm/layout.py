@@ -32,7 +32,7 @@ RESULT = "result"
 WORKSPACE = "workspace"
 
 _CANCELLED = re.compile(
-    r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE
+    r"\*\*\* (JOB|STEP) [\d.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*"
 )
 
 
@@ -73,5 +73,9 @@ class JobDirectory:
             text = (self.path / SLURM_LOG).read_text(errors="replace")
         except OSError:
             return None
-        found = _CANCELLED.findall(text)
+        found = [
+            reason
+            for what, reason in _CANCELLED.findall(text)
+            if what == "JOB" or reason  # a step alone may have been sent any signal
+        ]
         return found[-1] if found else None

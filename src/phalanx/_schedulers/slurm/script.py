@@ -23,6 +23,9 @@ from phalanx._specs import Resource
 UNSAID_MEMORY = 1024
 """Megabytes that components ask for where the user said nothing: far too little to be a wish."""
 
+_REQUEUE_TIME = 15.0
+"""Seconds before the time limit at which a job asks to be requeued."""
+
 
 @dataclass(frozen=True)
 class ScriptRole:
@@ -153,9 +156,17 @@ first_of() { address_of "$(scontrol show hostnames "$1" | head -n 1)"; }""".spli
     if path is not None:
         yield f'export PATH={shlex.quote(path)}:"$PATH"'
     yield f"export PYTHONUNBUFFERED=1 PHALANX_STOP_GRACE={options.stop_grace:g}"
+    yield "warned="
     if lead:
-        yield "warned="
-        yield f"trap 'warned=1; echo warn {name} >>\"$job_dir/control\"' USR1"
+        yield "warn() {"
+        yield f'    warned=1; echo warn {name} >>"$job_dir/control"'
+        if (
+            options.requeue
+        ):  # what does not stop by itself is stopped while there is time to requeue
+            pause = max(1, math.floor(lead - options.stop_grace - _REQUEUE_TIME))
+            yield f'    {{ sleep {pause}; echo stop >>"$job_dir/control"; }} &'
+        yield "}"
+        yield "trap warn USR1"
 
 
 def _role(index: int, role: ScriptRole, several: bool) -> Iterator[str]:  # noqa: FBT001
@@ -181,7 +192,6 @@ def _role(index: int, role: ScriptRole, several: bool) -> Iterator[str]:  # noqa
 
 def _steps(roles: tuple[ScriptRole, ...], options: SlurmOptions) -> Iterator[str]:
     """Run all roles; again, while one that fails has retries left; then say how it ended."""
-    _, lead = options.warning
     yield f"retries=({' '.join(str(role.max_retries) for role in roles)})"
     yield "restarts=${SLURM_RESTART_COUNT:-0}"
     yield "while :; do"
@@ -196,17 +206,17 @@ def _steps(roles: tuple[ScriptRole, ...], options: SlurmOptions) -> Iterator[str
         wait "$step" || code=$?
     done
     # The first that failed by itself counts; srun fails by itself when it loses a replica.
-    first=$(grep -m 1 '^failed ' "$job_dir/control" || echo "- 0 - $code")
-    read -r _ failed _ code <<<"$first"
-    """.rstrip().splitlines()
-    stopped = '[ -n "$warned" ] || ' if lead else ""
-    yield f'    {stopped}[ "$code" = 0 ] || ((retries[failed]-- <= 0)) && break'
-    yield "    restarts=$((restarts + 1))"
-    yield "done"
-    if lead and options.requeue:
+    first=$(grep -m 1 '^failed ' "$job_dir/control" || grep '^terminated ' "$job_dir/control" |
+        sort -n -k 4 | tail -n 1 | grep . || echo "- 0 - $code")
+    read -r word failed _ code <<<"$first"
+    [ "$code" = 0 ] || [ -n "$warned" ] || [ "$word" = terminated ] ||
+        ((retries[failed]-- <= 0)) && break
+    restarts=$((restarts + 1))
+done""".splitlines()
+    if options.requeue:
         yield from """\
-if [ -n "$warned" ] && [[ " 0 138 143 " = *" $code "* ]]; then
-    # It has stopped because it was warned: Slurm ends this script, and starts it anew later.
+if [ "$word" = terminated ] || { [ -n "$warned" ] && [[ " 0 138 143 " = *" $code "* ]]; }; then
+    # It has stopped because the job is taken away: Slurm ends this script, and starts it later.
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi""".splitlines()
     yield f'echo "$code" >"$job_dir/{RESULT}.new" && mv "$job_dir/{RESULT}.new" "$job_dir/{RESULT}"'

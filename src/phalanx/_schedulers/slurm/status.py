@@ -90,7 +90,7 @@ def assess(
     ends = [replica.pop("ended") or 0.0 for replica in replicas]
     restarts = [replica.pop("restarts") for replica in replicas]
     for replica in replicas:
-        del replica["asked"]
+        del replica["terminated"]
     last = max([time.time() if not state.is_final else 0.0, *ends]) or time.time()
     return {
         "state": state.value,
@@ -110,9 +110,11 @@ def _app(
     if code == 0:
         return AppState.SUCCEEDED, "", 0
     if code is not None:
-        if cancel_asked:
+        note = files.last_note() if any(replica["terminated"] for replica in replicas) else None
+        if cancel_asked or note == "":
             return AppState.CANCELLED, "", None
-        return AppState.FAILED, _cause(replicas) or _said_by_slurm(files, job), code
+        cause = _ENDS.get(note or "") or _cause(replicas)
+        return AppState.FAILED, cause or _said_by_slurm(files, job), code
     if job.silence:
         running = any(replica["state"] == "RUNNING" for replica in replicas)
         state = AppState.RUNNING if running else AppState.PENDING
@@ -190,7 +192,7 @@ def _replica(files: JobDirectory, index: int, role: RecordedRole, number: int) -
         "retries": known.get("restarts", 0),
         "restarts": known.get("restarts", 0),
         "ended": known.get("ended"),
-        "asked": known.get("asked", False),
+        "terminated": known.get("terminated", False),
     }
 
 
@@ -204,6 +206,8 @@ def _error(
 def _cause(replicas: list[dict[str, Any]]) -> str:
     """The replica that failed first, in words."""
     failed = [replica for replica in replicas if replica["state"] == "FAILED"]
+    if not failed and any(replica["terminated"] for replica in replicas):
+        return "Slurm sent SIGTERM to the replicas: the job was preempted, or signalled by somebody"
     if not failed:
         return ""
     first = min(failed, key=lambda replica: replica["ended"] or 0.0)

@@ -1,0 +1,461 @@
+"""Apps on a real Slurm: what its scheduler does, and what becomes of them when it fails."""
+
+import contextlib
+import importlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import SchedulerError
+from phalanx.runner import get_runner
+from phalanx.schedulers import Stream
+from phalanx.specs import AppDef, AppState, Role
+from tests.conftest import wait_until
+
+STOPS = """
+import os, time
+import phalanx
+
+print("restart", phalanx.context().restart_count, flush=True)
+while not phalanx.context().should_stop() and phalanx.context().restart_count == 0:
+    time.sleep(0.05)
+print("stopped" if phalanx.context().should_stop() else "done", flush=True)
+"""
+"""A program that works until it is told to stop, and has little to do the second time."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(slurm, tmp_path_factory):
+    """Two apps with a minute of time, which passes while the other tests run: one has asked to be
+    requeued. They are on n4, which others share with them.
+    """
+    slurm.mend()
+    place = tmp_path_factory.mktemp("limited")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", "SLURM_CONF"):
+            patch.setenv(name, slurm.environ[name])
+        with Apps(slurm, place) as apps:
+            options = {"time": "1", "nodelist": "n4"}
+            again = apps.submit(apps.program(STOPS), **options, signal="30", requeue=True)
+            never = apps.submit("echo up; sleep 600", **options)
+            yield again, never
+    slurm.mend()
+
+
+@pytest.fixture
+def apps(in_slurm, tmp_path):
+    """Submit apps, and ask for them; they are gone in the end."""
+    with Apps(in_slurm, tmp_path) as made:
+        yield made
+
+
+class Apps:
+    """Apps of one test."""
+
+    def __init__(self, slurm, place):
+        self.slurm = slurm
+        self.place = place
+        self.runner = get_runner("tests")
+        self.handles = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            with contextlib.suppress(SchedulerError):
+                self.runner.delete(handle)
+        self.runner.close()
+
+    def app(self, command, **fields):
+        role = Role("role", entrypoint="sh", args=["-c", command], **fields)
+        return AppDef("app", [role])
+
+    def submit(self, app, **options):
+        app = self.app(app) if isinstance(app, str) else app
+        handle = self.runner.run(app, "slurm", {"cpus": 1, **options}, workspace=str(self.place))
+        self.handles.append(handle)
+        return handle
+
+    def program(self, text, name="program.py"):
+        """An app that runs a Python program."""
+        (self.place / name).write_text(textwrap.dedent(text))
+        return AppDef("app", [Role("role", entrypoint="python", args=[name])])
+
+    def status(self, handle):
+        return self.runner.status(handle)
+
+    def wait(self, handle, state, timeout=60):
+        def is_there():
+            status = self.status(handle)
+            ended = status.state.is_final and status.state is not state
+            assert not ended, f"{status}\n{self.slurm_log(handle)}"
+            return status.state is state and status
+
+        return wait_until(is_there, timeout, f"it did not become {state}: {handle}")
+
+    def finish(self, handle):
+        """Wait for an app's end, after a restart that Slurm would have wait for two minutes."""
+
+        def has_ended():
+            status = self.status(handle)
+            if "BeginTime" in status.message:  # again: what ends is given a start time once more
+                self.slurm.release(self.job(handle))
+            return status.state.is_final and status
+
+        status = wait_until(has_ended, 90, f"it did not end: {handle}")
+        assert status.state is AppState.SUCCEEDED, f"{status}\n{self.slurm_log(handle)}"
+        return status
+
+    def lines(self, handle, role="role", replica=0, **options):
+        return [line.text for line in self.runner.lines(handle, role, replica, **options)]
+
+    def until_line(self, handle, text, timeout=60):
+        wait_until(lambda: text in self.lines(handle), timeout, f"{text!r} was never printed")
+
+    def directory(self, handle):
+        """The app's directory."""
+        (path,) = Path(os.environ["XDG_STATE_HOME"]).glob(f"phalanx/apps/{id_of(handle)}")
+        return Path(json.loads((path / "app.json").read_text())["job_dir"])
+
+    def slurm_log(self, handle):
+        path = self.directory(handle) / "slurm.log"
+        return path.read_text() if path.exists() else ""
+
+    def job(self, handle):
+        return json.loads((self.directory(handle) / "job.json").read_text())["job"]
+
+
+def id_of(handle):
+    return handle.rpartition("/")[2]
+
+
+def phalanx(slurm, *arguments, **options):
+    """The command, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        env={**slurm.environ, "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        **options,
+    )
+
+
+# ── what it does ──────────────────────────────────────────────────────────────
+
+
+def test_a_script_with_an_all_reduce_runs_on_four_nodes(in_slurm, tmp_path):
+    """The group forms on the job's first host; nothing has to be said for it."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(f"rank {dist.get_rank()} on {os.environ['SLURMD_NODENAME']}: {total.item()}")
+        dist.destroy_process_group()
+        """)
+    )
+    run = ("run", "-s", "slurm", "--wait", "--log", "dist.ddp", "-j", "4x2", "--script", "train.py")
+    done = phalanx(in_slurm, *run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout + done.stderr
+    found = re.findall(r"rank (\d) on (n\d): 8\.0", told)
+    assert sorted(rank for rank, _ in found) == list("01234567"), told
+    assert sorted(host for _, host in found) == ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]
+    handle = next(word for word in told.split() if word.startswith("slurm://"))
+    deleted = phalanx(in_slurm, "delete", handle)
+    assert deleted.returncode == 0, deleted.stderr
+
+
+def test_what_is_submitted_is_what_a_dry_run_shows(apps):
+    """To the byte; and a person can submit it again."""
+    info = apps.runner.dryrun(apps.app("echo hi"), "slurm", {"cpus": 1}, str(apps.place))
+    assert str(info).endswith("=== SCHEDULER REQUEST ===\n" + info.request.script.rstrip("\n"))
+    handle = apps.runner.schedule(info)
+    apps.handles.append(handle)
+    kept = apps.slurm.run("scontrol", "write", "batch_script", apps.job(handle), "-")
+    assert kept == info.request.script
+    apps.wait(handle, AppState.SUCCEEDED)
+    by_hand = apps.runner.dryrun(apps.app("echo again"), "slurm", {}, str(apps.place)).request
+    Path(by_hand.job_dir).mkdir(parents=True, mode=0o700)
+    apps.slurm.run("sbatch", "--wait", input=by_hand.script)
+    log = Path(by_hand.job_dir, "logs", "role", "0", "stdout.log")
+    assert log.read_text() == "again\n"
+    shutil.rmtree(by_hand.job_dir)
+
+
+def test_the_project_is_copied_by_content(apps):
+    """What is changed after the submission is not in the job; what git ignores neither."""
+    held = apps.submit("sleep 600", exclusive=True, nodelist="n1")
+    apps.wait(held, AppState.RUNNING)
+    (apps.place / "sub").mkdir()
+    (apps.place / "sub" / "data").write_text("before\n")
+    (apps.place / ".phalanxignore").write_text("large\n")
+    (apps.place / "large").write_text("")
+    jobs = apps.place / "jobs"
+    handle = apps.submit("cat sub/data; ls; pwd", nodelist="n1", job_dir=str(jobs))
+    (apps.place / "sub" / "data").write_text("after\n")
+    apps.runner.cancel(held)
+    apps.wait(handle, AppState.SUCCEEDED)
+    own = jobs / id_of(handle) / "workspace"
+    assert apps.lines(handle) == ["before", "sub", str(own)]
+
+
+def test_another_process_knows_the_apps(apps):
+    """By list, status, log, cancel and delete."""
+    handle = apps.submit("echo hello; sleep 600")
+    apps.until_line(handle, "hello")
+    listed = phalanx(apps.slurm, "list").stdout
+    assert id_of(handle) in listed
+    assert "RUNNING" in listed
+    assert "RUNNING" in phalanx(apps.slurm, "status", handle).stdout
+    assert "hello" in phalanx(apps.slurm, "log", handle).stdout
+    assert phalanx(apps.slurm, "cancel", handle).returncode == 0
+    assert apps.status(handle).state is AppState.CANCELLED
+    place = apps.directory(handle)
+    assert phalanx(apps.slurm, "delete", handle).returncode == 0
+    assert not place.exists()
+
+
+def test_a_replica_has_what_it_asked_for(apps):
+    """GPUs, the user's umask, the host's name; and the secret of the app is in no argument."""
+    umask = os.umask(0o027)
+    try:
+        handle = apps.submit(
+            "echo $$CUDA_VISIBLE_DEVICES; umask; echo $$PHALANX_RANK0_HOST; "
+            "test -n $$PHALANX_RDZV_TOKEN && echo token; cat /proc/*/cmdline | tr '\\0' ' '",
+            gpus_per_node="2",
+        )
+    finally:
+        os.umask(umask)
+    apps.wait(handle, AppState.SUCCEEDED)
+    gpus, mask, first, token, *commands = apps.lines(handle)
+    assert (gpus, mask, first, token) == ("0,1", "0027", "127.0.0.1", "token")
+    secret = apps.directory(handle) / "token"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert secret.read_text() not in "\n".join(commands)
+
+
+def test_users_do_not_see_each_others_files(slurm):
+    """Neither the script, nor what replicas print; and each lists its own apps alone."""
+    if not os.access("/usr/bin/python3", os.X_OK):
+        pytest.skip("needs a Python that other users can start: /usr/bin/python3")
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as place:
+        os.chmod(place, 0o755)
+        for package in ("phalanx", "msgpack", "cloudpickle", "yaml"):
+            source = os.path.dirname(importlib.import_module(package).__file__)
+            shutil.copytree(source, f"{place}/lib/{package}")
+        users = [(name, pwd.getpwnam(name).pw_uid) for name in ("daemon", "games")]
+        handles = {}
+        for name, uid in users:
+            home = Path(place, name)
+            home.mkdir(mode=0o755)  # as careless as homes are
+            os.chown(home, uid, uid)
+            run = ("run", "-s", "slurm", "-cfg", "cpus=1", "--wait", "utils.sh", "echo", "secret")
+            done = as_user(slurm, place, name, *run)
+            assert done.returncode == 0, done.stderr
+            handles[name] = next(word for word in done.stdout.split() if "://" in word)
+            assert "secret" in as_user(slurm, place, name, "log", handles[name]).stdout
+        for (name, _), (other, uid) in zip(users, reversed(users), strict=True):
+            listed = as_user(slurm, place, name, "list", "-s", "slurm").stdout
+            assert handles[name] in listed
+            assert handles[other] not in listed
+            (job,) = Path(place, other).glob("**/script.sh")
+            for path in (job.parent, job, job.parent / "logs/sh/0/stdout.log"):
+                assert path.exists()
+                read = ["cat" if path.is_file() else "ls", str(path)]
+                user = pwd.getpwnam(name).pw_uid
+                done = subprocess.run(read, user=user, group=user, capture_output=True, text=True)
+                assert "Permission denied" in done.stderr
+
+
+def as_user(slurm, place, name, *arguments):
+    """The command as another user's, from a copy of the package that others can read."""
+    uid = pwd.getpwnam(name).pw_uid
+    return subprocess.run(
+        ["/usr/bin/python3", "-m", "phalanx", *arguments],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        cwd=f"{place}/{name}",
+        env={
+            "PATH": slurm.environ["PATH"],
+            "SLURM_CONF": slurm.environ["SLURM_CONF"],
+            "HOME": f"{place}/{name}",
+            "PYTHONPATH": f"{place}/lib",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_controller_is_asked_once_a_second_at_most(apps, tmp_path, monkeypatch):
+    """However many wait, follow and list."""
+    calls = tmp_path / "calls"
+    for tool in ("squeue", "sacct", "scontrol"):
+        real = shutil.which(tool, path=apps.slurm.environ["PATH"])
+        shim = tmp_path / "bin" / tool
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(f'#!/bin/sh\necho {tool} >>{calls}\nexec {real} "$@"\n')
+        shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    began = time.monotonic()
+    handles = [apps.submit(f"sleep {i}") for i in (1, 2, 2)]
+    with ThreadPoolExecutor(12) as pool:
+        waits = [pool.submit(apps.runner.wait, handle, 0.01) for handle in handles * 2]
+        follows = [pool.submit(apps.lines, handle, follow=True) for handle in handles]
+        assert {wait.result().state for wait in waits} == {AppState.SUCCEEDED}
+        assert [follow.result() for follow in follows] == [[], [], []]
+    asked = [line for line in calls.read_text().split() if line != "scontrol"]
+    assert len(asked) <= time.monotonic() - began + 2
+
+
+# ── what is refused, and what waits ───────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"partition": "nope"}, "Invalid partition name specified"),
+        ({"partition": "closed", "account": "outsiders"}, "Invalid account"),
+        ({"constraint": "gold"}, "Invalid feature specification"),
+        ({"sbatch": {"reservation": "none"}}, "reservation"),
+    ],
+)
+def test_what_slurm_refuses_is_said_at_once(apps, options, reason):
+    """In one line with Slurm's own words; and nothing is recorded."""
+    before = len(apps.runner.list("slurm"))
+    with pytest.raises(SchedulerError) as caught:
+        apps.submit("true", **options)
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith("Slurm refused the job: ")
+    assert "\n" not in str(caught.value)
+    assert len(apps.runner.list("slurm")) == before
+
+
+def test_a_full_partition_is_waited_for(apps):
+    """The status has the queue's own reason."""
+    full = apps.submit(apps.app("sleep 600", num_replicas=3), exclusive=True, nodelist="n[1-3]")
+    apps.wait(full, AppState.RUNNING)
+    handle = apps.submit("echo mine", nodelist="n2")
+    wait_until(lambda: "(Resources" in apps.status(handle).message, 30)
+    status = apps.status(handle)
+    assert status.state is AppState.PENDING
+    assert status.message == "waiting for nodes to be free (Resources, partition debug)"
+    apps.runner.cancel(full)
+    apps.wait(handle, AppState.SUCCEEDED)
+
+
+# ── faults ────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_cancelled_from_outside_is_cancelled(apps):
+    """By whoever may."""
+    handle = apps.submit("echo up; sleep 600")
+    apps.until_line(handle, "up")
+    apps.slurm.run("scancel", apps.job(handle))
+    assert apps.wait(handle, AppState.CANCELLED).exit_code is None
+    assert apps.lines(handle, follow=True) == ["up"]
+
+
+def test_a_preempted_app_is_warned_and_goes_on_later(apps):
+    """It sees should_stop(), or SIGTERM where no signal was asked for; its restarts count on."""
+    options = {"exclusive": True, "requeue": True}
+    polite = apps.submit(apps.program(STOPS), **options, nodelist="n1")
+    trap = "trap 'echo saved; exit 1' TERM; echo restart $$PHALANX_RESTART_COUNT; "
+    rough = apps.submit(
+        trap + "[ $$PHALANX_RESTART_COUNT = 1 ] || while :; do sleep 0.1; done",
+        **options,
+        nodelist="n2",
+        signal="0",
+    )
+    for handle in (polite, rough):
+        apps.until_line(handle, "restart 0")
+    first = apps.submit(
+        apps.app("true", num_replicas=2), partition="high", exclusive=True, nodelist="n[1-2]"
+    )
+    apps.wait(first, AppState.SUCCEEDED)
+    for handle in (polite, rough):
+        assert apps.finish(handle).num_restarts == 1
+    assert apps.lines(polite) == ["restart 0", "stopped", "restart 1", "done"]
+    assert apps.lines(rough, stream=Stream.STDOUT) == ["restart 0", "saved", "restart 1"]
+
+
+def test_an_app_outlives_the_controller(apps):
+    """While it is down, status and logs are there from the files, and say so; so is the end."""
+    go = apps.place / "go"
+    handle = apps.submit(f"echo up; until [ -e {go} ]; do sleep 0.1; done; echo end; exit 3")
+    apps.until_line(handle, "up")
+    apps.wait(handle, AppState.RUNNING)
+    apps.slurm.stop_controller()
+    try:
+        with ThreadPoolExecutor(1) as pool:  # it takes Slurm some seconds to be sure
+            refused = pool.submit(apps.submit, "true")
+            wait_until(lambda: "Slurm does not answer" in apps.status(handle).message, 30)
+            assert apps.status(handle).state is AppState.RUNNING
+            with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+                refused.result()
+        go.touch()
+        status = wait_until(lambda: (s := apps.status(handle)).state.is_final and s, 30)
+        assert (status.state, status.exit_code) == (AppState.FAILED, 3)
+        assert apps.lines(handle, follow=True) == ["up", "end"]
+    finally:
+        apps.slurm.start_controller()
+        wait_until(lambda: "is UP" in apps.slurm.run("scontrol", "ping", check=False), 30)
+
+
+def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
+    """As was asked for; the others' replicas are not left running."""
+    app = apps.app("echo up; [ $$PHALANX_RESTART_COUNT = 1 ] || sleep 600", num_replicas=2)
+    again = apps.submit(app, requeue=True, nodelist="n[2-3]")
+    never = apps.submit(app, nodelist="n[1,3]")
+    for handle in (again, never):
+        apps.until_line(handle, "up")
+    apps.slurm.lose_host("n3", told=True)
+    try:
+        status = apps.wait(never, AppState.FAILED)
+        assert status.message == "Slurm lost a node of the job"
+        apps.wait(again, AppState.PENDING)
+    finally:
+        apps.slurm.mend_hosts()
+    assert apps.finish(again).num_restarts == 1
+
+
+def test_a_failed_replica_is_named_with_its_error(apps):
+    """And the others end with it."""
+    (apps.place / "program.py").write_text(
+        "import os\nif os.environ['PHALANX_REPLICA_ID'] == '1':\n    raise ValueError('no')\nimport time\ntime.sleep(600)\n"
+    )
+    role = Role("role", entrypoint="python", args=["program.py"], num_replicas=2)
+    status = apps.wait(apps.submit(AppDef("app", [role]), nodelist="n[1-2]"), AppState.FAILED)
+    assert status.message == "role/1 on n2 exited with code 1: ValueError: no"
+    assert [r.state for r in status.roles[0].replicas] == [AppState.CANCELLED, AppState.FAILED]
+
+
+def test_an_app_at_its_time_limit_fails_or_goes_on_later(apps, limited):
+    """As was asked for: it sees should_stop() some time before."""
+    again, never = limited
+    apps.until_line(again, "stopped", 100)
+    status = apps.finish(again)
+    assert apps.lines(again) == ["restart 0", "stopped", "restart 1", "done"]
+    assert status.num_restarts == 1
+    status = apps.wait(never, AppState.FAILED, 110)
+    assert status.message.startswith("the time limit was reached")
