@@ -61,7 +61,8 @@ FILE = re.compile(r"```py\n# ([\w/]+\.py)\n(.*?)```", re.S)
 
 
 def said(text, directory):
-    """What differs between runs: ids, times, paths."""
+    """Without what differs between runs: ids, times, paths, what a slow machine waits for."""
+    text = re.sub(r"^phalanx: .* \(\d+ s\)\n", "", text, flags=re.M)
     text = re.sub(r"-[0-9a-f]{8}\b", "-ID", text.replace(f"{directory}/", ""))
     return re.sub(r" in \d+\.\d+s", " in …", text)
 
