@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -328,6 +329,22 @@ def test_the_controller_is_asked_once_a_second_at_most(apps, tmp_path, monkeypat
     assert len(asked) <= time.monotonic() - began + 2
 
 
+def test_the_first_job_of_the_documentation_runs(in_slurm, tmp_path):
+    """As the page has it: its file, its commands."""
+    page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
+    part = page.partition("## Run your first job")[2].partition("\n## ")[0]
+    ((name, code),) = re.findall(r"```py\n# ([\w.]+)\n(.*?)```", part, re.S)
+    (tmp_path / name).write_text(code)
+    (commands,) = re.findall(r"```sh\n(.*?)```", part, re.S)
+    shown = ""
+    for line in commands.splitlines():
+        words = shlex.split(line.partition("#")[0])
+        done = phalanx(in_slurm, *words[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        shown += done.stdout
+    assert "the sum is 8" in shown
+
+
 # ── what is refused, and what waits ───────────────────────────────────────────
 
 
@@ -359,7 +376,8 @@ def test_a_full_partition_is_waited_for(apps):
     wait_until(lambda: "(Resources" in apps.status(handle).message, 30)
     status = apps.status(handle)
     assert status.state is AppState.PENDING
-    assert status.message == "waiting for nodes to be free (Resources, partition debug)"
+    job = apps.job(handle)
+    assert status.message == f"job {job}: waiting for nodes to be free (Resources, partition debug)"
     apps.runner.cancel(full)
     apps.wait(handle, AppState.SUCCEEDED)
 

@@ -8,6 +8,7 @@
 | `controller` | all calls of Slurm's commands, none too often |
 | `status` | pure: what the files and Slurm say → how the app stands |
 | `workspace_copy` | the project's files, copied for the job |
+| `lease` | hosts for launches: one allocation, held while they run |
 | `scheduler` | puts them together |
 
 On the hosts runs `_remote.slurm_replica`, which writes the files.

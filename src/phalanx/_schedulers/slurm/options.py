@@ -72,7 +72,8 @@ class SlurmOptions:
         "record, the project used in place",
     )
     python: str | None = option(
-        None, help="Python interpreter on the nodes; default: the one that submits"
+        None,
+        help="Python interpreter or virtual environment on nodes; default: the one that submits",
     )
     stop_grace: float = option(
         5.0, help="seconds between SIGTERM and SIGKILL when a replica fails and others are stopped"

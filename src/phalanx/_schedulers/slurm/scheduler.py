@@ -75,7 +75,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
                 number = "" if not copies or own in copies else f"-{len(copies)}"
                 cwd = copies.setdefault(own, str(place / f"{WORKSPACE}{number}"))
             roles.append(self._role(role, app_id, cwd, options))
-        python = options.python or sys.executable or "python3"
+        python = _python(options)
         command = (python, "-I", "-S", os.path.abspath(slurm_replica.__file__))
         programs = os.path.dirname(python) if os.path.isabs(python) else None
         return SlurmRequest(
@@ -98,11 +98,10 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             raise ConfigError(f"role {role.name!r} has no entrypoint.")
         values = Values(app_id, slurm_replica.PLACEHOLDER, cwd, self.rank0_env)
         meant = values.apply(role)
-        python = options.python or sys.executable or "python3"
         return ScriptRole(
             name=role.name,
             num_replicas=role.num_replicas,
-            argv=with_python((meant.entrypoint, *meant.args), python),
+            argv=with_python((meant.entrypoint, *meant.args), _python(options)),
             env={ROLE: role.name, **meant.env},
             cwd=cwd,
             resource=role.resource,
@@ -317,6 +316,14 @@ def _place_of(job_dir: str | None, app_id: str) -> Path:
         return directory() / app_id / "job"
     except RuntimeError as error:
         raise SchedulerError(f"cannot record apps: {error}") from error
+
+
+def _python(options: SlurmOptions) -> str:
+    """The interpreter of the replicas, which may be named by its virtual environment."""
+    if options.python is None:
+        return sys.executable or "python3"
+    path = os.path.expanduser(options.python)
+    return os.path.join(path, "bin", "python") if os.path.isdir(path) else path
 
 
 def _files(app: RecordedApp) -> JobDirectory:

@@ -123,7 +123,7 @@ def _app(
         return _unknown(files, job, cancel_asked=cancel_asked)
     state = job.state.app_state
     if state is AppState.PENDING:
-        return state, _waiting(job.state), None
+        return state, f"job {job.number}: {_waiting(job.state)}", None
     if state is AppState.RUNNING:
         return state, "", None
     if state is AppState.SUCCEEDED:
