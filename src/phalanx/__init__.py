@@ -51,6 +51,7 @@ _PUBLIC = {
     "UsageError": "phalanx.errors",
     "WireError": "phalanx.errors",
     "WorkerFailed": "phalanx.errors",
+    "app": "phalanx._launcher.detached.recorded_run",
     "context": "phalanx._worker.context",
     "launch": "phalanx._launcher.launcher",
     "record": "phalanx._worker.error_file",
@@ -93,6 +94,7 @@ __all__ = [
     "WireError",
     "WorkerFailed",
     "__version__",
+    "app",
     "context",
     "launch",
     "record",
@@ -102,6 +104,7 @@ __all__ = [
 if TYPE_CHECKING:
     from phalanx._launcher.calls.calls import Calls
     from phalanx._launcher.calls.job import Job
+    from phalanx._launcher.detached.recorded_run import app
     from phalanx._launcher.launcher import Launcher, launch
     from phalanx._launcher.result import CallResult, LaunchResult
     from phalanx._launcher.session.app import App

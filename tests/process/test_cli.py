@@ -78,7 +78,7 @@ def test_the_help_of_launch_has_every_option_under_a_heading():
     """Once each: a new field of a launcher wants a place there."""
     known = [field.name for field in dataclasses.fields(phalanx.Launcher)]
     shown = [name for group in launch_help.GROUPS.values() for name in group]
-    of_command = {"log_dir", "show", "quiet", "verbose"}
+    of_command = {"detach", "log_dir", "show", "quiet", "verbose"}
     assert sorted(shown) == sorted({*known, *of_command} - {"log_spec"})
 
 

@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "show": "RANKS",
         "quiet": "",
         "verbose": "",
+        "detach": "",
         "name": "NAME",
     },
     "hosts of a scheduler": {

@@ -144,7 +144,7 @@ class LocalElasticAgent:
             raise app.error
         own = prepared.plan.members[0].agent
         if (member := _member_of(own, app.verdict.members)) is not None:
-            self._group.settle(app.verdict.members, member)
+            _settle(self._group, app.verdict.members, member)
         result = self._result(app.verdict, app.collect(), own)
         if not result.is_failed() and (lost := app.lost_output(result)) is not None:
             raise lost
@@ -222,6 +222,18 @@ class LocalElasticAgent:
         cancelled = verdict.reason is Reason.CANCELLED
         state = WorkerState.STOPPED if cancelled else WorkerState.FAILED
         return RunResult(state, {}, failures)
+
+
+def _settle(group: WorkerGroup, members: tuple[Member, ...], own: Member) -> None:
+    """Give the workers the ranks of the round that there was."""
+    alike = [m for m in members if m.role == own.role]
+    before = sum(m.workers for m in alike if m.first_rank < own.first_rank)
+    group.group_rank, group.group_world_size = members.index(own), len(members)
+    for worker in group.workers:
+        worker.global_rank = own.first_rank + worker.local_rank
+        worker.role_rank = before + worker.local_rank
+        worker.world_size = sum(m.workers for m in members)
+        worker.role_world_size = sum(m.workers for m in alike)
 
 
 def _member_of(agent: AgentId, members: tuple[Member, ...]) -> Member | None:

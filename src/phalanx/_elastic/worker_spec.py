@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from phalanx._core.rounds import Member, signal_name
+from phalanx._core.rounds import signal_name
 from phalanx._rendezvous.handler_api import problem_of
 from phalanx.errors import ConfigError, LaunchError
 
@@ -250,14 +250,3 @@ class WorkerGroup:
     def __post_init__(self) -> None:
         """Workers without ranks."""
         self.workers = [Worker(local) for local in range(self.spec.local_world_size)]
-
-    def settle(self, members: tuple[Member, ...], own: Member) -> None:
-        """Take on the ranks of the round that there was."""
-        alike = [m for m in members if m.role == own.role]
-        before = sum(m.workers for m in alike if m.first_rank < own.first_rank)
-        self.group_rank, self.group_world_size = members.index(own), len(members)
-        for worker in self.workers:
-            worker.global_rank = own.first_rank + worker.local_rank
-            worker.role_rank = before + worker.local_rank
-            worker.world_size = sum(m.workers for m in members)
-            worker.role_world_size = sum(m.workers for m in alike)

@@ -129,6 +129,7 @@ class Launcher(LaunchOptions):
         kwargs: Mapping[str, Any] | None = None,
         *,
         args: Sequence[Any] = (),
+        detach: bool = False,
     ) -> App[R]:
         """Start `func(*args, **kwargs)` on every rank and return without waiting.
 
@@ -136,6 +137,8 @@ class Launcher(LaunchOptions):
             func: Anything that can be called.
             kwargs: Its keyword arguments.
             args: Its positional arguments.
+            detach: Let the app outlive this program: it runs on when the program ends or is killed.
+                Find it again with `phalanx.app(id)`, and `phalanx status`, `log` and `cancel`.
 
         Returns:
             A handle, to wait with, to read logs from, or to cancel.
@@ -148,7 +151,18 @@ class Launcher(LaunchOptions):
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
         from phalanx._launcher.session.app import App
 
-        return App(self._prepare(_pack(func, args, kwargs)).start())
+        work = _pack(func, args, kwargs)
+        if detach:
+            return self._detach(work)
+        return App(self._prepare(work).start())
+
+    def _detach(self, work: Work) -> App[Any]:
+        from phalanx._launcher.detached.recorded_run import app
+        from phalanx._launcher.detached.starting import start_host
+        from phalanx._launcher.planning.validation import check
+
+        check(self)
+        return app(start_host(self, work))
 
     def map(
         self,
@@ -359,6 +373,11 @@ def _pack(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     check_call(func, args, kwargs)
     needs = imports.of_function(func)
     return Work.of(payload.pack(func, args, kwargs or {}, needs), needs, _title(func))
+
+
+def start_work(launcher: Launcher, work: Work) -> Run[Any]:
+    """Start an app for a call that is packed already."""
+    return launcher._prepare(work).start()
 
 
 def _wait_or_cancel(app: Run[Any], grace: float) -> None:

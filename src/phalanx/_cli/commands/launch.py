@@ -115,6 +115,9 @@ class _Options:
     log_dir: str = LOG_DIR
     """Directory for log files."""
 
+    detach: bool = False
+    """Start the function and return; it keeps running. Find it with status, log and cancel."""
+
     def log_spec(self) -> LogSpec:
         """As asked for."""
         if self.quiet and self.verbose:
@@ -156,6 +159,8 @@ def _launch(options: _Options, target: FunctionTarget, own: list[str]) -> int:
         if not options.quiet:
             _print_summary(1, began)
         return 0
+    if options.detach:
+        return _detach(launcher, target, own)
     if {"-h", "--help"} & set(own):
         _load_call(target, own)  # prints it, and exits: nothing is started for that
     call: Future[payload.Function] = Future()
@@ -193,6 +198,24 @@ def _launch(options: _Options, target: FunctionTarget, own: list[str]) -> int:
     _print_values(result)
     if not options.quiet:
         _print_summary(len(result), began)
+    return 0
+
+
+def _detach(launcher: Launcher, target: FunctionTarget, own: list[str]) -> int:
+    try:
+        function = target.load()
+        args, kwargs = _parse_own(function, own, target)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 the user's file: printed, not judged
+        print_users_part(error)
+        return 1
+    app = launcher.start(function, kwargs, args=args, detach=True)
+    print(app.id)
+    print(
+        f"phalanx launch: {app.id} keeps running. Follow it with: phalanx log -f {app.id}",
+        file=sys.stderr,
+    )
     return 0
 
 

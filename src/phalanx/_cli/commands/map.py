@@ -97,7 +97,7 @@ def _help() -> str:
     )
 
 
-_NOT_SHARED = ("log_dir", "show", "quiet", "verbose")
+_NOT_SHARED = ("detach", "log_dir", "show", "quiet", "verbose")
 """Options of `phalanx launch` that have no meaning here."""
 
 

@@ -1,0 +1,1 @@
+"""Launches that outlive the program that made them: started here, and found again anywhere."""
