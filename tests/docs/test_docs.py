@@ -98,7 +98,16 @@ def test_what_is_typed_on_a_page_prints_what_it_says(page, tmp_path, monkeypatch
             assert agrees(said(expected, tmp_path), shown), f"$ {command}\n{done.stdout}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+OF_FRAMEWORKS = ("accelerate", "deepspeed", "hf", "jax", "lightning", "sweep")
+"""What examples of frameworks begin with: test_frameworks.py runs those."""
+EXAMPLES = [
+    path
+    for path in sorted((ROOT / "examples").glob("*.py"))
+    if not path.name.startswith(OF_FRAMEWORKS)
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(path, tmp_path):
     """As they are."""
     done = subprocess.run(
