@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm docs pictures lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -37,6 +37,10 @@ docs: $(VENV)/ready
 # The terminals that README and docs/ show, from real commands.
 pictures: $(VENV)/ready
 	$(BIN)/python tools/make_pictures.py
+
+# Other launchers' own tests, from their checkouts (PEERS_TORCHX=DIR, or cloned); docs/peers.md.
+peers: $(VENV)/ready
+	$(BIN)/python tools/peers.py --write
 
 bench: $(VENV)/ready
 	$(BIN)/python bench/run.py

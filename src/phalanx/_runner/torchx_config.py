@@ -23,14 +23,20 @@ Sections = dict[str, dict[str, dict[str, str]]]
 
 def read(path: Path) -> Sections:
     """What is in a file, in sections of ours. Raises `ConfigError`."""
+    try:
+        return parse(path.read_text(encoding="utf-8-sig"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from None
+
+
+def parse(text: str, path: str) -> Sections:
+    """What a text says, in sections of ours; `path` is for errors. Raises `ConfigError`."""
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment]
     try:
-        parser.read_string(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}.") from None
+        parser.read_string(text)
     except configparser.Error as error:
         raise ConfigError(f"{path}: invalid INI: {str(error).splitlines()[0]}.") from None
     found: Sections = {}
@@ -39,7 +45,7 @@ def read(path: Path) -> Sections:
         if kind in _OTHERS:
             continue
         place = (_KINDS.get(kind, kind), name) if colon else ("scheduler", section)
-        if place[0] in ("scheduler", *_KINDS.values()):
+        if place[1] and place[0] in ("scheduler", *_KINDS.values()):
             values = {k: v for k, v in parser.items(section) if v not in ("None", "")}
             values = {k: v for k, v in values.items() if not v.startswith("#FIXME")}
             found.setdefault(place[0], {}).setdefault(place[1], {}).update(values)

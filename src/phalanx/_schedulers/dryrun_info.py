@@ -41,6 +41,10 @@ class AppDryRunInfo:
         self._scheduler = scheduler
         self._cfg = {} if cfg is None else cfg
 
+    def __class_getitem__(cls, request: Any) -> type[AppDryRunInfo]:
+        """`AppDryRunInfo[REQUEST]`, as TorchX's plugins write its type."""
+        return cls
+
     @property
     def app(self) -> AppDef:
         """The app, as the scheduler gets it.

@@ -16,6 +16,5 @@ __getattr__ = loader(
         "distributed": "call torch.distributed.init_process_group() in the program",
         "tracker": "trackers are not part of Phalanx: set what yours needs in a role's env",
         "pipelines": "run apps with a runner from the pipeline's own steps",
-        "workspace": "use a role's workspace, the path of a directory",
     },
 )

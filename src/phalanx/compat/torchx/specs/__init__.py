@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from phalanx._specs import get_named_resources as _get_named_resources
-from phalanx._specs import named_resources
 from phalanx._specs import resource as _resource
 from phalanx._specs.mutable import thawed_resource as _thawed
+from phalanx._specs.resources import NamedResources as _NamedResources
 from phalanx.compat.torchx.specs.api import (
     ALL,
     MISSING,
@@ -89,6 +89,21 @@ __all__ = [
     "runopt",
     "runopts",
 ]
+
+
+class _Library(_NamedResources):
+    def __getitem__(self, name: str) -> Resource:
+        """A resource that may be changed."""
+        if name in ("NULL", "MISSING"):
+            return _thawed(NULL_RESOURCE)
+        return _thawed(super().__getitem__(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in ("NULL", "MISSING") or super().__contains__(name)
+
+
+named_resources = _Library()
+"""All named resources."""
 
 
 def resource(

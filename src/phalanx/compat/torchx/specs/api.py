@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ParamSpec
+from typing import Any, ClassVar, ParamSpec
 
 from phalanx._core.lazy import loader
 from phalanx._runner.handles import ParsedAppHandle, make_app_handle, parse_app_handle
@@ -27,14 +28,14 @@ from phalanx._specs import (
     VolumeMount,
     is_started,
     is_terminal,
-    macros,
 )
 from phalanx._specs.mutable import MutableAppDef as AppDef
 from phalanx._specs.mutable import MutableResource as Resource
-from phalanx._specs.mutable import MutableRole as Role
-from phalanx._specs.mutable import thawed
+from phalanx._specs.mutable import MutableRole, thawed
 from phalanx._specs.status import AppStatus as OurAppStatus
 from phalanx._specs.status import ReplicaStatus as OurReplicaStatus
+from phalanx._specs.substitution import Values
+from phalanx._specs.substitution import macros as our_macros
 from phalanx.errors import AppStatusError
 from phalanx.errors import ConfigError as InvalidRunConfigException
 from phalanx.errors import ConfigError as MalformedAppHandleException
@@ -85,7 +86,39 @@ MISSING = ""
 NULL_RESOURCE = Resource(cpu=-1, gpu=-1, memMB=-1)
 """A resource of which nothing is specified."""
 
+_TERMINAL_STATES = [state for state in AppState if state.is_final]
+_BEFORE_RESOURCE = 9
+"""Fields of a role before its resource."""
+
 P = ParamSpec("P")
+
+
+class Role(MutableRole):
+    """A role that may be changed; one without a resource has none specified."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As ours.
+
+        Args:
+            *args: The fields, in their order.
+            **kwargs: The fields, by name.
+        """
+        if len(args) <= _BEFORE_RESOURCE:
+            kwargs.setdefault("resource", Resource(cpu=-1, gpu=-1, memMB=-1))
+        super().__init__(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Values(Values):
+    base_img_root: str = ""
+
+
+class macros(our_macros):  # noqa: N801 TorchX's name
+    """The macros, to be written into arguments, environment values and metadata."""
+
+    base_img_root: ClassVar[str] = "${base_img_root}"
+
+    Values = _Values
 
 
 class MountType(StrEnum):
@@ -144,7 +177,7 @@ class AppStatus(OurAppStatus):
         """
         told = msg or ("" if structured_error_msg == NONE else structured_error_msg)
         super().__init__(
-            app="app",
+            app="job",
             state=state,
             message=told,
             num_restarts=num_restarts,

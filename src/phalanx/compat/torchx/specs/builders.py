@@ -8,10 +8,17 @@ from typing import Any
 from phalanx._runner import builders
 from phalanx._runner.handles import make_app_handle
 from phalanx._specs import AppDef as FrozenAppDef
-from phalanx._specs import parse_mounts
+from phalanx._specs import BindMount, DeviceMount, VolumeMount, parse_mounts
 from phalanx._specs.mutable import MutableAppDef, thawed
 
-__all__ = ["make_app_handle", "materialize_appdef", "parse_mounts"]
+__all__ = [
+    "BindMount",
+    "DeviceMount",
+    "VolumeMount",
+    "make_app_handle",
+    "materialize_appdef",
+    "parse_mounts",
+]
 
 
 def materialize_appdef(

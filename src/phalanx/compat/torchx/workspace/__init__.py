@@ -1,0 +1,5 @@
+"""TorchX's `workspace`."""
+
+from phalanx.compat.torchx.workspace.api import WorkspaceMixin
+
+__all__ = ["WorkspaceMixin"]

@@ -1,0 +1,135 @@
+"""What a peer's tests run under: our modules by its names, and its own helpers of tests.
+
+A name or module that we do not have is replaced by one that says so when it is used: the tests that
+do not need it run.
+"""
+
+import abc
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+from phalanx.compat import install
+
+PEER = os.environ["PEER"]
+RESULTS = {}
+
+
+class Absent(AttributeError):
+    """Something of the peer's that we do not have."""
+
+
+class _Missing(abc.ABCMeta):
+    def __call__(cls, *args, **kwargs):
+        raise Absent(f"{cls.__name__} is not there")
+
+    def __getattr__(cls, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise Absent(f"{cls.__name__} is not there")
+
+
+def missing(name):
+    return _Missing(name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
+
+
+def module(name):
+    """A module of the peer's: ours, or an empty one."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        made = types.ModuleType(name)
+        made.__path__ = []
+
+        def absent(attribute):
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            raise Absent(f"{name}.{attribute} is not there")
+
+        made.__getattr__ = absent
+        sys.modules[name] = made
+        parent, _, last = name.rpartition(".")
+        setattr(module(parent), last, made)
+        return made
+
+
+def prepare(path):
+    """Have every import of a test file succeed."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == PEER:
+                    module(alias.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PEER:
+            found = module(node.module)
+            for alias in node.names:
+                try:
+                    getattr(found, alias.name)
+                except AttributeError:
+                    try:
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                    except ImportError:
+                        setattr(found, alias.name, missing(alias.name))
+
+
+install(PEER)
+sys.modules.setdefault("importlib_metadata", importlib.metadata)
+for support, file in json.loads(os.environ["PEER_SUPPORT"]).items():
+    package = support.rpartition(".")[0]
+    module(package)
+    prepare(Path(os.environ["PEER_SOURCES"]) / file)
+    spec = importlib.util.spec_from_file_location(
+        support, os.path.join(os.environ["PEER_SOURCES"], file)
+    )
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[support] = made
+    setattr(module(package), support.rpartition(".")[2], made)
+    spec.loader.exec_module(made)
+for test_file in Path(__file__).parent.glob("*.py"):
+    if test_file.name != "conftest.py":
+        prepare(test_file)
+
+
+def pytest_collect_file(parent, file_path):
+    """Files of any name."""
+    import pytest
+
+    if file_path.suffix == ".py" and file_path.name != "conftest.py":
+        return pytest.Module.from_parent(parent, path=file_path)
+    return None
+
+
+def _last_line(report):
+    text = str(getattr(report, "longrepr", "") or "")
+    crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
+    message = crash.message if crash is not None else text
+    absent = [line for line in message.splitlines() if "is not there" in line]
+    if "does not have the attribute" in message:  # what a mock would have replaced
+        absent = [f"{message.rpartition(' ')[2]} is not there: it would be replaced by a mock"]
+    found = (absent or message.strip().splitlines() or [""])[0][:300]
+    return found.removeprefix("E").strip().removeprefix("conftest.Absent: ")
+
+
+def pytest_collectreport(report):
+    """A file that cannot be loaded is one failure."""
+    if report.failed:
+        RESULTS[report.nodeid] = ("failed", _last_line(report))
+
+
+def pytest_runtest_logreport(report):
+    """The first failure of a test counts."""
+    if report.when == "call" or report.outcome != "passed":
+        before = RESULTS.get(report.nodeid, ("passed", ""))
+        if before[0] == "passed":
+            RESULTS[report.nodeid] = (report.outcome, _last_line(report))
+
+
+def pytest_sessionfinish():
+    """For the tool."""
+    Path(os.environ["PEER_RESULTS"]).write_text(json.dumps(RESULTS))
