@@ -111,7 +111,7 @@ EXAMPLES = [
 def test_examples_run(path, tmp_path):
     """As they are."""
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=110
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
