@@ -1,7 +1,7 @@
 """A scheduler that lends hosts, each a command that runs another one on this machine.
 
 It is told what to do by files in its directory: hosts are lent once `granted` is there; a host NAME
-is down while `down-NAME` is. What it was asked for is in `log`, one line each.
+is down while `down-NAME` is, and does not answer while `slow-NAME` is. What it was asked for is in `log`, one line each.
 """
 
 import threading
@@ -20,8 +20,10 @@ from phalanx.schedulers import (
 )
 
 _RUN = """
+place="${0%/down-*}" name="${0##*/down-}"
+if test -e "$place/slow-$name"; then touch "$place/asked-$name"; cat >/dev/null; fi
 test ! -e "$0" || { echo "$0" >&2; exit 1; }
-export PIPE_HOST="${0##*/down-}"
+export PIPE_HOST="$name"
 "$@"
 exit $?
 """

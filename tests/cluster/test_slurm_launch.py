@@ -170,6 +170,25 @@ def test_a_job_that_is_cancelled_is_the_reason(slurm, tmp_path):
     assert "revoked" in "".join(caught.value.__notes__), caught.value
 
 
+def test_hosts_are_given_back_when_the_controller_answers_again(slurm, caplog):
+    """The launch does not wait for that."""
+
+    def work(place):
+        Path(place, "up").touch()
+        while not Path(place, "down").exists():
+            threading.Event().wait(0.05)
+
+    app = launcher().start(work, {"place": os.getcwd()})
+    wait_until(Path("up").exists, 60)
+    slurm.stop_controller()
+    Path("down").touch()
+    assert len(app.result(60)) == 1
+    assert "Slurm does not answer; job" in caplog.text
+    slurm.start_controller()
+    wait_until(lambda: not jobs(slurm), 60, "the job is left")
+    slurm.mend()
+
+
 SCRIPT = """
 import os, threading
 import phalanx

@@ -35,6 +35,12 @@ def log(place):
     return (place / "log").read_text().splitlines() if (place / "log").exists() else []
 
 
+def verb(*words):
+    """What a command of ours prints."""
+    command = [sys.executable, "-m", "phalanx", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
 def where():
     return os.environ["PIPE_HOST"], int(os.environ["RANK"])
 
@@ -135,6 +141,37 @@ def test_cancelling_gives_queued_hosts_back(place):
     with pytest.raises(phalanx.Cancelled):
         app.result()
     assert log(place) == ["lend 1 where", "give back"]
+
+
+def test_an_app_that_waits_for_hosts_is_listed_and_cancelled_from_outside(place):
+    """By the commands that every launch has."""
+    (place / "granted").unlink()
+    app = launcher(place, num_hosts=2).start(where)
+    message = "waiting for 2 hosts from pipe: job 1: PENDING (Resources)"
+    wait_until(lambda: message in verb("status", app.id))
+    assert "PENDING" in verb("list")
+    verb("cancel", app.id)
+    assert app.wait(20).state is phalanx.AppState.CANCELLED
+    assert "CANCELLED" in verb("status", app.id)
+    assert log(place)[-1] == "give back"
+
+
+def test_an_app_that_had_to_wait_is_recorded_as_any_other(place):
+    """With its hosts and logs, once they are there."""
+    app = launcher(place, num_hosts=2).start(lambda: print("hi"))
+    app.result(60)
+    assert verb("status", app.id).count("n1") >= 1
+    assert "hi" in verb("log", app.id)
+
+
+def test_cancelling_ends_logins_that_ask_a_host(place):
+    """Which is asked how many workers it takes, and does not answer."""
+    (place / "slow-n1").touch()
+    app = launcher(place, workers_per_host="cpu").start(where)
+    wait_until((place / "asked-n1").exists)
+    app.cancel()
+    assert app.wait(20).state is phalanx.AppState.CANCELLED
+    assert log(place)[-1] == "give back"
 
 
 def test_queue_timeout_ends_with_the_queues_reason(place):

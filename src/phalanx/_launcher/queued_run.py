@@ -28,13 +28,15 @@ from phalanx._launcher.transport.targets import Target
 from phalanx._logs import logger
 from phalanx._logs.console import STATUS, is_terminal
 from phalanx._logs.lines import LogLine
+from phalanx._registry.app_record import AppRecord
 from phalanx._schedulers.lending import LeasePhase, LeaseStatus
 from phalanx._specs import AppState, AppStatus
 from phalanx._system.daemon_thread import in_daemon_thread
-from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError
+from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError, StartFailed
 
 if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptions
+    from phalanx._launcher.transport.dial import Dials
     from phalanx._launcher.warm.pool import AgentPool
 
 R = TypeVar("R")
@@ -43,6 +45,8 @@ _STEP = 0.25
 """Seconds between looks whether a signal has come."""
 _LONG = 2.0
 """Seconds after which a wait is said where there is no terminal with a status line."""
+_ASKED_EVERY = 0.5
+"""Seconds between looks for someone who wants the end."""
 _QUIET = 0.4
 """Seconds before a status line is shown."""
 
@@ -89,7 +93,14 @@ class QueuedRun(Generic[R]):
         self._cancelled = threading.Event()
         self._lock = threading.RLock()
         self._done = threading.Event()
+        self._dials: Dials | None = None
+        self._looked = 0.0
         self._hosts = app.borrow()
+        settings = app.draft.settings
+        self._record = AppRecord.create(
+            *(self.id, app.draft.title, (), {}, settings.stop_grace),
+            max_restarts=None if settings.restart == "host" else settings.max_restarts,
+        )
         self._thread = threading.Thread(target=self._drive, name=f"hosts-{self.id}", daemon=True)
         _QUEUED.add(self)
         self._thread.start()
@@ -110,23 +121,29 @@ class QueuedRun(Generic[R]):
             run.wait()
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
+            if self._cancelled.is_set() and isinstance(error, StartFailed):
+                self._error = Cancelled("cancelled while its hosts were asked")
         finally:
             self._note_end()
             self._hosts.let_go()
             self._ended_at = time.monotonic()
+            if self._run is None:
+                self._record.update(self._queue_status(has_ended=True))
             self._done.set()
             _QUEUED.discard(self)
 
     def _start(self, hosts: Sequence[ListedHost]) -> AppRun[R]:
         app = self._app
         draft = dataclasses.replace(app.draft, hosts=tuple(hosts))
-        prepared = prepare_draft(draft, app.work, pools=app.pools, known=app.known)
+        prepared = prepare_draft(
+            draft, app.work, pools=app.pools, known=app.known, on_dial=self._dialled
+        )
         with self._lock:
             if self._cancelled.is_set():
                 if prepared.dials is not None:
                     prepared.dials.give_up()
                 raise Cancelled("cancelled before it was started")
-            run: AppRun[R] = prepared.start(replace_host=self._hosts.replace)
+            run: AppRun[R] = prepared.start(replace_host=self._hosts.replace, record=self._record)
             self._run = run
             if self._shown:
                 run.show_status(line=self._line)
@@ -134,12 +151,24 @@ class QueuedRun(Generic[R]):
                 run.tell_failure(prints=self._prints)
         return run
 
+    def _dialled(self, dials: Dials) -> None:
+        self._dials = dials
+        if self._cancelled.is_set():
+            dials.give_up()
+
     def _tell(self, status: LeaseStatus) -> None:
-        """Say what is waited for."""
-        seconds = time.monotonic() - self._began
+        """Say what is waited for, and hear whether somebody wants the end."""
+        now = time.monotonic()
+        seconds = now - self._began
         count = self._hosts.lender.request.num_hosts
         hosts = "1 host" if count == 1 else f"{count} hosts"
         self._queued = f"waiting for {hosts} from {self._hosts.describe(status)}"
+        if self._record.is_old(AppState.PENDING, self._queued):
+            self._record.update(self._queue_status(has_ended=False))
+        if now - self._looked > _ASKED_EVERY:
+            self._looked = now
+            if self._record.cancel_asked() is not None:
+                self.cancel()
         if not self._shown:
             return
         if self._line and is_terminal(sys.stderr):
@@ -228,6 +257,8 @@ class QueuedRun(Generic[R]):
         if self._run is not None:
             self._run.cancel(grace, number)
         else:
+            if self._dials is not None:
+                self._dials.give_up()
             threading.Thread(target=self._cancel_late, args=(grace, number), daemon=True).start()
 
     def _cancel_late(self, grace: float | None, number: int) -> None:
@@ -254,8 +285,11 @@ class QueuedRun(Generic[R]):
         """See `App.status`; while the hosts are awaited, the message says how the queue stands."""
         if self._run is not None:
             return self._run.status()
+        return self._queue_status(has_ended=self._done.is_set())
+
+    def _queue_status(self, *, has_ended: bool) -> AppStatus:
         state, message = AppState.PENDING, self._queued
-        if self._done.is_set():
+        if has_ended:
             cancelled = isinstance(self._error, Cancelled)
             state = AppState.CANCELLED if cancelled else AppState.FAILED
             message = f"{type(self._error).__name__}: {self._error}"
@@ -281,6 +315,8 @@ class QueuedRun(Generic[R]):
         """Leave no record of it, and no log files."""
         if self._run is not None:
             self._run.forget()
+        else:
+            self._record.remove()
 
 
 _QUEUED: weakref.WeakSet[QueuedRun[Any]] = weakref.WeakSet()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx._launcher.planning.imports import Needs
     from phalanx._launcher.transport.dial import Dials
     from phalanx._launcher.warm.pool import AgentPool
+    from phalanx._registry.app_record import AppRecord
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,13 @@ class PreparedApp:
         decide: MakeDecider = decide_locally,
         is_recorded: bool = True,
         replace_host: ReplaceHost | None = None,
+        record: AppRecord | None = None,
     ) -> AppRun[Any]:
         """Start its agents; does not wait. To be called once.
 
         `decide` makes the one that decides. `is_recorded`: other processes can find it; one that is
-        part of another app need not be. `replace_host` gives another host for one that is lost.
+        part of another app need not be; `record` is the one that it has already. `replace_host`
+        gives another host for one that is lost.
         """
         return AppRun(
             self.plan,
@@ -67,6 +70,7 @@ class PreparedApp:
             decide=decide,
             is_recorded=is_recorded,
             replace_host=replace_host,
+            record=record,
         )
 
 
@@ -99,8 +103,12 @@ def prepare_draft(
     pools: Sequence[AgentPool] = (),
     known: Mapping[str, HostFacts] = MappingProxyType({}),
     part: HostPart | None = None,
+    on_dial: Callable[[Dials], None] = lambda _: None,
 ) -> PreparedApp:
-    """Make the plan of what was checked already; otherwise as `prepare_app`."""
+    """Make the plan of what was checked already; otherwise as `prepare_app`.
+
+    `on_dial` is given the dials to hosts that are asked, so that another thread can give them up.
+    """
     asked = unknown_hosts(draft.settings, draft.hosts, known)
     if not asked or draft.remote_setup is None:
         return PreparedApp(draft.finish(known, part), work, pools)
@@ -109,6 +117,7 @@ def prepare_draft(
     dials = Dials()
     targets = {i: target for i in asked if (target := draft.hosts[i].target) is not None}
     dials.start(targets, draft.remote_setup, draft.settings.parallel_logins)
+    on_dial(dials)
     try:
         found = {n: HostFacts(info.processors, info.gpus) for n, info in dials.wait().items()}
         return PreparedApp(draft.finish({**known, **found}, part), work, pools, dials)

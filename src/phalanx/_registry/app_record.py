@@ -91,6 +91,7 @@ class AppRecord:
         with contextlib.suppress(OSError):
             roles = [{**role, "replicas": _replicas(members, logs)}]
             replace(self._path / "app.json", {**facts, "roles": roles})
+            reserve(self._path / "status.json", sum(member.workers for member in members))
 
     def is_old(self, urgent: object, rest: object) -> bool:
         """Something else is seen than when this last said so. For the rest that is not said too

@@ -86,6 +86,7 @@ class AppRun(Generic[R]):
         decide: MakeDecider,
         is_recorded: bool,
         replace_host: ReplaceHost | None = None,
+        record: AppRecord | None = None,
     ) -> None:
         """Start the agents, or take such as wait in the pools; the function may follow later.
 
@@ -135,14 +136,18 @@ class AppRun(Generic[R]):
             self._placement.kill()
             finish(self._routes)
             raise
-        self._entry = self._record() if is_recorded else AppRecord(None)
+        self._entry = self._take_record(record) if is_recorded else AppRecord(None)
         run = functools.partial(self._run, plan)
         self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
 
-    def _record(self) -> AppRecord:
+    def _take_record(self, record: AppRecord | None) -> AppRecord:
+        """The record that it has already, or a new one."""
         plan, settings = self._plan, self._plan.settings
+        if record is not None:
+            record.extend(plan.members, self._paths)
+            return record
         return AppRecord.create(
             *(self.id, plan.title, plan.members, self._paths, settings.stop_grace),
             max_restarts=None if settings.restart == "host" else settings.max_restarts,

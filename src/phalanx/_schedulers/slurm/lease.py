@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from phalanx._core.sanitize import sanitize
 from phalanx._launcher.transport.slurm import STEP_OPTIONS
+from phalanx._logs import logger
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.slurm.controller import (
     INTERVAL,
@@ -31,8 +31,8 @@ from phalanx._schedulers.slurm.controller import (
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx.errors import ConfigError, PhalanxError
 
-_GIVING_BACK = 15.0
-"""Seconds for an allocation to end when its pipe is closed."""
+_GIVING_BACK = 5.0
+"""Seconds for an allocation to end when its pipe is closed, unless the controller is away."""
 _SAID = 16 << 10
 _ALLOCATED = re.compile(rb"^phalanx-allocation (\d+) (.+)$", re.MULTILINE)
 _NUMBER = re.compile(r"job allocation (\d+)")
@@ -50,21 +50,27 @@ _ELSEWHERE = {
 }
 """Options that are for apps, and what a launch has instead."""
 
-# Descriptor 3 is the pipe. salloc gets it as the stdin of what it runs; while it waits it reads
-# nothing, and is told to end by the one that reads beside it. That one lets what runs go first:
-# a signal at that moment can have salloc hang.
+# Descriptor 3 is the pipe. salloc gets it as the stdin of what it runs, which ends when the pipe
+# does, and not before the controller answers: salloc asks it to end the job once only. While salloc
+# waits it reads nothing; the one that reads beside it tells it to end. That one goes when the hosts
+# are there: a signal at the wrong moment can have salloc hang.
 _HOLDER = """
 exec 3<&0 0</dev/null
+trap "" PIPE
+trap 'granted=1; kill $beside 2>/dev/null' USR1
 salloc "$@" sh -c '
+    kill -USR1 $1
     echo "phalanx-allocation $SLURM_JOB_ID" $(scontrol show hostnames "$SLURM_JOB_NODELIST")
-    exec cat >/dev/null
-' <&3 &
+    cat >/dev/null
+    tries=0
+    until scontrol ping | grep -q "is UP" || [ $((tries += 1)) -gt 720 ]; do sleep 5; done
+' sh $$ <&3 &
 job=$!
-{ cat <&3; sleep 0.3; while kill -TERM $job; do sleep 2; done; } >/dev/null 2>&1 &
+{ cat <&3; while kill -TERM $job; do sleep 2; done; } >/dev/null 2>&1 &
 beside=$!
 exec 3<&-
-wait $job
-code=$?
+[ -z "$granted" ] || kill $beside
+while wait $job; code=$?; kill -0 $job; do :; done 2>/dev/null
 kill $beside 2>/dev/null
 exit $code
 """
@@ -245,13 +251,11 @@ class _Allocation:
         try:
             self._process.wait(_GIVING_BACK)
         except subprocess.TimeoutExpired:
-            self.look()
-            if self.number:
-                with contextlib.suppress(PhalanxError):
-                    controller().cancel(self.number)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            # What holds it outlives this process, and goes on trying.
+            job = f"job {self.number}" if self.number else "the request"
+            logger.warning("phalanx: Slurm does not answer; %s ends when it does", job)
+            self.end = "given back"
+            self._let_go()
         self.look()
 
     def _let_go(self) -> None:
