@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -187,6 +188,27 @@ def test_hosts_are_given_back_when_the_controller_answers_again(slurm, caplog):
     slurm.start_controller()
     wait_until(lambda: not jobs(slurm), 60, "the job is left")
     slurm.mend()
+
+
+def test_a_detached_launch_waits_in_the_queue_and_is_found_again(slurm):
+    """By its id alone."""
+    with full(slurm):
+        app = launcher().start(where, detach=True)
+        wait_until(lambda: "PENDING (" in phalanx.app(app.id).status().message, 30)
+    assert list(phalanx.app(app.id).result(60)) == [("n1", 0)]
+
+
+def test_the_pages_function_runs(slurm, tmp_path):
+    """With the names of this cluster."""
+    page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
+    code = re.search(r"```py\n# reduce.py\n(.*?)```", page, re.S).group(1)
+    for name, ours in {"=4": "=1", '"gpu", "gpus': '"debug", "gpus', '"8"': '"1"'}.items():
+        assert name in code
+        code = code.replace(name, ours)
+    (tmp_path / "reduce.py").write_text(code)
+    process = slurm.start(sys.executable, "reduce.py", cwd=tmp_path)
+    output, errors = process.communicate(timeout=90)
+    assert output == "[1.0]\n", errors
 
 
 SCRIPT = """
