@@ -65,6 +65,7 @@ class Holding:
             return 0
         finally:
             self.opened += 1
+            time.sleep(0.0005)  # those that are attacked run on the same processors
         self._selector.register(connection, selectors.EVENT_READ)
         return 1
 
@@ -101,6 +102,7 @@ class Storm:
                 time.sleep(0.001)
             connection.close()
             self.opened += 1
+            time.sleep(0.0002)
 
 
 def main():

@@ -220,25 +220,32 @@ def test_an_interrupt_inside_a_worker_ends_the_launch(kind):
     assert "in action" in caught.value.worker_traceback
 
 
-def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed():
-    """B7: 50 ms apart on two hosts."""
+def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed(tmp_path):
+    """B7: 50 ms apart on two hosts; listed if it came before all were stopped."""
 
-    def f():
+    def f(name):
         import time
 
         rank = int(os.environ["RANK"])
-        start = float(os.environ["START"])
-        time.sleep(max(0, start - time.time()) + (0.0 if rank == 1 else 0.05))
-        raise ValueError(f"from {rank}")
+        if rank == 1:
+            open(name, "w").close()
+            raise ValueError("from 1")
+        while not os.path.exists(name):
+            time.sleep(0.001)
+        time.sleep(0.05)
+        raise ValueError("from 0")
 
-    with pytest.raises(ValueError, match="from 1") as caught:
-        phalanx.launch(
-            f,
-            hostnames=["localhost"] * 2,
-            workers_per_host=1,
-            extra_env_vars={"START": str(time.time() + 2)},
-        )
-    assert "rank 0 on localhost raised ValueError: from 0" in "\n".join(caught.value.__notes__)
+    for attempt in range(5):  # a busy machine may take longer to report than is waited for
+        with pytest.raises(ValueError, match="from 1") as caught:
+            phalanx.launch(
+                f,
+                args=(str(tmp_path / f"{attempt}"),),
+                hostnames=["localhost"] * 2,
+                workers_per_host=1,
+            )
+        if "rank 0 on localhost raised ValueError: from 0" in "\n".join(caught.value.__notes__):
+            return
+    pytest.fail("the other failure was never listed")
 
 
 def test_a_failure_on_one_host_stops_the_others():

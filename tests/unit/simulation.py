@@ -155,7 +155,7 @@ class SimulatedConnector:
             raise OSError(98, "in use")
         return Listener(self.net, self.host, port)
 
-    async def connect(self, place):
+    async def connect(self, place, patience=2.0):
         await asyncio.sleep(self.net.delay())
         if self.net.is_cut(self.host, place.address):
             await asyncio.sleep(2.0)

@@ -202,7 +202,7 @@ def events(agents, ranks):
     )
 
 
-@settings(max_examples=800)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_order_of_events_ends_once_and_truthfully(data):
     """Hypothesis: crashes, repeats, stale rounds, in any order; then only time passes."""

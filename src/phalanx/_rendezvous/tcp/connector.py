@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx._core.rounds import Endpoint
-from phalanx._rendezvous.tcp.link import Link
+from phalanx._rendezvous.tcp.link import CONNECTING, Link
 from phalanx._rendezvous.tcp.listener import Listener
 
 
@@ -18,6 +18,6 @@ class Connector:
         """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
         return Listener(port, self._key, anywhere=anywhere)
 
-    async def connect(self, contact: Endpoint) -> Link:
-        """Connect to another host. Raises `PeerUnreachable`."""
-        return await Link.to(contact, self._key)
+    async def connect(self, contact: Endpoint, patience: float = CONNECTING) -> Link:
+        """Connect to another host, within so many seconds. Raises `PeerUnreachable`."""
+        return await Link.to(contact, self._key, patience)

@@ -22,7 +22,7 @@ from phalanx._rendezvous.tcp import torch_store
 from phalanx._rendezvous.tcp.connector import Connector
 from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.link import Link, PeerUnreachable
+from phalanx._rendezvous.tcp.link import CONNECTING, Link, PeerUnreachable
 from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._rendezvous.tcp.verdicts import verdict_of
@@ -35,6 +35,8 @@ from phalanx._wire.rendezvous_frames import (
     RoundFormed,
 )
 
+_LONGEST_CONNECTING = 8.0
+"""Seconds for a connection, after others that did not come about in time."""
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between two attempts to reach somebody."""
 
@@ -76,6 +78,7 @@ class Follower:
         self._succession: Succession | None = None
         self._asked: AgentId | None = None
         self._pause = _SHORTEST
+        self._connecting = CONNECTING
         self._failures: list[FailureTold] = []
         """What was told before the end."""
         self._said: set[tuple[Endpoint, str]] = set()
@@ -86,7 +89,7 @@ class Follower:
         limit = self._now() + self._patience
         sent_on = False
         while not self._state.is_over:
-            end = await self._attempt(contact)
+            end = await self._attempt(contact, max(CONNECTING, limit - self._now()))
             if self._state.is_over:
                 return
             gone = not end.followed and end.moved is None
@@ -142,11 +145,16 @@ class Follower:
                 self._lead(Inheritance(round_, closed, silent))
                 return None
 
-    async def _attempt(self, contact: Endpoint) -> _End:
+    async def _attempt(self, contact: Endpoint, left: float) -> _End:
         request = await self._state.wait_request()
         try:
-            link = await self._connector.connect(contact)
+            # Where many others crowd at the port, its host takes its time to come to us.
+            patience = self._connecting if self._succession is None else CONNECTING
+            link = await self._connector.connect(contact, min(patience, left))
+            self._connecting = CONNECTING
         except PeerUnreachable as error:
+            if not error.closed:
+                self._connecting = min(2 * self._connecting, _LONGEST_CONNECTING)
             if await self._meets_torch(contact, error):
                 place = f"{contact.address}:{contact.port}"
                 raise RendezvousError(

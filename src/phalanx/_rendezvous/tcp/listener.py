@@ -102,15 +102,34 @@ class Listener:
                 await asyncio.sleep(0.05)  # no descriptors left: some will be
                 continue
             connection.setblocking(False)
-            origin = _origin_of(connection)
-            if self._enter(connection, origin):
+            taken += 1
+            if self._is_refused(connection, take):
+                connection.close()
+            elif self._enter(connection, origin := _origin_of(connection)):
                 self._ends[connection] = do(self._receive(connection, origin, take)).cancel
             else:
                 connection.close()
-            taken += 1
             if taken % _AT_ONCE == 0:
                 # Whoever comes in a flood must not keep us from those that have come before.
                 await asyncio.sleep(0)
+
+    def _is_refused(self, connection: socket.socket, take: Take | None) -> bool:
+        """It has gone already, or speaks what nobody here understands: known at once, and cheap.
+
+        The longer each of a flood takes, the longer others wait behind it.
+        """
+        try:
+            first = connection.recv(len(trust.GREETING), socket.MSG_PEEK)
+        except BlockingIOError:
+            return False  # it has said nothing yet
+        except OSError:
+            return True
+        if take is None or self._gate.store is not None or _is_greeting(first):
+            return not first
+        self._say_mixed_once(first)
+        with contextlib.suppress(OSError):
+            connection.recv(1 << 12)  # what is not read would have the end come as a reset
+        return True
 
     def _enter(self, one: socket.socket | Link, origin: Hashable) -> bool:
         """Have one be among those that wait, if need be in the place of another."""
@@ -138,7 +157,7 @@ class Listener:
             if take is None or self._gate.store is not None:
                 async with asyncio.timeout(_FIRST_WORD):
                     first = await _peek(connection)
-                if take is None or not first.startswith(trust.GREETING[: len(first)]):
+                if take is None or not _is_greeting(first):
                     self._forget(connection)
                     await self._gate.pass_on(connection, origin, self._standing(origin))
                     return
@@ -149,7 +168,7 @@ class Listener:
             link = Link(await SocketChannel.over(connection, session))
         except trust.NotTrusted as error:
             self._say_once(error)
-            self._say_mixed_once(error)
+            self._say_mixed_once(error.heard)
             return
         except (TimeoutError, OSError):
             return  # strangers come and go, and nobody waits for them
@@ -182,14 +201,19 @@ class Listener:
             self._said = True
             logger.warning("phalanx: refused a connection with a wrong token, or none")
 
-    def _say_mixed_once(self, error: trust.NotTrusted) -> None:
+    def _say_mixed_once(self, heard: bytes) -> None:
         """It cannot be told so itself: all that its client knows is to come again."""
-        if error.heard.startswith(torch_store.FIRST_WORDS) and not self._said_mixed:
+        if heard.startswith(torch_store.FIRST_WORDS) and not self._said_mixed:
             self._said_mixed = True
             logger.warning(
                 "phalanx: refused a host that was started with torch's own launcher: %s",
                 torch_store.MIXED,
             )
+
+
+def _is_greeting(first: bytes) -> bool:
+    """It may be the beginning of a peer's first word."""
+    return first.startswith(trust.GREETING[: len(first)])
 
 
 def _origin_of(connection: socket.socket) -> Hashable:
