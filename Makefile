@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm docs pictures peers lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -56,6 +56,9 @@ bench-elastic: $(VENV)/ready
 
 bench-slurm: $(VENV)/ready
 	$(BIN)/python bench/slurm.py
+
+bench-calls: $(VENV)/ready
+	$(BIN)/python bench/calls.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv

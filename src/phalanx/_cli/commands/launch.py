@@ -20,6 +20,7 @@ from typing import Any
 
 from phalanx._cli import hints, launch_help, parsing, tyro_errors
 from phalanx._cli.function_target import FunctionTarget
+from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
@@ -28,7 +29,6 @@ from phalanx._launcher.planning import imports
 from phalanx._launcher.session.app import Run
 from phalanx._logs.console import is_terminal, shows_colour
 from phalanx._logs.spec import LOG_DIR, DefaultLogSpec, LogSpec
-from phalanx._schedulers.options import parse
 from phalanx._specs import AppStatus
 from phalanx.errors import (
     ConfigError,
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
             )
         target, *rest = arguments
         options, own = _split(rest)
-        options, given = _take_scheduler_options(options)
+        options, given = take_scheduler_options(options)
         hints.check_flags(options)
         parsed = _parse_options(options, target)
         parsed.launcher.scheduler_options = given
@@ -75,25 +75,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
-
-
-def _take_scheduler_options(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The rest, with `-s` in full, and the options of a scheduler, as in `phalanx run`."""
-    left: list[str] = []
-    given: dict[str, Any] = {}
-    words = iter(arguments)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag in ("-s", "--scheduler"):
-            left += ["--scheduler", *([value] if equals else [])]
-        elif flag in ("-cfg", "--scheduler-options", "--scheduler_options", "--scheduler_args"):
-            text = value if equals else next(words, None)
-            if text is None:
-                raise ConfigError(f"{flag}: missing options. Write {flag} key=value,key2=value2.")
-            given |= parse(text)
-        else:
-            left.append(word)
-    return left, given
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from phalanx._cli import hints, launch_help, tyro_errors
 from phalanx._cli.function_target import FunctionTarget
+from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._launcher.launcher import Launcher
@@ -110,6 +111,7 @@ def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], 
             f"items.jsonl\n{USAGE}"
         )
     target, path, *rest = arguments
+    rest, given = take_scheduler_options(rest)
     hints.check_flags(rest)
     options = tyro_errors.parse(
         _MapOptions,
@@ -122,6 +124,7 @@ def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], 
             tyro.conf.SuppressFixed,
         ),
     )
+    options.launcher.scheduler_options = given
     found = FunctionTarget(target)
     return found, _read_items(path), options
 
