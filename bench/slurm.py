@@ -58,6 +58,41 @@ executor.submit(note, sys.argv[1])
 print(began)
 """
 
+CALLS = int(os.environ.get("BENCH_CALLS", "200"))
+MAPS = {
+    "phalanx: Launcher.map on 4 lent hosts": """
+import sys, time
+import phalanx
+
+def empty(x):
+    return x
+
+began = time.time()
+launcher = phalanx.Launcher(
+    scheduler="slurm", num_hosts=4, workers_per_host=1, workspace=None,
+    scheduler_options={"cpus": 1},
+)
+items = [{"x": x} for x in range(int(sys.argv[2]))]
+assert [r.rank(0) for r in launcher.map(empty, items)] == list(range(len(items)))
+print(time.time() - began)
+""",
+    "submitit: executor.map_array, 4 at a time": """
+import sys, time
+import submitit
+
+def empty(x):
+    return x
+
+began = time.time()
+executor = submitit.AutoExecutor(folder=sys.argv[1], cluster="slurm")
+executor.update_parameters(timeout_min=5, cpus_per_task=1, slurm_array_parallelism=4)
+jobs = executor.map_array(empty, range(int(sys.argv[2])))
+assert [job.result() for job in jobs] == list(range(len(jobs)))
+print(time.time() - began)
+""",
+}
+"""Calls of an empty function, from the request to the last value."""
+
 
 def install_submitit() -> None:
     if (SUBMITIT / "ready").exists():
@@ -107,6 +142,20 @@ class Rows:
             )
         return rows
 
+    def maps(self) -> dict[str, float]:
+        """Seconds for many calls, once each: what is measured is much longer than its spread."""
+        found: dict[str, float] = {}
+        for name, program in MAPS.items():
+            if name.startswith("submitit") and not common.WITH_PEERS:
+                continue
+            python = SUBMITIT_PYTHON if name.startswith("submitit") else sys.executable
+            path = Path(self.directory, f"map_{len(found)}.py")
+            path.write_text(program)
+            found[name] = float(
+                self.output(python, str(path), f"{self.directory}/array", str(CALLS))
+            )
+        return found
+
     def measure(self, began: Callable[[str], float]) -> float:
         """Seconds to the user's first line. All hosts are idle before."""
         with tempfile.TemporaryDirectory(dir=self.directory) as place:
@@ -141,6 +190,7 @@ def main() -> None:
         install_submitit()
     slurm = Slurm(4)
     times: dict[str, list[float]] = {}
+    maps: dict[str, float] = {}
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             rows = Rows(slurm, directory)
@@ -150,14 +200,19 @@ def main() -> None:
                     seconds = rows.measure(began)
                     if i:  # the first is for the caches
                         times.setdefault(name, []).append(seconds)
+            maps = rows.maps()
     finally:
         slurm.close()
     machine = f"{os.cpu_count()} processors, Python {platform.python_version()}, Slurm 22.05"
     text = f"{machine}, {common.ROUNDS} rounds\n\n{table(times)}"
+    calls = [(name, f"{seconds:.1f} s") for name, seconds in maps.items()]
+    text += "\n\n" + common.table((f"{CALLS} calls of an empty function", "in all"), calls)
     print(text)
     common.RESULTS.mkdir(exist_ok=True)
     (common.RESULTS / "slurm.md").write_text(text + "\n")
-    (common.RESULTS / "slurm.json").write_text(json.dumps({"machine": machine, "rows": times}))
+    (common.RESULTS / "slurm.json").write_text(
+        json.dumps({"machine": machine, "rows": times, "maps": maps})
+    )
 
 
 if __name__ == "__main__":
