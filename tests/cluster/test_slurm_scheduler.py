@@ -115,7 +115,13 @@ class Apps:
                 self.slurm.release(self.job(handle))
             return status.state.is_final and status
 
-        status = wait_until(has_ended, 90, f"it did not end: {handle}")
+        try:
+            status = wait_until(has_ended, 90)
+        except AssertionError:
+            hosts = self.slurm.run("sinfo", "-N")
+            raise AssertionError(
+                f"{self.status(handle)}\n{self.slurm_log(handle)}\n{hosts}"
+            ) from None
         assert status.state is AppState.SUCCEEDED, f"{status}\n{self.slurm_log(handle)}"
         return status
 
@@ -443,18 +449,19 @@ def test_an_app_outlives_the_controller(apps):
 def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
     """As was asked for; the others' replicas are not left running."""
     app = apps.app("echo up; [ $$PHALANX_RESTART_COUNT = 1 ] || sleep 600", num_replicas=2)
-    again = apps.submit(app, requeue=True, nodelist="n[2-3]")
-    never = apps.submit(app, nodelist="n[1,3]")
-    for handle in (again, never):
-        apps.until_line(handle, "up")
-    apps.slurm.lose_host("n3", told=True)
+    again = apps.submit(app, requeue=True, exclude="n4")
+    apps.until_line(again, "up")
+    lost = wait_until(lambda: apps.status(again).roles[0].replicas[1].hostname, 30)
+    never = apps.submit(apps.app("echo up; sleep 600"), nodelist=lost)
+    apps.until_line(never, "up")
+    apps.slurm.lose_host(lost, told=True)
     try:
         status = apps.wait(never, AppState.FAILED)
         assert status.message == "Slurm lost a node of the job"
-        apps.wait(again, AppState.PENDING)
+        assert apps.finish(again).num_restarts == 1
+        assert lost not in {r.hostname for r in apps.status(again).roles[0].replicas}
     finally:
         apps.slurm.mend_hosts()
-    assert apps.finish(again).num_restarts == 1
 
 
 def test_a_failed_replica_is_named_with_its_error(apps):

@@ -32,6 +32,8 @@ PLACEHOLDER = "@PHALANX_REPLICA_ID@"
 CANNOT_START = 127
 _TICK = 0.25
 """Seconds between two looks at the files of the streams."""
+_TERMINATED = 0.5
+"""Seconds in which a SIGTERM of Slurm's reaches all processes of a step."""
 _REPLICAS_A_SECOND = 100
 """How many read `control` in a second: all of a very large app are not to do so each second."""
 _TOLD = ("USR1", "USR2", "HUP", "INT")
@@ -119,8 +121,9 @@ class Replica:
             if self.kill_at is not None and time.time() >= self.kill_at:
                 _signal_group(child.pid, signal.SIGKILL)
         _signal_group(child.pid, signal.SIGKILL)  # what it has left in its group
-        if signal.SIGTERM in signal.sigpending():  # both of us had it, and the program was quicker
-            self.terminated = True
+        if child.returncode != 0 and not self.asked:
+            # Slurm signals one process after another: ours may be yet to come.
+            self.terminated |= signal.sigtimedwait({signal.SIGTERM}, _TERMINATED) is not None
         self._end(child.returncode)
         return 0
 

@@ -152,6 +152,7 @@ address_of() { # a host's name; where that does not resolve, what Slurm reaches 
     getent ahosts "$1" >/dev/null && echo "$1" && return
     scontrol show node "$1" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
 }
+pause() { read -r -t "$1" <> <(:) || :; } # no process that could be killed before this one
 first_of() { address_of "$(scontrol show hostnames "$1" | head -n 1)"; }""".splitlines()
     if path is not None:
         yield f'export PATH={shlex.quote(path)}:"$PATH"'
@@ -217,7 +218,9 @@ done""".splitlines()
         yield from """\
 if [ "$word" = terminated ] || { [ -n "$warned" ] && [[ " 0 138 143 " = *" $code "* ]]; }; then
     # It has stopped because the job is taken away: Slurm ends this script, and starts it later.
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+    scontrol requeue "$SLURM_JOB_ID" && pause 60 && exit
 fi""".splitlines()
+    # Slurm kills one process after another: where it ends the job, this one is yet to come.
+    yield '[ "$code" = 0 ] || [ "$word" = failed ] || pause 3'
     yield f'echo "$code" >"$job_dir/{RESULT}.new" && mv "$job_dir/{RESULT}.new" "$job_dir/{RESULT}"'
     yield 'exit "$code"'
