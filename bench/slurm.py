@@ -125,6 +125,10 @@ class Rows:
             sys.exit(f"{words} failed:\n{done.stderr}")
         return done.stdout
 
+    def number(self, *words: str) -> float:
+        """What a command prints last: submitit may warn before, on the same stream."""
+        return float(self.output(*words).split()[-1])
+
     def all(self) -> dict[str, Callable[[str], float]]:
         python = sys.executable
         run = (PHALANX, "run", "-s", "slurm", "-cfg", "cpus=1", "utils.python", "-c", NOTE)
@@ -133,12 +137,12 @@ class Rows:
             "sbatch --wrap": lambda note: self.command(
                 "sbatch", "--output=/dev/null", f"--wrap={python} -c {NOTE!r} {note}"
             ),
-            "phalanx: Runner.run": lambda note: float(self.output(python, "-c", IN_PROCESS, note)),
+            "phalanx: Runner.run": lambda note: self.number(python, "-c", IN_PROCESS, note),
             "phalanx run -s slurm (the whole command)": lambda note: self.command(*run, "--", note),
         }
         if common.WITH_PEERS:
-            rows["submitit: executor.submit"] = lambda note: float(
-                self.output(SUBMITIT_PYTHON, "-c", OF_SUBMITIT, note, f"{self.directory}/jobs")
+            rows["submitit: executor.submit"] = lambda note: self.number(
+                SUBMITIT_PYTHON, "-c", OF_SUBMITIT, note, f"{self.directory}/jobs"
             )
         return rows
 
@@ -151,9 +155,7 @@ class Rows:
             python = SUBMITIT_PYTHON if name.startswith("submitit") else sys.executable
             path = Path(self.directory, f"map_{len(found)}.py")
             path.write_text(program)
-            found[name] = float(
-                self.output(python, str(path), f"{self.directory}/array", str(CALLS))
-            )
+            found[name] = self.number(python, str(path), f"{self.directory}/array", str(CALLS))
         return found
 
     def measure(self, began: Callable[[str], float]) -> float:

@@ -246,7 +246,7 @@ def test_a_replica_has_what_it_asked_for(apps):
     try:
         handle = apps.submit(
             "echo $$CUDA_VISIBLE_DEVICES; umask; echo $$PHALANX_RANK0_HOST; "
-            "test -n $$PHALANX_RDZV_TOKEN && echo token; cat /proc/*/cmdline | tr '\\0' ' '",
+            "test -n $$PHALANX_RDZV_TOKEN && echo token; cat /proc/*/cmdline 2>/dev/null | tr '\\0' ' '",
             gpus_per_node="2",
         )
     finally:
