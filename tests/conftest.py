@@ -46,7 +46,9 @@ def is_ours(pid):
 
 
 # How long one example takes depends on what else the machine does.
-hypothesis.settings.register_profile("phalanx", deadline=None)
+hypothesis.settings.register_profile(
+    "phalanx", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("phalanx")
 
 os.environ["PHALANX_TESTS"] = MARK = f"tests-of-{os.getpid()}"
