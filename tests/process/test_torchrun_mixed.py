@@ -42,3 +42,28 @@ def test_a_client_of_torchs_store_is_told_of_at_once(torchrun):  # noqa: F811
     host.terminate()
     _, errors = host.communicate(timeout=60)
     assert "refused a host that was started with torch's own launcher" in errors
+
+
+STAYS = """
+import os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+print("formed", flush=True)
+while not os.path.exists("end"):
+    time.sleep(0.05)
+"""
+
+
+def test_a_store_of_ours_at_the_endpoint_is_not_taken_for_torchs(torchrun, tmp_path):  # noqa: F811
+    """Another run has the static port, and its store answers there."""
+    port = free_port()
+    where = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    other = torchrun.start(STAYS, "--nnodes", "1", *where)
+    assert other.stdout.readline() == "formed\n"
+    late = torchrun(
+        STAYS, "--nnodes", "2", "--node-rank", "1", *where, "--rdzv-conf", "join_timeout=4"
+    )
+    (tmp_path / "end").touch()
+    other.communicate(timeout=60)
+    assert late.returncode == 1
+    assert "no answer within" in late.stderr
+    assert "torch's own launcher" not in late.stderr

@@ -17,7 +17,9 @@ def serve(listening: int) -> None:
     store = TCPStore(
         "localhost", 0, is_master=True, wait_for_workers=False, master_listen_fd=listening
     )
-    while store is not None:
+    # Hosts of torchrun and ours that come to one endpoint are told apart by it: `torch_store`.
+    store.set("phalanx", "")
+    while True:
         signal.pause()
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 
 from phalanx._core.rounds import Endpoint
 
 FIRST_WORDS = b"\x00\xce\xf7\x85\x3c"
 """What a client of the store begins with: a query of kind 0, and a number that never changes."""
-_PING = 13
+_PING = b"\x0d"
+_CHECK = b"\x05"
+_NOT_THERE = b"\x01"
+_OUR_KEY = b"/phalanx"
+"""Set in stores of ours (`_torch.store`), which may answer at a port that hosts meet at."""
 _PATIENCE = 2.0
 
 MIXED = (
@@ -23,14 +28,17 @@ MIXED = (
 
 
 async def listens_at(place: Endpoint) -> bool:
-    """Whether a store of torch's answers there; any other answer, or none, is no."""
+    """Whether a store of torchrun's answers there; ours, any other answer, or none, is no."""
     number = secrets.token_bytes(4)
     try:
         async with asyncio.timeout(_PATIENCE):
             reader, writer = await asyncio.open_connection(place.address, place.port)
             try:
-                writer.write(FIRST_WORDS + bytes([_PING]) + number)
-                return await reader.readexactly(4) == number
+                writer.write(FIRST_WORDS + _PING + number)
+                if await reader.readexactly(4) != number:
+                    return False
+                writer.write(_CHECK + struct.pack("=QQ", 1, len(_OUR_KEY)) + _OUR_KEY)
+                return await reader.readexactly(1) == _NOT_THERE
             finally:
                 writer.close()
     except (OSError, EOFError, TimeoutError):
