@@ -14,7 +14,7 @@ from phalanx._logs.lines import LogLine, Stream, read_unfinished
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._schedulers.host_paths import at_home
-from phalanx._schedulers.request import STREAMS
+from phalanx._schedulers.request import STREAMS, times_file
 
 _POLL = 0.05
 
@@ -31,7 +31,7 @@ def find_replica(app: RecordedApp, role: str, replica: int) -> dict[str, Any]:
     return dict(found)
 
 
-def names_of(stream: Stream) -> Sequence[str]:
+def _names_of(stream: Stream) -> Sequence[str]:
     """The streams that one stands for."""
     return STREAMS if stream is Stream.COMBINED else (stream.value,)
 
@@ -39,7 +39,9 @@ def names_of(stream: Stream) -> Sequence[str]:
 def unfinished_line(replica: Mapping[str, Any], stream: Stream) -> str:
     """What there is of a line that has not ended, at the end of a recorded replica's files."""
     files = replica["streams"]
-    return next(filter(None, (read_unfinished(Path(files[name])) for name in names_of(stream))), "")
+    return next(
+        filter(None, (read_unfinished(Path(files[name])) for name in _names_of(stream))), ""
+    )
 
 
 @dataclass
@@ -61,6 +63,27 @@ class ReplicaStream:
         stream = Stream(self.stream)
         for moment, text in self._reader.read(final=final):
             yield LogLine(self.role, self.replica, at_home(text, self.cwd), moment, stream)
+
+
+def replica_streams(
+    app: RecordedApp, directory: Path, role: str, replica: int, stream: Stream
+) -> list[ReplicaStream]:
+    """The streams of a recorded replica, whose times are below a directory.
+
+    Raises `LookupError`.
+    """
+    known = find_replica(app, role, replica)
+    return [
+        ReplicaStream(
+            role,
+            replica,
+            name,
+            path=Path(known["streams"][name]),
+            times=times_file(directory, role, replica, name),
+            cwd=known.get("cwd", "/"),
+        )
+        for name in _names_of(stream)
+    ]
 
 
 def read_streams(

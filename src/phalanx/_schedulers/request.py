@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from phalanx._schedulers.lifecycle import RoleLifecycle
@@ -16,6 +17,11 @@ ROLE = "PHALANX_ROLE"
 """The variable in which a replica finds its role."""
 RANK0_PORT = "PHALANX_RANK0_PORT"
 """The variable in which replicas find a port of the first one's host that is free to meet at."""
+
+
+def times_file(directory: Path, role: str, replica: int, stream: str) -> Path:
+    """Where, below an app's directory, the times of a replica's lines are."""
+    return directory / "times" / f"{role}-{replica}-{stream}"
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_place
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.replica_logs import (
-    ReplicaStream,
     find_replica,
-    names_of,
     read_streams,
+    replica_streams,
     unfinished_line,
 )
 from phalanx._schedulers.request import ROLE, STREAMS, AppRequest, ReplicaRequest
@@ -36,7 +35,7 @@ from phalanx._schedulers.scheduler import (
     make_app_id,
     replicas,
 )
-from phalanx._schedulers.supervisor import LOG, times_file
+from phalanx._schedulers.supervisor import LOG
 from phalanx._schedulers.supervisor_process import supervisor_of
 from phalanx._specs import (
     AppDef,
@@ -185,19 +184,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         app = self._find(app_id)
         if app is None:
             raise UnknownApp(f"no such app: {app_id!r}")
-        known = find_replica(app, role, replica)
-        cwd = known.get("cwd", os.sep)
-        streams = [
-            ReplicaStream(
-                role,
-                replica,
-                name,
-                Path(known["streams"][name]),
-                times_file(app.path, role, replica, name),
-                cwd,
-            )
-            for name in names_of(stream)
-        ]
+        streams = replica_streams(app, app.path, role, replica, stream)
 
         def has_ended() -> bool:
             return app.state.is_final or not app.path.is_dir()

@@ -40,7 +40,7 @@ from phalanx._schedulers.lifecycle import (
     StopReplica,
 )
 from phalanx._schedulers.replicas import ReplicaEnd, ReplicaStarter
-from phalanx._schedulers.request import STREAMS, AppRequest, ReplicaRequest
+from phalanx._schedulers.request import STREAMS, AppRequest, ReplicaRequest, times_file
 from phalanx._schedulers.supervisor_process import is_supervisor, supervisor_of
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
@@ -444,8 +444,3 @@ class _Watch:
             return False  # it is noted the next time
         self._size = status.st_size
         return True
-
-
-def times_file(path: Path, role: str, replica: int, stream: str) -> Path:
-    """Where the times of a replica's lines are."""
-    return path / "times" / f"{role}-{replica}-{stream}"

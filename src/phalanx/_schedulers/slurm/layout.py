@@ -47,10 +47,6 @@ class JobDirectory:
         place = self.path / "logs" / role / str(number)
         return {stream: str(place / f"{stream}.log") for stream in STREAMS}
 
-    def times_file(self, role: str, number: int, stream: str) -> Path:
-        """When what of a stream was written."""
-        return self.path / "times" / f"{role}-{number}-{stream}"
-
     def replica(self, role_index: int, number: int) -> dict[str, Any] | None:
         """What a replica has written of itself; None before it has."""
         return read(self.path / "replicas" / f"{role_index}-{number}.json")

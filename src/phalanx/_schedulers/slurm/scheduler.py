@@ -18,10 +18,9 @@ from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
 from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.replica_logs import (
-    ReplicaStream,
     find_replica,
-    names_of,
     read_streams,
+    replica_streams,
     unfinished_line,
 )
 from phalanx._schedulers.request import ROLE, with_python
@@ -35,7 +34,7 @@ from phalanx._schedulers.supervised import recorded_status
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import SCRIPT
 from phalanx._specs.substitution import Values
-from phalanx.errors import ConfigError, SchedulerError
+from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
 _NAME = "slurm"
 _LOOK = 0.25
@@ -217,20 +216,8 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         """What a replica has printed, from its files."""
         app = self._find(app_id)
         if app is None:
-            raise LookupError(f"no such app: {app_id!r}")
-        known = find_replica(app, role, replica)
-        files = _files(app)
-        streams = [
-            ReplicaStream(
-                role,
-                replica,
-                name,
-                Path(known["streams"][name]),
-                files.times_file(role, replica, name),
-                known["cwd"],
-            )
-            for name in names_of(stream)
-        ]
+            raise UnknownApp(f"no such app: {app_id!r}")
+        streams = replica_streams(app, _files(app).path, role, replica, stream)
         return read_streams(streams, self._ends(app), since, until, follow=follow)
 
     def _ends(self, app: RecordedApp) -> Callable[[], bool]:
