@@ -10,6 +10,8 @@ from phalanx.testing import SchedulerSuite
 class TestSlurm(SchedulerSuite):
     """Replicas as tasks of jobs."""
 
+    start_skew = 2.0
+
     def create_scheduler(self, session_name):
         return create_scheduler("slurm", session_name)
 

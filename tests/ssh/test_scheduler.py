@@ -19,6 +19,8 @@ from tests.process.terminal import phalanx as at_terminal
 class TestSsh(SchedulerSuite):
     """The suite, on two hosts."""
 
+    start_skew = 2.0
+
     @pytest.fixture(autouse=True)
     def hosts(self, cluster):
         self._cluster = cluster

@@ -37,6 +37,9 @@ class SchedulerSuite(LendingSuite):
     timeout: float = 60.0
     """Seconds that anything may take."""
 
+    start_skew: float = 0.5
+    """Seconds by which replicas of one app may start one after the other."""
+
     image: str = ""
     """The image that apps run in; it has `sh`."""
 
@@ -113,7 +116,7 @@ class SchedulerSuite(LendingSuite):
     def test_a_failed_app_has_ended(self) -> None:
         """What else it was doing is not done any more."""
         command = (
-            "if [ ${replica_id} = 1 ]; then sleep 0.5; exit 3; fi; "
+            f"if [ ${{replica_id}} = 1 ]; then sleep {self.start_skew}; exit 3; fi; "
             "i=0; while :; do echo $$i; i=$$((i+1)); sleep 0.05; done"
         )
         with SuiteSession(self) as run:
@@ -340,7 +343,8 @@ class SchedulerSuite(LendingSuite):
 
     def test_retries_start_again(self) -> None:
         """By the policies that it names: the replica that fails, its role, or everything."""
-        command = "echo try; if [ ${replica_id} = 0 ]; then sleep 0.5; exit 1; fi; sleep 600"
+        first = f"sleep {self.start_skew}; exit 1"
+        command = f"echo try; if [ ${{replica_id}} = 0 ]; then {first}; fi; sleep 600"
         with SuiteSession(self) as run:
             self._need(bool(run.can.retry_policies), "it starts nothing again")
             for policy in sorted(run.can.retry_policies, key=lambda p: p.value):
