@@ -1,1 +1,1 @@
-"""Schedulers: `scheduler` is the interface, one module for each of ours, and what they share."""
+"""Schedulers: `scheduler` is the interface; a package for each kind; and what they share."""

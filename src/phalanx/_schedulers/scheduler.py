@@ -40,8 +40,8 @@ Options = TypeVar("Options")
 Request = TypeVar("Request")
 
 BUILT_IN = {
-    "local_cwd": "phalanx._schedulers.local_cwd",
-    "ssh": "phalanx._schedulers.ssh",
+    "local_cwd": "phalanx._schedulers.supervised.local_cwd",
+    "ssh": "phalanx._schedulers.supervised.ssh",
     "slurm": "phalanx._schedulers.slurm",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""

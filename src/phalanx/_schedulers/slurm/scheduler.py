@@ -23,14 +23,14 @@ from phalanx._schedulers.replica_logs import (
     replica_streams,
     unfinished_line,
 )
-from phalanx._schedulers.request import ROLE, with_python
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.slurm.controller import ControllerDown, JobState, controller
 from phalanx._schedulers.slurm.layout import JOB_FILE, SCRIPT_FILE, WORKSPACE, JobDirectory
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, SlurmRequest, make_script
 from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
-from phalanx._schedulers.supervised import recorded_status
+from phalanx._schedulers.supervised.request import ROLE, with_python
+from phalanx._schedulers.supervised.supervised_scheduler import recorded_status
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import SCRIPT
 from phalanx._specs.substitution import Values

@@ -29,9 +29,9 @@ from phalanx._logs.lines import Times
 from phalanx._registry import append, cancel_asked, read, replace, stack_requests
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
-from phalanx._schedulers.error_text import ReplicaError, first_error, with_interpreter
 from phalanx._schedulers.host_paths import at_home
-from phalanx._schedulers.lifecycle import (
+from phalanx._schedulers.supervised.error_text import ReplicaError, first_error, with_interpreter
+from phalanx._schedulers.supervised.lifecycle import (
     AppLifecycle,
     FinishApp,
     LifecycleAction,
@@ -39,9 +39,9 @@ from phalanx._schedulers.lifecycle import (
     StartReplica,
     StopReplica,
 )
-from phalanx._schedulers.replicas import ReplicaEnd, ReplicaStarter
-from phalanx._schedulers.request import STREAMS, AppRequest, ReplicaRequest, times_file
-from phalanx._schedulers.supervisor_process import is_supervisor, supervisor_of
+from phalanx._schedulers.supervised.replicas import ReplicaEnd, ReplicaStarter
+from phalanx._schedulers.supervised.request import STREAMS, AppRequest, ReplicaRequest, times_file
+from phalanx._schedulers.supervised.supervisor_process import is_supervisor, supervisor_of
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
 

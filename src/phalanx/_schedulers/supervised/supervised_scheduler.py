@@ -26,7 +26,6 @@ from phalanx._schedulers.replica_logs import (
     replica_streams,
     unfinished_line,
 )
-from phalanx._schedulers.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx._schedulers.scheduler import (
     Capabilities,
     LogLine,
@@ -35,8 +34,9 @@ from phalanx._schedulers.scheduler import (
     make_app_id,
     replicas,
 )
-from phalanx._schedulers.supervisor import LOG
-from phalanx._schedulers.supervisor_process import supervisor_of
+from phalanx._schedulers.supervised.request import ROLE, STREAMS, AppRequest, ReplicaRequest
+from phalanx._schedulers.supervised.supervisor import LOG
+from phalanx._schedulers.supervised.supervisor_process import supervisor_of
 from phalanx._specs import (
     AppDef,
     AppState,
@@ -293,7 +293,7 @@ def _start(path: Path) -> int:
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
             _supervisors.discard(pid)
-    command = python_command("phalanx._schedulers.supervisor", str(path))
+    command = python_command("phalanx._schedulers.supervised.supervisor", str(path))
     log = str(path / LOG)
     null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(

@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx._schedulers.request import ReplicaRequest, with_python
 from phalanx._schedulers.scheduler import option
-from phalanx._schedulers.supervised import SupervisedScheduler, check_grace
+from phalanx._schedulers.supervised.request import ReplicaRequest, with_python
+from phalanx._schedulers.supervised.supervised_scheduler import SupervisedScheduler, check_grace
 from phalanx._system.machine import program_path
 from phalanx._worker.program import ERROR_FILE
 
@@ -40,7 +40,7 @@ class LocalScheduler(SupervisedScheduler):
 
     name = "local_cwd"
     options = LocalOptions
-    starter = "phalanx._schedulers.replicas:LocalReplicas"
+    starter = "phalanx._schedulers.supervised.replicas:LocalReplicas"
     capabilities = dataclasses.replace(SupervisedScheduler.capabilities, host_files=True)
 
     def fill_in(self, replica: ReplicaRequest, options: LocalOptions) -> ReplicaRequest:

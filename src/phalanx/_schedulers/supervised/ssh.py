@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._launcher.planning.validation import check_fetch
-from phalanx._schedulers.gpus import distribute
-from phalanx._schedulers.request import ReplicaRequest
 from phalanx._schedulers.scheduler import option
-from phalanx._schedulers.supervised import SupervisedScheduler, check_grace
+from phalanx._schedulers.supervised.gpus import distribute
+from phalanx._schedulers.supervised.request import ReplicaRequest
+from phalanx._schedulers.supervised.supervised_scheduler import SupervisedScheduler, check_grace
 from phalanx.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ class SshScheduler(SupervisedScheduler):
 
     name = "ssh"
     options = SshOptions
-    starter = "phalanx._schedulers.ssh_replicas:SshReplicas"
+    starter = "phalanx._schedulers.supervised.ssh_replicas:SshReplicas"
     root = "."  # the directory on the host is known only there; a replica starts in it
 
     def fill_in(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:

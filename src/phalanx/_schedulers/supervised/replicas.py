@@ -17,9 +17,9 @@ from typing import IO, Protocol
 from phalanx._core.ranks import REPLICA
 from phalanx._core.rounds import signal_name
 from phalanx._core.stacks import RankStacks
-from phalanx._schedulers.lifecycle import ReplicaKey
-from phalanx._schedulers.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
-from phalanx._schedulers.supervisor_process import is_supervisor
+from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.supervised.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
+from phalanx._schedulers.supervised.supervisor_process import is_supervisor
 from phalanx._system import processes
 from phalanx._system.network import free_port
 
@@ -118,7 +118,7 @@ class LocalReplicas:
 
     def prepare(self, wait: Wait, wake: Callable[[], None]) -> str | None:
         """Have GPUs for those that want them, and ports to meet at."""
-        from phalanx._schedulers.gpus import NotEnough, assign
+        from phalanx._schedulers.supervised.gpus import NotEnough, assign
 
         self._ports = {role.name: str(free_port()) for role in self._request.roles}
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx._registry import owner
 
-_MODULE = b"phalanx._schedulers.supervisor"
+_MODULE = b"phalanx._schedulers.supervised.supervisor"
 
 
 def supervisor_of(pid: int | None = None) -> dict[str, Any]:
