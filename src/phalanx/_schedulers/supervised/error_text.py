@@ -34,6 +34,8 @@ class ReplicaError:
     """All of it, where the replica has reported that."""
     where: Where | None = None
     """The worker that it happened to, where the replica has named one."""
+    is_complete: bool = False
+    """The text says where it happened as well."""
 
     @property
     def is_own(self) -> bool:
@@ -47,7 +49,7 @@ class ReplicaError:
 
     def describe_place(self) -> str:
         """The worker, to follow the text; nothing where that names it, or none is known."""
-        if self.where is None or self.where.elsewhere:
+        if self.where is None or self.where.elsewhere or self.is_complete:
             return ""
         return f" (rank {self.where.rank} on {self.where.hostname})"
 

@@ -344,7 +344,7 @@ class Supervisor:
         if ending.python and not error.is_elsewhere:
             text = with_interpreter(text, replica.hostname, ending.python)
         if text != error.text:
-            return ReplicaError(at_home(text, replica.cwd))  # it says all there is to it
+            return ReplicaError(at_home(text, replica.cwd), where=error.where, is_complete=True)
         return dataclasses.replace(
             error,
             text=at_home(text, replica.cwd),
