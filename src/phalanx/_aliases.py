@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
@@ -110,10 +110,21 @@ class _Loaded(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For `python -m`, which runs a module anew."""
+        loader = self._spec.loader if self._spec is not None else None
+        if not isinstance(loader, importlib.abc.InspectLoader):
+            return None
+        return loader.get_code(self._module.__name__)
+
 
 def _hint(fullname: str) -> str:
     import pkgutil
 
+    top, _, rest = fullname.partition(".")
+    absent = getattr(importlib.import_module(f"{ROOM}.{top}"), "ABSENT", {})
+    if instead := absent.get(rest.partition(".")[0]):
+        return f" Instead: {instead}."
     parent, _, last = fullname.rpartition(".")
     try:
         places = importlib.import_module(f"{ROOM}.{parent}").__path__

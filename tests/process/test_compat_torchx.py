@@ -354,3 +354,48 @@ def test_what_is_not_there_says_so():
         "True ['x']",
         "unknown component 'utils.ecco'. Did you mean 'utils.echo'?",
     ]
+
+
+def test_what_programs_begin_with():
+    """The image's name, modules without an import of their own, macros by position, a text made of
+    the request alone, modules that only say what to use instead.
+    """
+    shown = program(
+        """
+        import json
+        import phalanx.compat.torchx as renamed
+        import torchx
+        from torchx.runner.config import apply
+        print(renamed.specs.AppDef is torchx.specs.AppDef, repr(torchx.IMAGE))
+        role = torchx.specs.Role("r", "", args=["${img_root} ${app_id} ${replica_id} ${rank0_env}"])
+        print(torchx.specs.macros.Values("/img", "app", "7", "R0").apply(role).args)
+        info = torchx.specs.AppDryRunInfo({"a": 1}, json.dumps)
+        info._app = torchx.specs.AppDef("app", [role])
+        print(json.loads(str(info)))
+        try:
+            import torchx.runtime.tracking
+        except ModuleNotFoundError as error:
+            print(error)
+        try:
+            apply("slrum", {}, dirs=["."])
+        except ValueError as error:
+            print(error)
+        """,
+        files={".torchxconfig": "[slrum]\npartition = x\n"},
+    )
+    assert shown.splitlines() == [
+        "True ''",
+        "['/img app 7 R0']",
+        "{'a': 1}",
+        "phalanx.compat has no module 'torchx.runtime'. Instead: read and write files with the "
+        "program's own libraries, such as fsspec.",
+        "unknown scheduler 'slrum'. Did you mean 'slurm'?",
+    ]
+
+
+def test_its_command_runs_as_a_module():
+    """`python -m torchx.cli.main`, under the hook."""
+    command = [sys.executable, "-m", "phalanx.compat", "torchx", "--", "-m", "torchx.cli.main"]
+    done = subprocess.run([*command, "builtins"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "dist.ddp" in done.stdout

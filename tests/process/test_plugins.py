@@ -649,7 +649,7 @@ TORCHX_SCHEDULER = """
         def _submit_dryrun(self, app, cfg):
             app.roles[0].env["QUEUE"] = cfg["queue"]
             app.roles[0].args.append("end")
-            role = macros.Values("simple-1", "0").apply(app.roles[0])
+            role = macros.Values("", "simple-1", "0").apply(app.roles[0])
             return AppDryRunInfo({"cmd": [role.entrypoint, *role.args], "env": dict(role.env)}, repr)
 
         def schedule(self, dryrun_info):

@@ -205,7 +205,7 @@ def test_mounts_that_are_wrong(text, said):
 @given(st.text())
 def test_macros_leave_alone_what_is_not_theirs(text):
     """Only `$` means something."""
-    values = specs.macros.Values("app", "3", "/root", "RANK0")
+    values = specs.macros.Values("/root", "app", "3", "RANK0")
     if "$" not in text:
         assert values.substitute(text) == text
     assert values.substitute(text.replace("$", "$$")) == text
@@ -213,7 +213,7 @@ def test_macros_leave_alone_what_is_not_theirs(text):
 
 def test_macros():
     """In all places, nested; `$$` is `$`, unknown names stay."""
-    values = specs.macros.Values("app", "3", "/root", "RANK0")
+    values = specs.macros.Values("/root", "app", "3", "RANK0")
     m = specs.macros
     role = Role(
         "r",

@@ -51,7 +51,7 @@ def replicas(
             raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
         for number in range(role.num_replicas):
             place = workspace_of(role) if root is None else root
-            yield Values(app_id, str(number), place, rank0_env).apply(role), number
+            yield Values(place, app_id, str(number), rank0_env).apply(role), number
 
 
 def workspace_of(role: Role) -> str:

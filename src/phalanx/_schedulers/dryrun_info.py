@@ -73,6 +73,10 @@ class AppDryRunInfo:
         return shown(self.request)
 
     def __str__(self) -> str:
+        """What `describe` says; with a `fmt`, what that says, as in TorchX."""
+        return self.describe() if self._fmt is None else self.format_request()
+
+    def describe(self) -> str:
         """The app and the exact request."""
         if self._app is None:
             return self.format_request()

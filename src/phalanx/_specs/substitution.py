@@ -14,9 +14,9 @@ from phalanx._specs.app_def import Role
 class Values:
     """What the macros stand for in one replica."""
 
+    img_root: str
     app_id: str
     replica_id: str
-    img_root: str = ""
     rank0_env: str = ""
     """The *name* of the variable that holds the address of the role's first replica."""
 

@@ -308,7 +308,7 @@ def _run(wanted: _Wanted) -> int:
                 file=sys.stderr,
             )
         if wanted.dryrun:
-            print(info)
+            print(info.describe())
             return 0
         handle = ""
         try:

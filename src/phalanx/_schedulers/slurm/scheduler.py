@@ -95,7 +95,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
     def _role(self, role: Role, app_id: str, cwd: str, options: SlurmOptions) -> ScriptRole:
         if not role.entrypoint:
             raise ConfigError(f"role {role.name!r} has no entrypoint.")
-        values = Values(app_id, slurm_replica.PLACEHOLDER, cwd, self.rank0_env)
+        values = Values(cwd, app_id, slurm_replica.PLACEHOLDER, self.rank0_env)
         meant = values.apply(role)
         return ScriptRole(
             name=role.name,

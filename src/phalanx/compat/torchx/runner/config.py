@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from phalanx._core.lazy import loader
 from phalanx._logs import logger
 from phalanx._runner import torchx_config
-from phalanx._schedulers.factories import adapted, get_scheduler_factories
+from phalanx._schedulers.factories import adapted, create_scheduler
 from phalanx._schedulers.options import options
 
 CONFIG_FILE = torchx_config.FILE
@@ -57,7 +57,7 @@ def load(scheduler: str, f: TextIO, cfg: MutableMapping[str, Any]) -> None:
 
 
 def _fill(scheduler: str, sections: torchx_config.Sections, cfg: MutableMapping[str, Any]) -> None:
-    made = adapted(get_scheduler_factories()[scheduler](_SESSION))
+    made = adapted(create_scheduler(scheduler, _SESSION))
     known = {option.name: option for option in options(made.options)}
     for key, value in sections.get("scheduler", {}).get(scheduler, {}).items():
         if key in known:
