@@ -1,6 +1,7 @@
 """What was killed with everybody who would have cleaned up is swept by the user's next command."""
 
 import json
+import contextlib
 import os
 import shutil
 import signal
@@ -275,7 +276,12 @@ def groups():
 
 def left_since(before):
     """Groups that came since then and in which nobody is; in others' groups somebody is."""
-    return [group for group in set(groups()) - before if not cgroup._is_populated(str(group))]
+    left = []
+    for group in set(groups()) - before:
+        with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+            if not cgroup._is_populated(str(group)):
+                left.append(group)
+    return left
 
 
 def test_control_groups_do_not_stay(script, tmp_path):
