@@ -11,6 +11,7 @@ import argparse
 import collections
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def main() -> int:
                 print(f"  {test}: {reason}")
                 code = 1
     if options.write:
-        head = "# Other launchers' tests\n\n`make peers` runs them on Phalanx, from a checkout.\n"
+        head = "# Other launchers' tests\n\n`make peers` runs them on Phalanx, from the checkouts "
+        head += "that PEERS_TORCH and PEERS_TORCHX name, or clones.\n"
         PAGE.write_text("\n".join([head, *parts]))
     return code
 
@@ -68,34 +70,38 @@ def run(name: str, suite: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """The outcome of every test, and the last line of its error."""
     sources = checkout(suite)
     with tempfile.TemporaryDirectory(prefix="phalanx-peers-") as place:
-        work = Path(place)
+        tests, library = Path(place, "tests"), Path(place, "library")
+        tests.mkdir()
+        library.mkdir()
         for file in suite["files"]:
-            target = work / file.replace("/", "__")
-            target.write_text(relocated((sources / file).read_text(), sources / file))
-        shutil.copy(Path(__file__).parent / "peers_conftest.py", work / "conftest.py")
+            text = relocated((sources / file).read_text(), sources / file)
+            for pattern, instead in suite.get("instead", {}).items():
+                text = re.sub(pattern, instead, text)
+            (tests / file.replace("/", "__")).write_text(text)
+        shutil.copy(Path(__file__).parent / "peers_conftest.py", tests / "conftest.py")
+        for helper in ("peer_missing.py", "peer_torch.py"):
+            shutil.copy(Path(__file__).parent / helper, library / helper)
+        for module, text in suite.get("modules", {}).items():
+            (library / f"{module}.py").write_text(text)
         env = {
             **os.environ,
-            "PEER": name,
+            "PEER": suite.get("package", name),
             "PEER_SOURCES": str(sources),
             "PEER_SUPPORT": json.dumps(suite.get("support", {})),
-            "PEER_RESULTS": str(work / "results.json"),
-            "HOME": str(work),
-            "XDG_STATE_HOME": str(work / "state"),
+            "PEER_NAMES": json.dumps(suite.get("names", {})),
+            "PEER_QUIET": json.dumps(suite.get("quiet", [])),
+            "PEER_RESULTS": f"{place}/results.json",
+            "PYTHONPATH": str(library),
+            "HOME": place,
+            "XDG_STATE_HOME": f"{place}/state",
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
-        command += [
-            "-c",
-            os.devnull,
-            "--rootdir",
-            place,
-            "--timeout=60",
-            "--continue-on-collection-errors",
-            place,
-        ]
+        command += ["-c", os.devnull, "--rootdir", str(tests), "--timeout=120"]
+        command += ["--continue-on-collection-errors", str(tests)]
         done = subprocess.run(
-            command, cwd=place, env=env, capture_output=True, text=True, check=False
+            command, cwd=tests, env=env, capture_output=True, text=True, check=False
         )
-        found = work / "results.json"
+        found = Path(place, "results.json")
         if not found.exists():
             raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])
         outcomes = json.loads(found.read_text())

@@ -4,7 +4,6 @@ A name or module that we do not have is replaced by one that says so when it is 
 do not need it run.
 """
 
-import abc
 import ast
 import importlib
 import importlib.metadata
@@ -15,28 +14,13 @@ import sys
 import types
 from pathlib import Path
 
+from peer_missing import Absent, missing
+
 from phalanx.compat import install
 
 PEER = os.environ["PEER"]
 RESULTS = {}
-
-
-class Absent(AttributeError):
-    """Something of the peer's that we do not have."""
-
-
-class _Missing(abc.ABCMeta):
-    def __call__(cls, *args, **kwargs):
-        raise Absent(f"{cls.__name__} is not there")
-
-    def __getattr__(cls, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise Absent(f"{cls.__name__} is not there")
-
-
-def missing(name):
-    return _Missing(name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
+MISSING = set()
 
 
 def module(name):
@@ -75,11 +59,19 @@ def prepare(path):
                     try:
                         importlib.import_module(f"{node.module}.{alias.name}")
                     except ImportError:
+                        MISSING.add(alias.name)
                         setattr(found, alias.name, missing(alias.name))
 
 
-install(PEER)
+if PEER == "peer_torch":
+    importlib.import_module(PEER)
+else:
+    install(PEER)
 sys.modules.setdefault("importlib_metadata", importlib.metadata)
+for name, ours in json.loads(os.environ["PEER_NAMES"]).items():
+    owner, _, attribute = name.rpartition(".")
+    place, _, own_name = ours.partition(":")
+    setattr(module(owner), attribute, getattr(importlib.import_module(place), own_name))
 for support, file in json.loads(os.environ["PEER_SUPPORT"]).items():
     package = support.rpartition(".")[0]
     module(package)
@@ -91,9 +83,13 @@ for support, file in json.loads(os.environ["PEER_SUPPORT"]).items():
     sys.modules[support] = made
     setattr(module(package), support.rpartition(".")[2], made)
     spec.loader.exec_module(made)
+for quiet in json.loads(os.environ["PEER_QUIET"]):
+    owner, _, attribute = quiet.rpartition(".")
+    setattr(module(owner), attribute, None)
 for test_file in Path(__file__).parent.glob("*.py"):
     if test_file.name != "conftest.py":
         prepare(test_file)
+os.environ["PEER_MISSING"] = json.dumps(sorted(MISSING))  # for workers
 
 
 def pytest_collect_file(parent, file_path):
@@ -111,9 +107,10 @@ def _last_line(report):
     message = crash.message if crash is not None else text
     absent = [line for line in message.splitlines() if "is not there" in line]
     if "does not have the attribute" in message:  # what a mock would have replaced
-        absent = [f"{message.rpartition(' ')[2]} is not there: it would be replaced by a mock"]
+        name = message.partition("does not have the attribute ")[2].split()[0]
+        absent = [f"{name} is not there: it would be replaced by a mock"]
     found = (absent or message.strip().splitlines() or [""])[0][:300]
-    return found.removeprefix("E").strip().removeprefix("conftest.Absent: ")
+    return found.removeprefix("E").strip().removeprefix("peer_missing.Absent: ")
 
 
 def pytest_collectreport(report):
