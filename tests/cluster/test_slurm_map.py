@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -138,3 +139,37 @@ def test_the_example_for_those_who_know_submitit_runs(script):
     (code,) = re.findall(r"```py\n(# submit\.py\n.*?)```", page, re.S)
     done = script(code, timeout=120)
     assert done.stdout == "12\n", done.stderr
+
+
+def tries(name):
+    """What the first try gives when it is told to stop is not what comes of the call."""
+    import phalanx
+
+    count = int(os.environ["PHALANX_RESTART_COUNT"])
+    Path(f"{name}-{count}").write_text(os.environ["SLURM_JOB_ID"])
+    while count == 0:
+        if phalanx.context().should_stop():
+            return "stopped"
+        time.sleep(0.05)
+    return f"try {count}"
+
+
+def test_a_job_that_runs_again_gives_what_its_last_try_gave(in_slurm, tmp_path):
+    """It has said what came of the first, and is back in the queue."""
+    job = launcher(scheduler_options={"requeue": True}).submit(tries, str(tmp_path / "try"))
+    number = job_of(tmp_path / "try-0")
+    in_slurm.run("scontrol", "requeue", number)
+    wait_until(lambda: in_slurm.release(number) or job.done(), timeout=90)
+    assert list(job.result(timeout=0)) == ["try 1"]
+    assert list(phalanx.Job(job.id).result(timeout=30)) == ["try 1"]
+
+
+def test_the_app_that_runs_is_the_one_that_is_cancelled(in_slurm, tmp_path):
+    """Without its name."""
+    job = launcher().submit(hang, str(tmp_path / "up"))
+    number = job_of(tmp_path / "up")
+    done = in_slurm.run(sys.executable, "-m", "phalanx", "cancel")
+    assert "CANCELLED" in done
+    with pytest.raises(concurrent.futures.CancelledError):
+        job.result(timeout=60)
+    assert in_slurm.job(number) == "CANCELLED"

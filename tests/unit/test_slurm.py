@@ -209,3 +209,10 @@ def test_a_job_does_not_inherit_the_job_it_is_submitted_from():
     """Slurm would take its variables for wishes."""
     given = {"A": "1", "SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "x", "RANK": "3"}
     assert environment(given) == {"A": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "x"}
+
+
+def test_numbers_are_taken_where_texts_are():
+    """A time of 60 minutes, as in Python."""
+    assert make("slurm", SlurmOptions, {"time": 60, "mem": "500M"}).time == "60"
+    with pytest.raises(ConfigError, match="'time'"):
+        make("slurm", SlurmOptions, {"time": True})

@@ -45,9 +45,11 @@ class Option:
 
     def decode(self, value: Any) -> Any:
         """A text or a value from a file as one of its type. Raises `ValueError`."""
+        inner, _ = values.unwrap(self.hint)
+        if inner is str and isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)  # minutes, gigabytes: as people write them in Python
         if not isinstance(value, str):
             return values.accept(value, self.hint)
-        inner, _ = values.unwrap(self.hint)
         several = typing.get_origin(inner) in (list, dict, tuple) or inner in (list, dict, tuple)
         text = value if several else values.unquote(value)
         if several and ";" in text and not {",", '"', "'"} & set(text):

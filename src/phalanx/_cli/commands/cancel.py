@@ -33,9 +33,9 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        app = _only_one() if options.app is None else find_app(options.app).record
-        handle = options.app if app is None else app.handle
         with stdout_to_stderr(), get_runner() as runner:
+            app = _only_one(runner) if options.app is None else find_app(options.app).record
+            handle = options.app if app is None else app.handle
             before = _state(runner, app, handle)
             if not before.is_final:
                 _cancel(runner, app, handle, options.grace)
@@ -63,6 +63,14 @@ def _has_owner(app: RecordedApp | None) -> bool:
     return app is not None and app.facts["owner"] is not None
 
 
+def _runs(runner: Runner, app: RecordedApp) -> bool:
+    """It has not ended, as far as its owner or its scheduler knows."""
+    if app.is_launch or _has_owner(app):
+        return _has_owner(app)
+    status = runner.status(app.handle)
+    return status is not None and not status.state.is_final
+
+
 def _state(runner: Runner, app: RecordedApp | None, handle: str) -> AppState:
     if app is not None and app.is_launch:
         return app.state
@@ -87,8 +95,8 @@ def _excuse(app: RecordedApp) -> str:
     )
 
 
-def _only_one() -> RecordedApp:
-    running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
+def _only_one(runner: Runner) -> RecordedApp:
+    running = [app for app in apps() if not app.state.is_final and _runs(runner, app)]
     if len(running) == 1:
         return running[0]
     names = ", ".join(app.id for app in running)

@@ -80,6 +80,10 @@ class CallDirectory:
             return CallOutcome(error=LaunchError(text))
         return found if isinstance(found, CallOutcome) else None
 
+    def forget(self) -> None:
+        """Have it be unknown what came of it. Raises `OSError`."""
+        (self.path / _OUTCOME).unlink(missing_ok=True)
+
     def finish(self, outcome: CallOutcome) -> None:
         """Say what came of it. Raises `OSError`."""
         try:

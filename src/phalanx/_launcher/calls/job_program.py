@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx._core.ranks import STOP_FILE
 from phalanx._launcher.calls.call_directory import CallDirectory, CallOutcome
-from phalanx.errors import PhalanxError
+from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:
     from phalanx._launcher.session.app_run import AppRun
@@ -41,12 +41,17 @@ def main() -> int:
 
     sys.path[:] = work.python_path
     stop_file = os.environ.pop(STOP_FILE, "")
+    place.forget()  # what came of an earlier try
     outcome = CallOutcome()
     try:
         call = Work.of(work.function, work.needs, work.title)
         run = prepare_app(work.options, call, directory=work.cwd).start(is_recorded=False)
         _pass_on(run, stop_file, signal.Signals[work.options.preempt_signal])
         outcome = CallOutcome(result=run.result())
+    except Cancelled:
+        # Why, the scheduler knows: it was cancelled, its time is over, it is to run again.
+        print("phalanx: the call was stopped", file=sys.stderr)
+        return 1
     except PhalanxError as error:
         outcome = CallOutcome(error=error)
     except Exception as error:  # noqa: BLE001 the user's: raised where the result is asked for

@@ -50,10 +50,12 @@ class SchedulerJob:
     scheduler: Scheduler[Any, Any]
     app_id: str
     place: CallDirectory
+    is_requeued: bool = False
+    """It may run again after it has said what came of it: only the scheduler knows."""
 
     def outcome(self) -> CallOutcome | None:
         """What came of it, if it has said so itself."""
-        return self.place.outcome()
+        return None if self.is_requeued else self.place.outcome()
 
     def end(self) -> CallOutcome | None:
         """What came of one that has not said it: asks the scheduler. None while it may yet."""
@@ -64,7 +66,7 @@ class SchedulerJob:
         if not status.state.is_final:
             return None
         # It may have ended between the two looks.
-        return self.outcome() or CallOutcome(error=self._error(status))
+        return self.place.outcome() or CallOutcome(error=self._error(status))
 
     def _error(self, status: AppStatus) -> BaseException:
         if status.state is AppState.CANCELLED:
@@ -113,9 +115,10 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
         )
         app = _app(options, work.title, place, count)
         app_id = scheduler.submit(scheduler.dryrun(app, made))
-    definition = {"app": serialization.to_dict(app), "options": {}, _KEY: str(place.path)}
-    submission.define(name, SESSION, app_id, definition)
-    return SchedulerJob(f"{name}://{SESSION}/{app_id}", scheduler, app_id, place)
+    requeued = bool(getattr(made, "requeue", False))
+    definition = {"app": serialization.to_dict(app), "options": {"requeue": requeued}}
+    submission.define(name, SESSION, app_id, {**definition, _KEY: str(place.path)})
+    return SchedulerJob(f"{name}://{SESSION}/{app_id}", scheduler, app_id, place, requeued)
 
 
 def _app(options: LaunchOptions, title: str, place: CallDirectory, count: int) -> AppDef:
@@ -154,7 +157,8 @@ def find_job(job_id: str) -> SchedulerJob:
     place = app.definition().get(_KEY)
     if not isinstance(place, str):
         raise ConfigError(f"{job_id} was not submitted as a function: it has no result.")
-    return SchedulerJob(job_id, scheduler, app_id, CallDirectory(Path(place)))
+    requeued = bool(app.definition().get("options", {}).get("requeue"))
+    return SchedulerJob(job_id, scheduler, app_id, CallDirectory(Path(place)), requeued)
 
 
 @contextlib.contextmanager
