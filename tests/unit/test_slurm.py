@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from phalanx._schedulers.options import make
+from phalanx._schedulers.options import make, make_from_python
 from phalanx._schedulers.slurm.controller import (
     Controller,
     ControllerDown,
@@ -213,6 +213,8 @@ def test_a_job_does_not_inherit_the_job_it_is_submitted_from():
 
 def test_numbers_are_taken_where_texts_are():
     """A time of 60 minutes, as in Python."""
-    assert make("slurm", SlurmOptions, {"time": 60, "mem": "500M"}).time == "60"
+    given = {"time": 60, "mem": "500M", "cpus": 2}
+    made = make_from_python("slurm", SlurmOptions, given)
+    assert (made.time, made.mem, made.cpus) == ("60", "500M", 2)
     with pytest.raises(ConfigError, match="'time'"):
-        make("slurm", SlurmOptions, {"time": True})
+        make_from_python("slurm", SlurmOptions, {"time": True})

@@ -53,7 +53,7 @@ def find_lender(options: LaunchOptions, title: str) -> Lender:
     Raises `ConfigError` where there is none, it does not lend hosts, or has no such option.
     """
     from phalanx._schedulers.factories import create_scheduler
-    from phalanx._schedulers.options import make
+    from phalanx._schedulers.options import make_from_python
 
     name = options.scheduler
     assert name is not None
@@ -63,7 +63,7 @@ def find_lender(options: LaunchOptions, title: str) -> Lender:
             f"scheduler={name!r}: {name} does not lend hosts to launches. Name the hosts with "
             f"hostnames, or submit a program: phalanx run -s {name} …"
         )
-    made = make(name, scheduler.options, options.scheduler_options)
+    made = make_from_python(name, scheduler.options, options.scheduler_options)
     request = LeaseRequest(options.name or title, options.num_hosts or 1, made)
     return Lender(name, scheduler, request, options.python, options.queue_timeout)
 

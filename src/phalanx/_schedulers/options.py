@@ -45,11 +45,9 @@ class Option:
 
     def decode(self, value: Any) -> Any:
         """A text or a value from a file as one of its type. Raises `ValueError`."""
-        inner, _ = values.unwrap(self.hint)
-        if inner is str and isinstance(value, int | float) and not isinstance(value, bool):
-            return str(value)  # minutes, gigabytes: as people write them in Python
         if not isinstance(value, str):
             return values.accept(value, self.hint)
+        inner, _ = values.unwrap(self.hint)
         several = typing.get_origin(inner) in (list, dict, tuple) or inner in (list, dict, tuple)
         text = value if several else values.unquote(value)
         if several and ";" in text and not {",", '"', "'"} & set(text):
@@ -88,6 +86,12 @@ def parse(text: str) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(f"{error}. Write options as key=value,key2=value2.") from None
     return found
+
+
+def make_from_python(scheduler: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
+    """As `make`, with options as people write them in Python: minutes are a number there."""
+    numbers = {key: str(value) for key, value in given.items() if type(value) in (int, float)}
+    return make(scheduler, kind, {**given, **numbers})
 
 
 def make(scheduler: str, kind: type[Any], given: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from phalanx._registry import directory as registry
 from phalanx._registry import submission
 from phalanx._registry.recorded_app import by_handle
 from phalanx._schedulers.factories import create_scheduler
-from phalanx._schedulers.options import make
+from phalanx._schedulers.options import make_from_python
 from phalanx._specs import AppDef, AppState, AppStatus, Resource, Role, serialization
 from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError, SchedulerError
 
@@ -93,7 +93,7 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
     if count > 1 and name != "slurm":
         raise ConfigError(f"num_hosts={count}: a job on {name} has one host. Use num_hosts=1.")
     scheduler = create_scheduler(name, SESSION)
-    made = make(name, scheduler.options, options.scheduler_options)
+    made = make_from_python(name, scheduler.options, options.scheduler_options)
     there = dataclasses.replace(
         options,
         scheduler=None,
