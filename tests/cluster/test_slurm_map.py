@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -164,12 +165,14 @@ def test_a_job_that_runs_again_gives_what_its_last_try_gave(in_slurm, tmp_path):
     assert list(phalanx.Job(job.id).result(timeout=30)) == ["try 1"]
 
 
-def test_the_app_that_runs_is_the_one_that_is_cancelled(in_slurm, tmp_path):
+def test_the_app_that_runs_is_the_one_that_is_cancelled(in_slurm, tmp_path, monkeypatch):
     """Without its name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = launcher().submit(hang, str(tmp_path / "up"))
     number = job_of(tmp_path / "up")
-    done = in_slurm.run(sys.executable, "-m", "phalanx", "cancel")
-    assert "CANCELLED" in done
+    command = [sys.executable, "-m", "phalanx", "cancel"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert "CANCELLED" in done.stdout, done.stderr
     with pytest.raises(concurrent.futures.CancelledError):
         job.result(timeout=60)
     assert in_slurm.job(number) == "CANCELLED"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LOOK = 1.0
 """Seconds between looks whether the host will be taken away."""
+_SIGNALLED = 1.0
+"""Seconds in which a signal to all processes of a job has reached all of them."""
 
 
 def main() -> int:
@@ -42,17 +44,18 @@ def main() -> int:
     sys.path[:] = work.python_path
     stop_file = os.environ.pop(STOP_FILE, "")
     place.forget()  # what came of an earlier try
-    outcome = CallOutcome()
+    outcome, stopped = CallOutcome(), threading.Event()
     try:
         call = Work.of(work.function, work.needs, work.title)
         run = prepare_app(work.options, call, directory=work.cwd).start(is_recorded=False)
-        _pass_on(run, stop_file, signal.Signals[work.options.preempt_signal])
+        _pass_on(run, stopped, stop_file, signal.Signals[work.options.preempt_signal])
         outcome = CallOutcome(result=run.result())
-    except Cancelled:
-        # Why, the scheduler knows: it was cancelled, its time is over, it is to run again.
-        print("phalanx: the call was stopped", file=sys.stderr)
-        return 1
     except PhalanxError as error:
+        # A scheduler may signal every process of a job, the workers perhaps before this one.
+        if isinstance(error, Cancelled) or stopped.wait(_SIGNALLED):
+            # Why, the scheduler knows: it was cancelled, its time is over, it is to run again.
+            print("phalanx: the call was stopped", file=sys.stderr)
+            return 1
         outcome = CallOutcome(error=error)
     except Exception as error:  # noqa: BLE001 the user's: raised where the result is asked for
         outcome = CallOutcome(error=error)
@@ -64,10 +67,17 @@ def main() -> int:
     return int(outcome.error is not None)
 
 
-def _pass_on(run: AppRun[Any], stop_file: str, preempt: signal.Signals) -> None:
+def _pass_on(
+    run: AppRun[Any], stopped: threading.Event, stop_file: str, preempt: signal.Signals
+) -> None:
     """Have the workers hear of the end that comes: of being stopped, and of preemption."""
-    signal.signal(signal.SIGTERM, lambda *_: run.cancel())
-    signal.signal(signal.SIGINT, lambda *_: run.cancel())
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        run.cancel()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     with contextlib.suppress(ValueError, OSError):
         signal.signal(preempt, lambda *_: run.signal(preempt))
 
