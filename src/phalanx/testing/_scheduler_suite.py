@@ -244,11 +244,12 @@ class SchedulerSuite(LendingSuite):
     def test_following_ends_with_a_cancelled_app(self) -> None:
         """And has what was printed before."""
         with SuiteSession(self) as run:
-            app_id = run.submit(run.app("echo one; sleep 600"))
+            app_id = run.submit(run.app("echo one; exec sleep 600"))
             self._until(lambda: run.lines(app_id) == ["one"], "the first line")
             ender = threading.Timer(0.5, self.create_scheduler(run.session).cancel, [app_id])
             ender.start()
-            assert run.lines(app_id, follow=True) == ["one"]
+            seen = run.lines(app_id, follow=True)
+            assert seen == ["one"], seen
             ender.join()
 
     # ── ends ──────────────────────────────────────────────────────────────────
