@@ -141,7 +141,7 @@ def _map_failed(run: CallRun, total: int) -> MapFailed:
     if len(failures) > _SHOWN:
         lines.append(f"  and {len(failures) - _SHOWN} more: see .failures")
     text = "\n".join([f"{len(failures)} of {total} calls failed:", *lines])
-    failed = MapFailed(text, failures=failures, results=dict(run.results))
+    failed = MapFailed(text, failures=failures, results=dict(sorted(run.results.items())))
     failed.__cause__ = next(iter(failures.values()))
     return failed
 
