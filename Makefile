@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm); without them those
+# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm, Docker); without them those
 # tests are skipped, with the reason.
 SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.

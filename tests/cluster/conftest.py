@@ -1,21 +1,27 @@
 """Schedulers for these tests."""
 
+import os
+
 import pytest
 
-from tests.cluster import slurm as box
+from tests.cluster import docker as docker_box
+from tests.cluster import slurm as slurm_box
+
+_BOXES = {"slurm": slurm_box, "docker": docker_box}
 
 
 def pytest_collection_modifyitems(items):
     """Skip the tests of a scheduler that cannot be had, with the reason."""
-    if reason := box.why_not():
-        for item in items:
-            if "slurm" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    for name, box in _BOXES.items():
+        if reason := box.why_not():
+            for item in items:
+                if name in getattr(item, "fixturenames", ()):
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
 def slurm():
-    cluster = box.Slurm(4)
+    cluster = slurm_box.Slurm(4)
     yield cluster
     cluster.close()
 
@@ -26,3 +32,21 @@ def in_slurm(slurm, monkeypatch):
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, slurm.environ[name])
     return slurm
+
+
+@pytest.fixture(scope="session")
+def docker():
+    """One engine for all processes that run tests: remove only what the test has made."""
+    engine = docker_box.Engine(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def in_docker(docker, monkeypatch):
+    """That engine is the one that clients in this process find."""
+    for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG"):
+        monkeypatch.setenv(name, docker.environ[name])
+    for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    return docker
