@@ -127,9 +127,9 @@ def _hint(fullname: str) -> str:
         return f" Instead: {instead}."
     parent, _, last = fullname.rpartition(".")
     try:
-        places = importlib.import_module(f"{ROOM}.{parent}").__path__
+        search_path = importlib.import_module(f"{ROOM}.{parent}").__path__
     except (ImportError, AttributeError):
         return ""
-    names = [name for _, name, _ in pkgutil.iter_modules(places) if not name.startswith("_")]
+    names = [name for _, name, _ in pkgutil.iter_modules(search_path) if not name.startswith("_")]
     meant = closest(last, names)
     return did_you_mean(None if meant is None else f"{parent}.{meant}")

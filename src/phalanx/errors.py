@@ -247,7 +247,7 @@ class MapFailed(LaunchError):
     """Some calls of a map did not return.
 
     `failures` has what each of them raised, `results` what the others gave; both by the item's
-    place among the items.
+    position among the items.
     """
 
     def __init__(

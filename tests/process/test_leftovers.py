@@ -167,7 +167,7 @@ def test_a_spool_whose_agent_was_killed_while_it_made_it(written):
     facts = identity(ended.pid)
     ended.kill()
     ended.wait()
-    here = leftovers._place(own)
+    here = leftovers._process_table(own)
     names = [
         f"phalanx-{here}-{facts['pid']}-{facts['start']}-abc",
         f"phalanx-{here}-{own['pid']}-{own['start']}-abc",

@@ -117,9 +117,9 @@ def test_a_worker_in_c_code_answers(running, method):
     app = running(busy, start_method=method)
 
     def is_there():
-        places = [one.main.place for one in app.stacks() if one.main is not None]
-        return [frame.function for frame in places] == ["busy", "match"] or [
-            frame.function for frame in places
+        frames = [one.main.location for one in app.stacks() if one.main is not None]
+        return [frame.function for frame in frames] == ["busy", "match"] or [
+            frame.function for frame in frames
         ] == ["busy", "busy"]
 
     wait_until(is_there)

@@ -186,7 +186,7 @@ def test_a_directory_that_is_shared_is_not_moved(tmp_path, monkeypatch):
     settled, tree = path_mapping.localize(
         prepare(remote=wire.RemoteContext((root,)), cwd=str(tmp_path))
     )
-    assert (settled.cwd, tree) == (str(tmp_path), path_mapping.Tree())
+    assert (settled.cwd, tree) == (str(tmp_path), path_mapping.TreeLocation())
     (tmp_path / ".phalanx-1").write_text("another file of that name")
     _, tree = path_mapping.localize(prepare(remote=wire.RemoteContext((root,))))
     assert tree.names == {"x"}
@@ -196,7 +196,7 @@ def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
     """However long its app has run: its agent says so now and then."""
     import asyncio
 
-    from phalanx._agent.project_tree import KEPT_DAYS, Project
+    from phalanx._agent.project_tree import KEPT_DAYS, ProjectTree
     from phalanx._remote.bootstrap import remove_unused
 
     used, forgotten = tmp_path / "trees" / "used", tmp_path / "trees" / "forgotten"
@@ -205,7 +205,7 @@ def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
         os.utime(tree, (0, 0))
 
     async def run():
-        project = Project(path_mapping.Tree(str(used), frozenset({"x"})), "app", None)
+        project = ProjectTree(path_mapping.TreeLocation(str(used), frozenset({"x"})), "app", None)
         project._touched -= 2 * 3600
         project.touch()
 

@@ -67,7 +67,7 @@ def test_what_is_ours_comes_off_the_outside():
     """A worker's stack begins in the user's code."""
     (thread,) = stacks.parse(IN_COLLECTIVE)
     assert [frame.function for frame in thread.frames] == ["step", "wrapper", "all_reduce"]
-    assert thread.place.describe() == "train.py:30 in step"
+    assert thread.location.describe() == "train.py:30 in step"
     assert thread.in_collective
 
 

@@ -19,7 +19,7 @@ from phalanx._agent.function_files import Functions
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach
-from phalanx._agent.project_tree import Project
+from phalanx._agent.project_tree import ProjectTree
 from phalanx._agent.written_files import WrittenFiles
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._channel.background import Background
@@ -45,7 +45,7 @@ class Agent:
         zygote: ZygoteHandle,
         prepare: wire.Prepare,
         spool: str,
-        tree: path_mapping.Tree,
+        tree: path_mapping.TreeLocation,
     ) -> None:
         """Take over a zygote that was started already. Owns nothing that is process-wide.
 
@@ -64,13 +64,13 @@ class Agent:
         self._spawn = Background(self._failed).do
         self._take_up(prepare, tree)
 
-    def _take_up(self, prepare: wire.Prepare, tree: path_mapping.Tree) -> None:
+    def _take_up(self, prepare: wire.Prepare, tree: path_mapping.TreeLocation) -> None:
         """Begin with an app."""
         self._prepare = prepare
         self._began = time.monotonic()
         self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
         self._probe_port = ProbePort() if prepare.networked else None
-        self._project = Project(tree, prepare.app, self._tell)
+        self._project = ProjectTree(tree, prepare.app, self._tell)
         self._written = WrittenFiles(
             *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
         )

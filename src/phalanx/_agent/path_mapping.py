@@ -13,7 +13,7 @@ from phalanx._system import network
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class TreeLocation:
     """Where the project is put that has to come here: those of its directories, by their names.
 
     The path is empty where all of it is here already, or none is sent.
@@ -23,7 +23,7 @@ class Tree:
     names: frozenset[str] = frozenset()
 
 
-def localize(prepare: wire.Prepare) -> tuple[wire.Prepare, Tree]:
+def localize(prepare: wire.Prepare) -> tuple[wire.Prepare, TreeLocation]:
     """An app's first frame in terms of this host, and where the project is put.
 
     Raises `OSError`.
@@ -33,43 +33,43 @@ def localize(prepare: wire.Prepare) -> tuple[wire.Prepare, Tree]:
         raise OSError(f"no network interface {prepare.interface!r}; choose one of {names}")
     remote = prepare.remote
     if remote is None:
-        return prepare, Tree()
+        return prepare, TreeLocation()
     missing = [root for root in remote.roots if not _is_shared(root)]
     tree = _make_tree(prepare.app) if missing else ""
     move = _PathMap(missing, tree)
     environment = dict(prepare.environment)
     if tree and "PYTHONPATH" in environment:
-        places = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(map(move, places))
-    own = [place for place in sys.path if place]
-    users = [move(place) for place in prepare.python_path]
+        entries = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(map(move, entries))
+    own = [entry for entry in sys.path if entry]
+    users = [move(entry) for entry in prepare.python_path]
     # What was sent here comes first among what is not the user's, behind the script's directory.
-    places = [*users[:1], own[0], *users[1:], *own]
+    entries = [*users[:1], own[0], *users[1:], *own]
     settled = dataclasses.replace(
         prepare,
-        python_path=tuple(dict.fromkeys(places)),
+        python_path=tuple(dict.fromkeys(entries)),
         environment=environment,
         cwd=_directory(prepare.cwd, move),
         main_file=None if prepare.main_file is None else move(prepare.main_file),
     )
-    return settled, Tree(tree, frozenset(root.name for root in missing))
+    return settled, TreeLocation(tree, frozenset(root.name for root in missing))
 
 
 class _PathMap:
     """From a path at the launcher's to the same here."""
 
     def __init__(self, roots: Sequence[wire.ProjectRoot], tree: str) -> None:
-        places = [(root.path, os.path.join(tree, root.name)) for root in roots]
-        self.first = places[0][1] if places else None
+        moved = [(root.path, os.path.join(tree, root.name)) for root in roots]
+        self.first = moved[0][1] if moved else None
         # One root may lie within another.
-        self._places = sorted(places, key=lambda place: -len(place[0]))
+        self._moved = sorted(moved, key=lambda target: -len(target[0]))
 
     def __call__(self, path: str) -> str:
-        for root, place in self._places:
+        for root, target in self._moved:
             if path == root:
-                return place
+                return target
             if path.startswith(root.rstrip(os.sep) + os.sep):
-                return os.path.join(place, os.path.relpath(path, root))
+                return os.path.join(target, os.path.relpath(path, root))
         return path
 
 
@@ -102,7 +102,7 @@ def _make_tree(app: str) -> str:
     problems = []
     for cache in bootstrap.caches():
         try:
-            return tempfile.mkdtemp(prefix=f"{app}-", dir=bootstrap.make_place(cache, "trees"))
+            return tempfile.mkdtemp(prefix=f"{app}-", dir=bootstrap.make_directory(cache, "trees"))
         except OSError as error:
             problems.append(f"{cache}: {error.strerror or error}")
     raise OSError(f"cannot store the project there ({'; '.join(problems)})")

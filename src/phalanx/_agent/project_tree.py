@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from phalanx import _wire as wire
-from phalanx._agent.path_mapping import Tree
+from phalanx._agent.path_mapping import TreeLocation
 from phalanx._remote import bootstrap
 
 KEPT_DAYS = 7
@@ -59,10 +59,10 @@ def unpack(data: bytes) -> list[ProjectFile]:
     return entries
 
 
-class Project:
+class ProjectTree:
     """The project of one app, on its way here."""
 
-    def __init__(self, tree: Tree, app: str, tell: Tell) -> None:
+    def __init__(self, tree: TreeLocation, app: str, tell: Tell) -> None:
         """Nothing is here yet."""
         self.tree = tree.path
         self._names = tree.names
@@ -111,12 +111,12 @@ class Project:
     def _read(self, digest: str) -> bytes | None:
         """A small file that is here; a damaged one is removed."""
         try:
-            with open(self._place(digest), "rb") as file:
+            with open(self._path_of(digest), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             return None
         if hashlib.sha256(data).hexdigest() != digest:
-            os.unlink(self._place(digest))
+            os.unlink(self._path_of(digest))
             return None
         return data
 
@@ -131,17 +131,17 @@ class Project:
         await asyncio.gather(*arriving)
 
     def _missing(self, digests: list[str]) -> list[str]:
-        return [digest for digest in digests if not os.path.exists(self._place(digest))]
+        return [digest for digest in digests if not os.path.exists(self._path_of(digest))]
 
     async def receive(self, piece: wire.Piece) -> None:
         """Take the next piece of a file. Raises `OSError`."""
         waiting = self._arriving.get(piece.key)
         if waiting is None or waiting.done():
             return
-        place = self._place(piece.key)
-        new = f"{place}.{self._mark}.new"
+        kept = self._path_of(piece.key)
+        new = f"{kept}.{self._mark}.new"
         if not piece.offset:
-            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
         try:
             with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
                 file.write(piece.data)
@@ -152,14 +152,14 @@ class Project:
             raise
         if done:
             os.chmod(new, 0o400)
-            os.rename(new, place)
+            os.rename(new, kept)
             waiting.set_result(None)
         self._arrived += len(piece.data)
         if self._arrived >= _TOLD_EVERY:
             size, self._arrived = self._arrived, 0
             await self._tell(wire.ProjectArrived(app=self._app, size=size))
 
-    def _place(self, digest: str) -> str:
+    def _path_of(self, digest: str) -> str:
         return os.path.join(self._files, digest[:2], digest)
 
     # ── the tree ──────────────────────────────────────────────────────────────
@@ -194,10 +194,10 @@ class Project:
         with open(number, "wb") as target:
             if not entry.size:
                 return True
-            place = self._place(entry.digest)
+            kept = self._path_of(entry.digest)
             digest = hashlib.sha256()
             try:
-                with open(place, "rb", buffering=0) as source:
+                with open(kept, "rb", buffering=0) as source:
                     while data := source.read(wire.PIECE):
                         digest.update(data)
                         target.write(data)
@@ -205,11 +205,11 @@ class Project:
             except FileNotFoundError:
                 return False
         if digest.hexdigest() != entry.digest:
-            os.unlink(place)
+            os.unlink(kept)
             return False
         if time.time() - used > _DAY:
             with contextlib.suppress(OSError):
-                os.utime(place)
+                os.utime(kept)
         return True
 
     def touch(self) -> None:
@@ -244,13 +244,13 @@ class Project:
         with contextlib.suppress(OSError):
             bootstrap.remove_unused(os.path.dirname(self.tree), KEPT_DAYS * _DAY)
             for shard in os.listdir(self._files):
-                place = os.path.join(self._files, shard)
-                if time.time() - os.stat(place).st_mtime > _DAY:
-                    os.utime(place)
-                    _remove_old_files(place)
+                directory = os.path.join(self._files, shard)
+                if time.time() - os.stat(directory).st_mtime > _DAY:
+                    os.utime(directory)
+                    _remove_old_files(directory)
 
 
-def _remove_old_files(place: str) -> None:
-    for entry in os.scandir(place):
+def _remove_old_files(directory: str) -> None:
+    for entry in os.scandir(directory):
         if time.time() - entry.stat().st_mtime > _FILES_DAYS * _DAY:
             os.unlink(entry.path)

@@ -64,9 +64,9 @@ async def wait_for_visitor(rest: wire.StayWarm, facts: Mapping[str, Any]) -> Str
 
     Only processes of the same user are let in. Raises `OSError` if the socket cannot be made.
     """
-    path = os.path.join(rest.place, f"{rest.key}-{os.getpid()}")
+    path = os.path.join(rest.directory, f"{rest.key}-{os.getpid()}")
     # By descriptor: the path of a socket may have only 107 bytes.
-    directory = os.open(rest.place, os.O_PATH | os.O_DIRECTORY)
+    directory = os.open(rest.directory, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.setblocking(False)
         try:

@@ -98,7 +98,7 @@ class Outgoing:
     def _read(self, files: Sequence[wire.WrittenFile]) -> tuple[bytes, dict[int, str]]:
         contents: list[bytes] = []
         problems: dict[int, str] = {}
-        for place, file in enumerate(files):
+        for position, file in enumerate(files):
             try:
                 with open(self._tree.open(file.path), "rb") as opened:
                     data = opened.read(file.size)
@@ -106,7 +106,7 @@ class Outgoing:
                     raise OSError(errno.EIO, _SHORTER)
                 contents.append(data)
             except (OSError, ValueError) as error:
-                problems[place] = describe(error)
+                problems[position] = describe(error)
         return b"".join(contents), problems
 
 
@@ -196,7 +196,7 @@ class IncomingSmall:
     async def run(
         self, stalled: float | None = None, on_bytes: OnBytes = lambda _: None
     ) -> dict[int, str]:
-        """Have them come; gives, by their places, why some cannot.
+        """Have them come; gives, by their positions, why some cannot.
 
         `OSError` if none can, or nothing comes for so many seconds.
         """
@@ -219,17 +219,17 @@ class IncomingSmall:
         return problems
 
     def _split(self, came: wire.SmallFiles) -> tuple[dict[int, str], list[tuple[int, bytes]]]:
-        """The problems, and the contents by place. Raises `OSError` for what cannot be them."""
+        """The problems, and the contents by position. Raises `OSError` for what cannot be them."""
         problems = {
-            place: shown(problem)[:500] or "it was not sent"
-            for place, problem in came.problems.items()
-            if place < len(self._files)
+            position: shown(problem)[:500] or "it was not sent"
+            for position, problem in came.problems.items()
+            if position < len(self._files)
         }
         contents = []
         at = 0
-        for place, file in enumerate(self._files):
-            if place not in problems:
-                contents.append((place, came.data[at : at + file.size]))
+        for position, file in enumerate(self._files):
+            if position not in problems:
+                contents.append((position, came.data[at : at + file.size]))
                 at += file.size
         if at != len(came.data):
             raise OSError(errno.EBADMSG, "it sent other bytes")
@@ -238,13 +238,13 @@ class IncomingSmall:
     def _write(self, contents: Sequence[tuple[int, bytes]]) -> dict[int, str]:
         """In a thread."""
         problems = {}
-        for place, data in contents:
+        for position, data in contents:
             if self._gave_up:
                 break
             try:
-                self._tree.put(self._files[place].path, data, self._files[place].digest)
+                self._tree.put(self._files[position].path, data, self._files[position].digest)
             except OSError as error:
-                problems[place] = describe(error)
+                problems[position] = describe(error)
         return problems
 
 

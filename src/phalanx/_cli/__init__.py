@@ -155,9 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _sweep() -> None:
     """Clear what agents of this user that were killed have left; a look where there is nothing."""
     names = ("TMPDIR", "TEMP", "TMP")
-    place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
+    directory = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
     with contextlib.suppress(OSError):
-        if any(name.startswith("phalanx-") for name in os.listdir(place)):
+        if any(name.startswith("phalanx-") for name in os.listdir(directory)):
             from phalanx._worker import leftovers
 
             leftovers.sweep()

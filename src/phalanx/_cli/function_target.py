@@ -23,14 +23,14 @@ class FunctionTarget:
 
     def __init__(self, text: str) -> None:
         """Find the file; nothing is loaded. Raises `ConfigError`."""
-        self.place, colon, self.function = text.rpartition(":")
-        if not colon or not self.place or not self.function:
+        self.source, colon, self.function = text.rpartition(":")
+        if not colon or not self.source or not self.function:
             raise ConfigError(
                 f"{text!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION, such as train.py:main"
             )
-        self.is_file = self.place.endswith(".py") or os.sep in self.place
-        if self.is_file and not Path(self.place).is_file():
-            raise ConfigError(f"no such file: {self.place}")
+        self.is_file = self.source.endswith(".py") or os.sep in self.source
+        if self.is_file and not Path(self.source).is_file():
+            raise ConfigError(f"no such file: {self.source}")
         self._root, self._name = self._locate()
         sys.path.insert(0, str(self._root))
 
@@ -38,12 +38,12 @@ class FunctionTarget:
         """The directory to import from, and the module's full name, packages included."""
         if not self.is_file:
             try:
-                return Path.cwd(), self.place
+                return Path.cwd(), self.source
             except FileNotFoundError:
                 raise ConfigError(
                     "the current directory no longer exists; change to another one."
                 ) from None
-        path = Path(self.place).absolute()
+        path = Path(self.source).absolute()
         parts = [path.stem]
         root = path.parent
         while (root / "__init__.py").is_file() and root != root.parent:
@@ -53,14 +53,14 @@ class FunctionTarget:
 
     def needs(self) -> imports.Needs:
         """What the file imports, without importing it."""
-        path = Path(self.place) if self.is_file else imports.find_source(self.place)
+        path = Path(self.source) if self.is_file else imports.find_source(self.source)
         if path is None:
             return imports.Needs((), torch=False)
         return imports.of_file(path, self.function, self._name.rpartition(".")[0])
 
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
-        with nesting.loading(self.place):
+        with nesting.loading(self.source):
             module = self._load_file() if self.is_file else self._load_module()
         found: Any = module
         for part in self.function.split("."):
@@ -78,7 +78,7 @@ class FunctionTarget:
 
     def _load_file(self) -> Any:
         """By its name where that leads to this very file, else as it is: names may be taken."""
-        path = str(Path(self.place).absolute())
+        path = str(Path(self.source).absolute())
         spec = None
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(self._name)
@@ -95,4 +95,4 @@ class FunctionTarget:
     def _not_found(self, module: Any) -> str:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         hint = did_you_mean(closest(self.function, names))
-        return f"{self.place} has no function {self.function!r}.{hint}"
+        return f"{self.source} has no function {self.function!r}.{hint}"

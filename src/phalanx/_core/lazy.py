@@ -11,19 +11,19 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def loader(
-    module: str, places: Mapping[str, str], absent: Mapping[str, str] = _NOTHING
+    module: str, sources: Mapping[str, str], absent: Mapping[str, str] = _NOTHING
 ) -> Callable[[str], Any]:
-    """A module's `__getattr__`: each of its names is found in the module that `places` has.
+    """A module's `__getattr__`: each of its names is found in the module that `sources` has.
 
     `MODULE:NAME` is a name that is another there. `absent` has, for names that users may look for
     here and that there are not, what to use instead.
     """
 
     def load(name: str) -> Any:
-        if name not in places:
+        if name not in sources:
             raise AttributeError(_no_attribute(module, name, absent))
-        place, _, other = places[name].partition(":")
-        value = getattr(import_module(place), other or name)
+        source, _, other = sources[name].partition(":")
+        value = getattr(import_module(source), other or name)
         setattr(sys.modules[module], name, value)
         return value
 

@@ -30,7 +30,7 @@ ANY_ITEMS = AtMost(1 << 20)
 
 Port = Annotated[int, Between(0, 65535)]
 AnyCount = Annotated[int, Between(0, 1 << 31)]
-"""A number of things: restarts, the place of a rank."""
+"""A number of things: restarts, the position of a rank."""
 WorkerCount = Annotated[int, Between(1, 1 << 20)]
 AgentNumber = Annotated[AgentId, Between(-(1 << 31), 1 << 63)]
 """Below 0: one that somebody else's rendezvous knows, and we do not."""

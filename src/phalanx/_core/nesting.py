@@ -25,26 +25,26 @@ def loading(what: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
-        place = _place(stop.__traceback__)
+        where = _where(stop.__traceback__)
         raise ConfigError(
-            f"{what} exits when it is loaded: {place} calls sys.exit({stop.code!r}). "
+            f"{what} exits when it is loaded: {where} calls sys.exit({stop.code!r}). "
             'Put the program under: if __name__ == "__main__":'
         ) from None
     finally:
         _loading = None
 
 
-def _place(trace: TracebackType | None) -> str:
+def _where(trace: TracebackType | None) -> str:
     """The last line that is the user's own: not of Python's library, nor of ours."""
-    place = "it"
+    where = "it"
     ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     library = os.path.dirname(os.__file__) + os.sep
     for frame, line in traceback.walk_tb(trace):
         path = frame.f_code.co_filename
         installed = path.startswith(library) and "-packages" not in path
         if not installed and not path.startswith(("<frozen", ours)):
-            place = f"{path}, line {line},"
-    return place
+            where = f"{path}, line {line},"
+    return where
 
 
 def check_may_launch(environ: Mapping[str, str]) -> None:

@@ -97,29 +97,29 @@ def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
         return False
     if any(name.startswith(TEMPORARY) for name in names):
         return False
-    places = {0}
+    positions = {0}
     """How far into the pattern one can be: `**` may have taken any number of names."""
     for depth, name in enumerate(names):
         further: set[int] = set()
-        for place in _with_skipped(pattern, places):
-            if place == len(pattern):
+        for position in _with_skipped(pattern, positions):
+            if position == len(pattern):
                 return True  # a directory above it fits
-            wanted = pattern[place]
+            wanted = pattern[position]
             if depth == 0 and name.startswith(".") and not wanted.startswith("."):
                 continue
             if wanted == "**":
-                further.add(place)
+                further.add(position)
             elif fnmatchcase(name, wanted):
-                further.add(place + 1)
-        places = further
-    return len(pattern) in places
+                further.add(position + 1)
+        positions = further
+    return len(pattern) in positions
 
 
-def _with_skipped(pattern: Sequence[str], places: set[int]) -> set[int]:
+def _with_skipped(pattern: Sequence[str], positions: set[int]) -> set[int]:
     """With what comes after a `**` that takes nothing."""
-    found = set(places)
-    for place in places:
-        while place < len(pattern) - 1 and pattern[place] == "**":
-            place += 1  # noqa: PLW2901 as far as they go
-            found.add(place)
+    found = set(positions)
+    for position in positions:
+        while position < len(pattern) - 1 and pattern[position] == "**":
+            position += 1  # noqa: PLW2901 as far as they go
+            found.add(position)
     return found

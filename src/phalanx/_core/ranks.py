@@ -137,7 +137,7 @@ def jax_environment(round_: Round, environ: Mapping[str, str]) -> dict[str, str]
     if JAX_ADDRESS in environ:
         return {}
     address, port = round_.jax_coordinator.address, round_.jax_coordinator.port
-    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     # By default it listens to the world; nobody from there is to come if all are on this host.
     local = address == "localhost" or address.startswith("127.")
-    return {JAX_ADDRESS: place} | ({JAX_BIND_ADDRESS: place} if local else {})
+    return {JAX_ADDRESS: endpoint} | ({JAX_BIND_ADDRESS: endpoint} if local else {})

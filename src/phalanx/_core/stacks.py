@@ -44,7 +44,7 @@ class StackFrame:
         return not _LIBRARY.search(self.file) and not _OWN.search(self.file)
 
     def describe(self) -> str:
-        """The place, in a few words."""
+        """The location, in a few words."""
         return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
 
 
@@ -59,7 +59,7 @@ class ThreadStack:
     """Its function has ended, and we see to what follows."""
 
     @property
-    def place(self) -> StackFrame | None:
+    def location(self) -> StackFrame | None:
         """The innermost call in the user's own code, or the innermost of all."""
         users = [frame for frame in self.frames if frame.is_users]
         return (users or list(self.frames) or [None])[-1]  # type: ignore[list-item]
@@ -190,14 +190,14 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
         elif main.is_ending:
             ending.append(rank)
         elif any(thread.in_collective for thread in one.threads):
-            place = main.place
-            waiting.setdefault(place.describe() if place else "?", []).append(rank)
+            location = main.location
+            waiting.setdefault(location.describe() if location else "?", []).append(rank)
         else:
             elsewhere.setdefault(main, []).append(rank)
     lines = []
     for stack, ranks in elsewhere.items():
         was, it = ("was", "it was") if len(ranks) == 1 else ("were", "they were")
-        where = stack.place.describe() if stack.place else "no Python code"
+        where = stack.location.describe() if stack.location else "no Python code"
         host = f" on {stacks[ranks[0]].hostname}" if len(ranks) == 1 else ""
         lines.append(f"{in_short(ranks)}{host} {was} not in the collective: {it} in {where}")
         lines += ["", *(f"  {line}" for line in stack.lines(users_only=True)), ""]

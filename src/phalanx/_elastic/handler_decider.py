@@ -52,10 +52,8 @@ class HandlerDecider:
         self._barrier = exit_barrier_timeout
         self._local_addr = local_addr
         self.now = now
-        settings = plan.settings
-        self._budget = Budget(
-            settings.max_restarts, settings.restart_backoff, settings.same_failures
-        )
+        options = plan.options
+        self._budget = Budget(options.max_restarts, options.restart_backoff, options.same_failures)
         self._info: RendezvousInfo | None = None
         self._round_state = RoundState(plan.members, now())
         self._attempts: list[Any] = []
@@ -152,7 +150,7 @@ class HandlerDecider:
                 self._round_state.count_from(self.now())
             case p.WorkerEndedEvent(agent, _, outcome, when):
                 if self._round_state.end(agent, outcome, when) and not outcome.succeeded:
-                    self._halt(self._plan.settings.stop_grace)
+                    self._halt(self._plan.options.stop_grace)
             case p.RoundClearedEvent():
                 self._round_state.clear(self._own)
                 if event.endpoint is not None:
@@ -168,7 +166,7 @@ class HandlerDecider:
                     self._conclude()
             case p.CancelEvent(grace):
                 self._cancelled = True
-                self._halt(self._plan.settings.stop_grace if grace is None else grace)
+                self._halt(self._plan.options.stop_grace if grace is None else grace)
                 if self.round is None or self._round_state.cleared:
                     self._finish(p.Reason.CANCELLED)
 
@@ -309,7 +307,7 @@ class HandlerDecider:
             if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
                 self._happen("join", round=number)
                 self._changing = True
-                self._halt(self._plan.settings.stop_grace)
+                self._halt(self._plan.options.stop_grace)
                 return
 
     async def _wait_for_others(self) -> None:

@@ -85,23 +85,23 @@ def decide_over_tcp(handler: TcpHandler) -> MakeDecider:
 
 
 def policy_of(
-    plan: Plan, settings: Settings, least: int, most: int, *, alone: bool
+    plan: Plan, rendezvous: Settings, least: int, most: int, *, alone: bool
 ) -> CoordinatorSettings:
     """What hosts that meet go by."""
-    launcher = plan.settings
+    options = plan.options
     member = plan.members[0]
     own = Host(member.agent, member.hostname, member.workers, role=member.role)
     return CoordinatorSettings(
         hosts=(own,) if alone else (),
-        start_timeout=settings.join_timeout,
-        stop_grace=launcher.stop_grace,
+        start_timeout=rendezvous.join_timeout,
+        stop_grace=options.stop_grace,
         failure_window=0.0 if most == 1 else 0.1,
         min_hosts=least,
         max_hosts=most,
         open=not alone,
-        last_call=settings.last_call_timeout,
-        max_restarts=launcher.max_restarts,
-        backoff=launcher.restart_backoff,
-        same_failures=launcher.same_failures,
+        last_call=rendezvous.last_call_timeout,
+        max_restarts=options.max_restarts,
+        backoff=options.restart_backoff,
+        same_failures=options.same_failures,
         quorum=not alone,
     )

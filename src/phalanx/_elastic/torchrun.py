@@ -173,8 +173,8 @@ def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:
 
 
 def _own_path() -> list[str]:
-    """Where this interpreter looks, but for the place of the command itself."""
-    path = [place for place in sys.path if isinstance(place, str)]
+    """Where this interpreter looks, but for the directory of the command itself."""
+    path = [entry for entry in sys.path if isinstance(entry, str)]
     return path if sys.flags.safe_path else path[1:]
 
 

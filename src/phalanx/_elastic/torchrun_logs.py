@@ -50,14 +50,14 @@ def default_directory(environ: Mapping[str, str], *, redirects: bool) -> str:
 
 def tidy(directory: str) -> bool:
     """Remove what is empty; gives whether there is something left that a user would not find."""
-    for place, _, names in os.walk(directory, topdown=False):
+    for parent, _, names in os.walk(directory, topdown=False):
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             with contextlib.suppress(OSError):
                 if os.path.getsize(path) == 0:
                     os.unlink(path)
         with contextlib.suppress(OSError):
-            os.rmdir(place)
+            os.rmdir(parent)
     return os.path.isdir(directory) and os.path.basename(directory).startswith(_TEMPORARY)
 
 
@@ -110,8 +110,8 @@ class TorchrunLogSpec(LogSpec):
             return None
         name = f"{self.run_id.replace(os.sep, '_')}_{secrets.token_hex(4)}"
         try:
-            place = Path(self.log_dir or tempfile.mkdtemp(prefix=_TEMPORARY)) / name
-            place.mkdir(parents=True)
+            directory = Path(self.log_dir or tempfile.mkdtemp(prefix=_TEMPORARY)) / name
+            directory.mkdir(parents=True)
         except OSError as error:
             logger.warning(
                 "phalanx: cannot write log files to %s (%s); continuing without them.",
@@ -119,7 +119,7 @@ class TorchrunLogSpec(LogSpec):
                 error.strerror,
             )
             return None
-        return place
+        return directory
 
 
 class LogFiles(ABC):
@@ -153,8 +153,8 @@ class _InDirectory(LogFiles):
         return self.teed[local]
 
     def path(self, source: Source, local: int, stream: str, *, filtered: bool) -> Path:
-        place = self.directory / f"attempt_{source.attempt}"
-        return place / (f"filtered_{stream}.log" if filtered else f"{local}/{stream}.log")
+        directory = self.directory / f"attempt_{source.attempt}"
+        return directory / (f"filtered_{stream}.log" if filtered else f"{local}/{stream}.log")
 
 
 class _Outlet(RankFile):

@@ -114,8 +114,8 @@ class WorkerSpec:
         """What is given beside the rendezvous must be where it is."""
         if self.master_addr is None and self.master_port is None:
             return
-        place = getattr(self.rdzv_handler, "endpoint", None)
-        known = (getattr(place, "address", None), getattr(place, "port", None))
+        endpoint = getattr(self.rdzv_handler, "endpoint", None)
+        known = (getattr(endpoint, "address", None), getattr(endpoint, "port", None))
         for given, own in zip((self.master_addr, self.master_port), known, strict=True):
             if given is not None and given != own:
                 raise ConfigError(

@@ -85,26 +85,26 @@ def _minor(version: str) -> str:
     return version.rpartition(".")[0]
 
 
-def check(launcher: LaunchOptions) -> HostsReport:
+def check(options: LaunchOptions) -> HostsReport:
     """Ask all hosts at once; blocks until all have answered."""
     from phalanx._launcher.planning.validation import check as check_fields
 
-    check_fields(launcher)
-    if launcher.scheduler is None:
-        return _check_hosts(launcher, list_hosts(launcher, os.environ))
+    check_fields(options)
+    if options.scheduler is None:
+        return _check_hosts(options, list_hosts(options, os.environ))
     from phalanx._launcher.borrowing import find_lender
     from phalanx._launcher.warm import contexts
 
-    borrowed = contexts.borrow(launcher, find_lender(launcher, "check"))
+    borrowed = contexts.borrow(options, find_lender(options, "check"))
     try:
-        return _check_hosts(launcher, borrowed.wait(threading.Event()))
+        return _check_hosts(options, borrowed.wait(threading.Event()))
     finally:
         borrowed.let_go()
 
 
-def _check_hosts(launcher: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsReport:
-    turns = threading.BoundedSemaphore(launcher.parallel_logins)
-    patience = min(launcher.start_timeout, _PATIENCE)
+def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsReport:
+    turns = threading.BoundedSemaphore(options.parallel_logins)
+    patience = min(options.start_timeout, _PATIENCE)
     visits = [HostVisit(host, turns, patience) for host in dict.fromkeys(hosts)]
     try:
         _all(visits, HostVisit.arrive)

@@ -68,12 +68,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _group(plan: Plan, *, wanted: bool) -> Iterator[None]:
-    backend = plan.settings.backend
+    backend = plan.options.backend
     if backend is None or not (wanted or backend != "auto"):
         yield
         return
     group: Any = importlib.import_module("phalanx._torch.group")
-    joined = group.join_alone(backend, plan.settings.process_group_timeout)
+    joined = group.join_alone(backend, plan.options.process_group_timeout)
     try:
         yield
     finally:

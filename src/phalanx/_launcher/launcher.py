@@ -280,7 +280,7 @@ class Launcher(LaunchOptions):
         from phalanx._launcher.warm.pool import pools
 
         draft = draft_unplaced(self, work)
-        lender = find_lender(draft.settings, work.title)
+        lender = find_lender(draft.options, work.title)
         own = contexts.pool_of(self)
         return QueuedApp(
             draft,

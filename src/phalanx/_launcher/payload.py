@@ -155,7 +155,7 @@ class Inbox:
     """Collects the pieces of one rank's payload, in memory or, if large, in a nameless file."""
 
     def __init__(self, total: int) -> None:
-        """Expect so many bytes. Raises `OSError` if there is no place for them."""
+        """Expect so many bytes. Raises `OSError` if there is no room for them."""
         self._total = total
         self._size = 0
         self._file: IO[bytes] = io.BytesIO()

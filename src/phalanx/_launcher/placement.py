@@ -143,7 +143,7 @@ class Placement:
         from phalanx._launcher.transport.dial import Dials
 
         dials = Dials()
-        dials.start(chosen, plan.remote_setup, plan.settings.parallel_logins)
+        dials.start(chosen, plan.remote_setup, plan.options.parallel_logins)
         for index in chosen:
             self._starts[index].dial = dials.pop(index)
 

@@ -71,7 +71,7 @@ def draft_unplaced(options: LaunchOptions, work: Work) -> Draft:
     count = options.num_hosts or 1
     hosts = [ListedHost(f"host {i}", Target(f"host {i}", ("python3",), ())) for i in range(count)]
     draft = draft_plan(options, work.needs, work.title, hosts=hosts)
-    unknown_hosts(draft.settings, draft.hosts, {})
+    unknown_hosts(draft.options, draft.hosts, {})
     return dataclasses.replace(draft, app=make_launch_id(options.name or work.title))
 
 
@@ -96,10 +96,10 @@ class QueuedRun(Generic[R]):
         self._dials: Dials | None = None
         self._looked = 0.0
         self._hosts = app.borrow()
-        settings = app.draft.settings
+        options = app.draft.options
         self._record = AppRecord.create(
-            *(self.id, app.draft.title, (), {}, settings.stop_grace),
-            max_restarts=None if settings.restart == "host" else settings.max_restarts,
+            *(self.id, app.draft.title, (), {}, options.stop_grace),
+            max_restarts=None if options.restart == "host" else options.max_restarts,
         )
         self._thread = threading.Thread(target=self._drive, name=f"hosts-{self.id}", daemon=True)
         _QUEUED.add(self)
@@ -331,4 +331,4 @@ def _cancel_all() -> None:
     for app in apps:
         app.cancel()
     for app in apps:
-        app.wait(timeout=app._app.draft.settings.stop_grace + 10.0)
+        app.wait(timeout=app._app.draft.options.stop_grace + 10.0)

@@ -81,4 +81,4 @@ class CallResult(LaunchResult[R]):
     """The values of one call of a map."""
 
     item_index: int = 0
-    """The item's place among the items, from 0."""
+    """The item's position among the items, from 0."""

@@ -109,14 +109,14 @@ def prepare_draft(
 
     `on_dial` is given the dials to hosts that are asked, so that another thread can give them up.
     """
-    asked = unknown_hosts(draft.settings, draft.hosts, known)
+    asked = unknown_hosts(draft.options, draft.hosts, known)
     if not asked or draft.remote_setup is None:
         return PreparedApp(draft.finish(known, part), work, pools)
     from phalanx._launcher.transport.dial import Dials
 
     dials = Dials()
     targets = {i: target for i in asked if (target := draft.hosts[i].target) is not None}
-    dials.start(targets, draft.remote_setup, draft.settings.parallel_logins)
+    dials.start(targets, draft.remote_setup, draft.options.parallel_logins)
     on_dial(dials)
     try:
         found = {n: HostFacts(info.processors, info.gpus) for n, info in dials.wait().items()}

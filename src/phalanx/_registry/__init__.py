@@ -45,20 +45,20 @@ def directory() -> Path:
         home = os.environ.get("HOME", "")
         base = os.path.join(home if os.path.isabs(home) else _home(), ".local", "state")
     own = Path(base) / "phalanx"
-    for place in (own, own / "apps"):
-        _check_owner(place)
+    for path in (own, own / "apps"):
+        _check_owner(path)
     return own / "apps"
 
 
-def _check_owner(place: Path) -> None:
+def _check_owner(path: Path) -> None:
     try:
-        found = place.stat()
+        found = path.stat()
     except OSError:
         return  # it is not there, or whoever uses it is told why not
     if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
-        raise RuntimeError(f"{place} belongs to another user")
+        raise RuntimeError(f"{path} belongs to another user")
     if found.st_mode & stat.S_IWOTH:
-        raise RuntimeError(f"{place} is writable by others. Run: chmod 700 {place}")
+        raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
 
 
 def _owner_of_home() -> int | None:
@@ -83,7 +83,7 @@ def owner(pid: int | None = None) -> dict[str, Any]:
     return identity(pid)
 
 
-def place_name(scheduler: str, session: str, app_id: str) -> str:
+def directory_name(scheduler: str, session: str, app_id: str) -> str:
     """The directory of an app whose id another scheduler may have given as well."""
     from urllib.parse import quote
 
@@ -132,12 +132,12 @@ def reserve(path: Path, parts: int) -> None:
     Written, not only allocated: not all file systems can do that. Raises `OSError`: what has no
     room for how it ends is better refused, or not recorded, than lost then.
     """
-    place, size = _reserve_of(path), _ROOM + _ROOM_FOR_ONE * parts
+    reserve, size = _reserve_of(path), _ROOM + _ROOM_FOR_ONE * parts
     try:
-        _write_new(place, b" " * size)
+        _write_new(reserve, b" " * size)
     except OSError:
         with contextlib.suppress(OSError):
-            place.unlink(missing_ok=True)
+            reserve.unlink(missing_ok=True)
         raise
 
 
@@ -147,13 +147,13 @@ def _reserve_of(path: Path) -> Path:
 
 def _use_reserve(path: Path, data: bytes) -> bool:
     """Write over what was reserved, which takes no room, and put it in place."""
-    place = _reserve_of(path)
+    reserve = _reserve_of(path)
     try:
-        with open(place, "r+b", buffering=0) as file:
+        with open(reserve, "r+b", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < len(data) or file.write(data) != len(data):
                 return False
             file.truncate()
-        os.replace(place, path)
+        os.replace(reserve, path)
     except OSError:
         return False
     return True

@@ -25,7 +25,7 @@ from phalanx._registry import (
     reserve,
     stack_requests,
 )
-from phalanx._registry.submission import facts_of, make_place
+from phalanx._registry.submission import facts_of, make_directory
 from phalanx._specs import AppState, AppStatus, WorkerStatus
 
 _MARK_EVERY = 0.1
@@ -65,7 +65,7 @@ class AppRecord:
         """
         path = None
         try:
-            path = make_place(app)
+            path = make_directory(app)
             facts = _describe(app, name, members, logs, stop_grace)
             facts |= {"max_restarts": max_restarts, "part_of": part_of}
             replace(path / "app.json", facts)

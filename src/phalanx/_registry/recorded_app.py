@@ -20,7 +20,7 @@ from typing import Any
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._logs.lines import LogLine, rank_line
-from phalanx._registry import LAUNCH, VERSION, directory, place_name, read, replace
+from phalanx._registry import LAUNCH, VERSION, directory, directory_name, read, replace
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._specs import AppState, HostState, RankState
 from phalanx._system.identity import is_alive, is_here
@@ -412,7 +412,7 @@ def get(name: str) -> RecordedApp | None:
 
 def by_handle(scheduler: str, session: str, app_id: str) -> RecordedApp | None:
     """The app of this handle, if it is recorded."""
-    for name in (app_id, place_name(scheduler, session, app_id)):
+    for name in (app_id, directory_name(scheduler, session, app_id)):
         app = get(name)
         if app is not None and (app.scheduler, app.id) == (scheduler, app_id):
             if app.facts.get("session") == session:

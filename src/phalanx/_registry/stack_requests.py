@@ -15,7 +15,7 @@ from typing import Any
 from phalanx._registry import read, replace
 from phalanx._registry.recorded_app import RecordedApp
 
-_PLACE = "stacks"
+_DIRECTORY = "stacks"
 _UNWRITTEN = "unwritten"
 """In the place of an answer: why there is none."""
 _POLL = 0.05
@@ -34,15 +34,15 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
     Raises `StacksUnanswered` if it has ended or does not answer, and `OSError` if it cannot be
     asked.
     """
-    place = app.path / _PLACE
-    place.mkdir(mode=0o700, exist_ok=True)
+    directory = app.path / _DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
     name = f"{os.getpid()}-{os.urandom(4).hex()}"
-    question, answer = place / f"{name}.ask", place / f"{name}.json"
+    question, answer = directory / f"{name}.ask", directory / f"{name}.json"
     limit = time.monotonic() + seconds + _PATIENCE
     try:
         replace(question, {"seconds": seconds})
         while (found := read(answer)) is None:
-            if not place.is_dir():
+            if not directory.is_dir():
                 raise StacksUnanswered(f"{app.id} is no longer recorded")
             if (state := app.state).is_final:
                 raise StacksUnanswered(f"{app.id} has ended: {state.value}")
@@ -60,24 +60,24 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
         for path in (question, answer):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            place.rmdir()
+            directory.rmdir()
 
 
 def questions(path: Path) -> list[tuple[str, float]]:
     """The app's side: who asks, and how many seconds workers are given. Each is given once."""
     found = []
     try:
-        names = os.listdir(path / _PLACE)
+        names = os.listdir(path / _DIRECTORY)
     except OSError:
         return []
     for name in names:
         if name.endswith(".ask"):
-            asked = read(path / _PLACE / name) or {}
+            asked = read(path / _DIRECTORY / name) or {}
             seconds = asked.get("seconds")
             if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST:
                 seconds = 1.0
             try:
-                (path / _PLACE / name).unlink(missing_ok=True)
+                (path / _DIRECTORY / name).unlink(missing_ok=True)
             except OSError:
                 continue  # where this cannot be done an answer cannot be written either
             found.append((name.removesuffix(".ask"), float(seconds)))
@@ -87,8 +87,8 @@ def questions(path: Path) -> list[tuple[str, float]]:
 def reply(path: Path, name: str, answer: Mapping[str, Any]) -> None:
     """Answer one; if who asked has gone, there is nobody to read it. Raises `OSError`."""
     try:
-        replace(path / _PLACE / f"{name}.json", answer)
+        replace(path / _DIRECTORY / f"{name}.json", answer)
     except OSError as error:
         # The question has left room for this much.
-        replace(path / _PLACE / f"{name}.json", {_UNWRITTEN: error.strerror})
+        replace(path / _DIRECTORY / f"{name}.json", {_UNWRITTEN: error.strerror})
         raise

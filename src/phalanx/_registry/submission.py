@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._logs import logger
-from phalanx._registry import VERSION, directory, place_name, replace
+from phalanx._registry import VERSION, directory, directory_name, replace
 from phalanx._registry.recorded_app import apps, by_handle
 
 _KEPT, _PRUNED_TO = 1000, 800
@@ -46,7 +46,7 @@ def facts_of(
     }
 
 
-def make_place(name: str) -> Path:
+def make_directory(name: str) -> Path:
     """The directory of a new app. Raises `OSError`."""
     root = directory()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def define(scheduler: str, session: str, app_id: str, definition: Mapping[str, A
                 {"name": role["name"], "replicas": _replicas(role["num_replicas"])}
                 for role in app["roles"]
             ]
-            path = make_place(place_name(scheduler, session, app_id))
+            path = make_directory(directory_name(scheduler, session, app_id))
             replace(path / "app.json", facts_of(app_id, app["name"], scheduler, session, roles))
         replace(path / "definition.json", definition)
     except (OSError, RuntimeError) as error:

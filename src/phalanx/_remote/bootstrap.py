@@ -115,13 +115,13 @@ def tidy(tree: str) -> "tuple[int, int]":
         shutil.rmtree(tree, ignore_errors=True)  # it was never complete: no worker has seen it
         return 0, 0
     count = size = 0
-    for place, directories, files in os.walk(tree, topdown=False):
-        if os.path.basename(place) == "__pycache__":
-            shutil.rmtree(place, ignore_errors=True)
+    for parent, directories, files in os.walk(tree, topdown=False):
+        if os.path.basename(parent) == "__pycache__":
+            shutil.rmtree(parent, ignore_errors=True)
             continue
-        linked = [name for name in directories if os.path.islink(os.path.join(place, name))]
+        linked = [name for name in directories if os.path.islink(os.path.join(parent, name))]
         for name in files + linked:
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             try:
                 status = os.lstat(path)
                 if status.st_ctime_ns <= built:
@@ -131,7 +131,7 @@ def tidy(tree: str) -> "tuple[int, int]":
             except OSError:
                 continue
         try:
-            os.rmdir(place)
+            os.rmdir(parent)
         except OSError:
             continue
     return count, size
@@ -160,9 +160,9 @@ def _check_python(version: "list[int]") -> None:
 def caches() -> "Iterator[str]":
     """Where things may be kept on this host, in order of preference."""
     home = os.path.expanduser("~")
-    for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(home, ".cache")):
-        if os.path.isabs(place):
-            yield os.path.join(place, "phalanx")
+    for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(home, ".cache")):
+        if os.path.isabs(base):
+            yield os.path.join(base, "phalanx")
             break
     yield os.path.join(tempfile.gettempdir(), f"phalanx-cache-{os.geteuid()}")
 
@@ -199,14 +199,14 @@ def _find_code(digest: str) -> "str | None":
 
 
 def _keep_code(cache: str, digest: str, data: bytes) -> str:
-    """Unpack it beside its place and move it there at once: others may be doing the same."""
+    """Unpack it beside its directory and move it there at once: others may be doing the same."""
     import io
     import shutil
     import zipfile
 
-    place = make_place(cache, "code")
-    root = os.path.join(place, digest)
-    new = tempfile.mkdtemp(prefix=".new-", dir=place)
+    directory = make_directory(cache, "code")
+    root = os.path.join(directory, digest)
+    new = tempfile.mkdtemp(prefix=".new-", dir=directory)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(os.path.join(new, "code"))
@@ -214,7 +214,7 @@ def _keep_code(cache: str, digest: str, data: bytes) -> str:
             if digest_of(root) == digest:
                 break  # ours, or that of another launch that was faster
             if os.path.exists(root):  # damaged: out of the way, under a name of its own
-                os.rename(root, tempfile.mkdtemp(prefix=".old-", dir=place))
+                os.rename(root, tempfile.mkdtemp(prefix=".old-", dir=directory))
             try:
                 os.rename(os.path.join(new, "code"), root)
             except OSError:
@@ -223,19 +223,19 @@ def _keep_code(cache: str, digest: str, data: bytes) -> str:
             raise OSError(5, "what was written is not what was sent")
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    remove_unused(place, _UNUSED)
+    remove_unused(directory, _UNUSED)
     return root
 
 
-def make_place(cache: str, name: str) -> str:
+def make_directory(cache: str, name: str) -> str:
     """A directory in a cache, that nobody else can write to. Raises `OSError`."""
     # One by one: the mode is that of the last, and whoever may write above may do anything below.
-    place = os.path.join(cache, name)
+    directory = os.path.join(cache, name)
     os.makedirs(cache, mode=0o700, exist_ok=True)
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    if not is_own(cache) or not is_own(place):
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    if not is_own(cache) or not is_own(directory):
         raise PermissionError(1, "writable by other users")
-    return place
+    return directory
 
 
 def digest_of(root: str) -> "str | None":
@@ -243,9 +243,9 @@ def digest_of(root: str) -> "str | None":
     import hashlib
 
     names = []
-    for place, directories, files in os.walk(root):
+    for parent, directories, files in os.walk(root):
         directories[:] = [d for d in directories if d != "__pycache__"]
-        names += [os.path.relpath(os.path.join(place, name), root) for name in files]
+        names += [os.path.relpath(os.path.join(parent, name), root) for name in files]
     digest = hashlib.sha256()
     try:
         for name in sorted(names):
@@ -257,22 +257,22 @@ def digest_of(root: str) -> "str | None":
     return digest.hexdigest()
 
 
-def is_own(place: str) -> bool:
+def is_own(directory: str) -> bool:
     """It is this user's, and nobody else can write there."""
     try:
-        status = os.lstat(place)
+        status = os.lstat(directory)
     except OSError:
         return False
     own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
     return own and stat.S_ISDIR(status.st_mode)
 
 
-def remove_unused(place: str, seconds: float) -> None:
+def remove_unused(directory: str, seconds: float) -> None:
     """Remove from a directory what nobody has used for so long, and what was left half done."""
     import shutil
 
-    for name in os.listdir(place):
-        path = os.path.join(place, name)
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
         try:
             age = time.time() - os.stat(path).st_mtime
         except OSError:
@@ -286,7 +286,7 @@ def _load(root: str) -> None:
 
     What the launcher's cloudpickle has written, another version may not be able to read.
     """
-    sys.path[:] = [root] + [place for place in sys.path if place]
+    sys.path[:] = [root] + [entry for entry in sys.path if entry]
     package = os.path.join(root, "phalanx")
     spec = importlib.util.spec_from_file_location(
         "phalanx", os.path.join(package, "__init__.py"), submodule_search_locations=[package]

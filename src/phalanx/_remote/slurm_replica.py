@@ -68,9 +68,9 @@ class Replica:
         self.role = os.environ["PHALANX_ROLE"]
         self.number = number
         self.grace = float(os.environ.get("PHALANX_STOP_GRACE", "5"))
-        place = os.path.join(job_dir, "logs", self.role, str(number))
-        self.logs = {stream: os.path.join(place, stream + ".log") for stream in STREAMS}
-        self.error_file = os.path.join(place, "error.json")
+        directory = os.path.join(job_dir, "logs", self.role, str(number))
+        self.logs = {stream: os.path.join(directory, stream + ".log") for stream in STREAMS}
+        self.error_file = os.path.join(directory, "error.json")
         self.stop_file = os.path.join(job_dir, "stop", f"{index}-{number}")
         tasks = int(os.environ.get("SLURM_NTASKS", "1"))
         self.pause = max(1.0, tasks / _REPLICAS_A_SECOND)

@@ -3,7 +3,7 @@
 RendezvousError                  hosts could not meet
 ├── RendezvousClosedError        it is over: nobody meets there any more
 ├── RendezvousTimeoutError       not enough hosts came in time
-├── RendezvousConnectionError    the place where they meet could not be reached, or was lost
+├── RendezvousConnectionError    the endpoint could not be reached, or was lost
 ├── RendezvousStateError         what was found there makes no sense
 └── RendezvousGracefulExitError  this host is not needed, and may end
 """
@@ -35,7 +35,7 @@ class RendezvousTimeoutError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The place where hosts meet could not be reached, or was lost."""
+    """The endpoint where hosts meet could not be reached, or was lost."""
 
 
 class RendezvousStateError(RendezvousError):

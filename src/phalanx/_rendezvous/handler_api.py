@@ -126,7 +126,7 @@ class RendezvousHandler(ABC):
         Raises:
             RendezvousClosedError: Nobody meets there any more.
             RendezvousTimeoutError: Not enough hosts came in time.
-            RendezvousConnectionError: The place where they meet could not be reached.
+            RendezvousConnectionError: The endpoint could not be reached.
             RendezvousStateError: What was found there makes no sense.
             RendezvousGracefulExitError: This host is not needed, and may end.
         """
@@ -169,7 +169,7 @@ def read_info(value: Any) -> RendezvousInfo:
     if isinstance(value, tuple) and len(value) == 3:
         return RendezvousInfo(*value)
     boot = getattr(value, "bootstrap_store_info", None)
-    place = None
+    store_info = None
     if boot is not None:
-        place = RendezvousStoreInfo(str(boot.master_addr), int(boot.master_port))
-    return RendezvousInfo(value.store, int(value.rank), int(value.world_size), place)
+        store_info = RendezvousStoreInfo(str(boot.master_addr), int(boot.master_port))
+    return RendezvousInfo(value.store, int(value.rank), int(value.world_size), store_info)

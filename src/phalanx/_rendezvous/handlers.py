@@ -56,8 +56,10 @@ def get_handler(
 
         static = backend == "static"
         chosen = settings_.make(settings, backend)
-        place = _endpoint(endpoint, backend)
-        return TcpHandler(backend, place, run_id or "none", most if static else least, most, chosen)
+        parsed = _endpoint(endpoint, backend)
+        return TcpHandler(
+            backend, parsed, run_id or "none", most if static else least, most, chosen
+        )
     return _from_plugin(RendezvousParameters(backend, endpoint, run_id, least, most, settings))
 
 

@@ -34,10 +34,10 @@ def natural(name: str) -> Name:
 
 def choose(alive: Iterable[Host], most: int, stay: Collection[AgentId] = ()) -> list[Host]:
     """At most so many hosts in rank order; those of the round before, `stay`, come first."""
-    ordered = sorted(alive, key=_place)
+    ordered = sorted(alive, key=_sort_key)
     kept = [host for host in ordered if host.agent in stay]
     new = [host for host in ordered if host.agent not in stay]
-    return sorted((kept + new)[:most], key=_place)
+    return sorted((kept + new)[:most], key=_sort_key)
 
 
 def lay_out(hosts: Iterable[Host]) -> tuple[Member, ...]:
@@ -58,5 +58,5 @@ def may_decide(
     return 2 * known > len(last) or all(agent in closed for agent in missing)
 
 
-def _place(host: Host) -> tuple[Order, int]:
+def _sort_key(host: Host) -> tuple[Order, int]:
     return host.order, host.agent

@@ -37,7 +37,7 @@ class Settings:
     is_host: bool | None = None
     """Whether this host decides first; by default the one that has the endpoint's address."""
     node_rank: int | None = None
-    """This host's place in the order of ranks; by default hosts are ordered by their names."""
+    """This host's position in the order of ranks; by default hosts are ordered by their names."""
     local_addr: str | None = None
     """The address that others reach this host at; by default the one that leads to the endpoint."""
     token_file: str | None = None

@@ -148,11 +148,11 @@ def _spec(plugin: Plugin, path: str) -> ModuleSpec | None:
         if spec is None:
             raise PluginError(plugin, f"no module named {at!r}")
         for part in filter(None, path.split(".")):
-            places = spec.submodule_search_locations
-            if places is None:
+            search_path = spec.submodule_search_locations
+            if search_path is None:
                 return None
             at = f"{at}.{part}"
-            spec = importlib.machinery.PathFinder.find_spec(at, list(places))
+            spec = importlib.machinery.PathFinder.find_spec(at, list(search_path))
             if spec is None or spec.origin is None:
                 return None
     return spec
@@ -206,8 +206,8 @@ def _search(plugin: Plugin, problems: list[str]) -> Iterator[Component]:
 
 def _modules(plugin: Plugin, top: str) -> Iterator[str]:
     yield top
-    places = getattr(_import(plugin, top), "__path__", None)
-    pending = [] if places is None else [(top, list(places))]
+    search_path = getattr(_import(plugin, top), "__path__", None)
+    pending = [] if search_path is None else [(top, list(search_path))]
     while pending:
         parent, where = pending.pop()
         for info in sorted(pkgutil.iter_modules(where), key=lambda info: info.name):
@@ -291,10 +291,10 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def _from_file(text: str) -> Component:
-    place, _, function = text.rpartition(":")
-    path = os.path.abspath(os.path.expanduser(place))
+    file, _, function = text.rpartition(":")
+    path = os.path.abspath(os.path.expanduser(file))
     if not os.path.isfile(path):
-        raise ComponentError(f"no such file: {place}.{near_file(path)}", name=text)
+        raise ComponentError(f"no such file: {file}.{near_file(path)}", name=text)
     name = f"phalanx_component_{re.sub(r'[^0-9a-zA-Z]', '_', path)}"
     loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
@@ -305,7 +305,7 @@ def _from_file(text: str) -> Component:
         sys.path.insert(0, os.path.dirname(path))
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a dry run leaves no file
     try:
-        with nesting.loading(place):
+        with nesting.loading(file):
             loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before
@@ -313,5 +313,5 @@ def _from_file(text: str) -> Component:
     if not inspect.isfunction(found):
         names = [n for n, v in vars(module).items() if _is_defined_there(v, name)]
         hint = did_you_mean(closest(function, names))
-        raise ComponentError(f"{place} has no function {function!r}.{hint}", name=text)
+        raise ComponentError(f"{file} has no function {function!r}.{hint}", name=text)
     return _usable(Component(text, found))

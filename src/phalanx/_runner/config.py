@@ -102,12 +102,12 @@ def _torchx_files(
     if "torchx" not in environ.get(_aliases.VARIABLE, "").split(","):
         return []
     if named := environ.get("TORCHXCONFIG"):
-        places = [Path(named)]
+        paths = [Path(named)]
     else:
         home = environ.get("HOME")
-        places = [Path(directory or "."), *([Path(home)] if home else [])]
-        places = [place / torchx_config.FILE for place in places]
-    return [(str(path), torchx_config.read(path)) for path in places if _is_file(path)]
+        paths = [Path(directory or "."), *([Path(home)] if home else [])]
+        paths = [folder / torchx_config.FILE for folder in paths]
+    return [(str(path), torchx_config.read(path)) for path in paths if _is_file(path)]
 
 
 def unread_torchx_file(directory: str | None = None) -> Path | None:
@@ -146,9 +146,9 @@ def project_file(
         start = Path(directory or os.getcwd()).absolute()
     except OSError:
         return None
-    for place in (start, *start.parents):
-        if _is_file(place / FILE):
-            return place / FILE
+    for parent in (start, *start.parents):
+        if _is_file(parent / FILE):
+            return parent / FILE
     return None
 
 

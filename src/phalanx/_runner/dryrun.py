@@ -18,10 +18,10 @@ _MOST_REPLICAS = 100_000
 
 def with_workspace(role: Role, workspace: str | None) -> Role:
     """A role with the directory whose files it runs with. Raises `ConfigError`."""
-    place = workspace_of(dataclasses.replace(role, workspace=role.workspace or workspace))
-    if not os.path.isdir(place):
-        raise ConfigError(f"workspace {place}: no such directory.")
-    return dataclasses.replace(role, workspace=place)
+    directory = workspace_of(dataclasses.replace(role, workspace=role.workspace or workspace))
+    if not os.path.isdir(directory):
+        raise ConfigError(f"workspace {directory}: no such directory.")
+    return dataclasses.replace(role, workspace=directory)
 
 
 def check_capabilities(

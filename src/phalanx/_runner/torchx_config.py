@@ -44,11 +44,11 @@ def parse(text: str, path: str) -> Sections:
         kind, colon, name = section.partition(":")
         if kind in _OTHERS:
             continue
-        place = (_KINDS.get(kind, kind), name) if colon else ("scheduler", section)
-        if place[1] and place[0] in ("scheduler", *_KINDS.values()):
+        key = (_KINDS.get(kind, kind), name) if colon else ("scheduler", section)
+        if key[1] and key[0] in ("scheduler", *_KINDS.values()):
             values = {k: v for k, v in parser.items(section) if v not in ("None", "")}
             values = {k: v for k, v in values.items() if not v.startswith("#FIXME")}
-            found.setdefault(place[0], {}).setdefault(place[1], {}).update(values)
+            found.setdefault(key[0], {}).setdefault(key[1], {}).update(values)
     return found
 
 

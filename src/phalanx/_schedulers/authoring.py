@@ -50,15 +50,15 @@ def replicas(
         if not role.entrypoint:
             raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
         for number in range(role.num_replicas):
-            place = workspace_of(role) if root is None else root
-            yield Values(place, app_id, str(number), rank0_env).apply(role), number
+            directory = workspace_of(role) if root is None else root
+            yield Values(directory, app_id, str(number), rank0_env).apply(role), number
 
 
 def workspace_of(role: Role) -> str:
     """The directory whose files a role runs with: its own, or the current one."""
     try:
-        place = (role.workspace or os.getcwd()).removeprefix("file://")
-        return os.path.abspath(os.path.expanduser(place))
+        path = (role.workspace or os.getcwd()).removeprefix("file://")
+        return os.path.abspath(os.path.expanduser(path))
     except FileNotFoundError:
         raise ConfigError(
             "the current directory no longer exists; change to another one."
@@ -91,9 +91,9 @@ def workspace_files(directory: str) -> Iterator[str]:
     Yields:
         Paths within it: what git tracks or does not ignore, less what `.phalanxignore` takes out.
     """
-    from phalanx._launcher.project.workspace import WorkspaceRoot
+    from phalanx._launcher.project.project_files import ProjectDirectory
 
-    for path, _ in WorkspaceRoot(os.path.abspath(directory)).files():
+    for path, _ in ProjectDirectory(os.path.abspath(directory)).files():
         yield path
 
 

@@ -21,7 +21,9 @@ def at_home(text: str, directory: str) -> str:
     """
     if _MARK not in text:
         return text
-    above = {place.name: place for place in reversed([Path(directory), *Path(directory).parents])}
+    above = {
+        parent.name: parent for parent in reversed([Path(directory), *Path(directory).parents])
+    }
 
     def replace(found: re.Match[str]) -> str:
         own = os.path.join(above.get(found["root"], ""), found["rest"])

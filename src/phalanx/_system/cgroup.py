@@ -50,8 +50,8 @@ def end(group: str) -> bool:
             if time.monotonic() > limit:
                 return False
             time.sleep(0.002)
-        for place, _, _ in os.walk(group, topdown=False):
-            os.rmdir(place)
+        for parent, _, _ in os.walk(group, topdown=False):
+            os.rmdir(parent)
     return not os.path.isdir(group)
 
 

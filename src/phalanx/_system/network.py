@@ -26,8 +26,8 @@ def interfaces() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         buffer = array.array("B", bytes(128 * _IFREQ))
-        place, length = buffer.buffer_info()
-        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iL", length, place))
+        pointer, length = buffer.buffer_info()
+        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iL", length, pointer))
         used = struct.unpack("iL", answer)[0]
     for at in range(0, used, _IFREQ):
         name, address = buffer[at : at + 16].tobytes(), buffer[at + 20 : at + 24].tobytes()
@@ -58,11 +58,11 @@ def interface_of(address: str) -> str | None:
 def address_towards(other: str = _NOWHERE) -> str | None:
     """The address that this host uses towards another; by default, towards the world."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
+        family, kind, protocol, _, sockaddr = socket.getaddrinfo(
             other, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)
+            probe.connect(sockaddr)
             return str(probe.getsockname()[0])
     except OSError:
         return None
@@ -74,10 +74,10 @@ def address_seen_from(name: str) -> str:
     Where the name is this machine's own, that is the address that others know it by.
     """
     try:
-        place = str(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0][4][0])
+        address = str(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0][4][0])
     except OSError:
         return own_address()
-    own = address_towards(place) or ""
+    own = address_towards(address) or ""
     if is_loopback(own) and name != "localhost" and _parsed(name) is None:
         return own_address() or own  # a name of ours that our own tables have as loopback
     return own

@@ -133,7 +133,7 @@ class Prepare(Frame):
     preempt: SignalNumber = 0
     """The signal to the agent by which workers learn that the host will be taken away."""
     remote: RemoteContext | None = None
-    """For another host than the launcher's: `python_path` has the user's own places alone, and
+    """For another host than the launcher's: `python_path` has the user's own entries alone, and
     paths below the project's are as they are at the launcher's."""
     networked: bool = False
     """Other hosts take part: the store must be reached from there."""
@@ -251,11 +251,11 @@ class StayWarm(Frame):
     """Send what is left of the logs, say `StayingWarm`, and wait for another app's `Prepare`.
 
     It comes over this channel; or, with `keep`, for so many seconds, over a socket that you put
-    into the directory `place` under the name `key`.
+    into the directory `directory` under the name `key`.
     """
 
     keep: Seconds = 0.0
-    place: Path = ""
+    directory: Path = ""
     key: Name = ""
 
 
@@ -321,7 +321,7 @@ class WrittenList(Frame):
 
 @frame
 class FileStored(Frame):
-    """Files that were offered are in their places; or why some, by their place in it, are not."""
+    """Files that were offered are there; or why some, by their position in it, are not."""
 
     number: AnyCount
     problems: dict[AnyCount, Message]
@@ -494,7 +494,7 @@ class FetchSmall(Frame):
 class SmallFiles(Frame):
     """The contents of files that are fetched, one after another, each of the size asked for.
 
-    What cannot be sent is left out, and said by its place among those asked for.
+    What cannot be sent is left out, and said by its position among those asked for.
     """
 
     number: AnyCount

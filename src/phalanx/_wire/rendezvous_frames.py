@@ -34,7 +34,7 @@ class JoinRequest(Frame):
     hostname: Name
     workers: WorkerCount
     node_rank: AnyCount | None
-    """Its place in the order of ranks, where the user gave one."""
+    """Its position in the order of ranks, where the user gave one."""
     contact: Endpoint
     """Where it can be reached by others, should it come to decide."""
     port: Port
@@ -132,8 +132,8 @@ class RoundFormed(Frame):
     @property
     def contacts(self) -> dict[AgentId, Endpoint]:
         """Where its members can be reached, by agent."""
-        places = map(Endpoint, self.addresses, self.ports)
-        return dict(zip(self.agents, places, strict=False))
+        endpoints = map(Endpoint, self.addresses, self.ports)
+        return dict(zip(self.agents, endpoints, strict=False))
 
 
 @frame

@@ -21,7 +21,7 @@ class Context:
     local_world_size: int
     """How many workers this host has."""
     host_rank: int
-    """The host's place among those of the round."""
+    """The host's position among those of the round."""
     round: int
     """Counts every new membership and every restart; it only grows."""
     restart_count: int

@@ -49,7 +49,7 @@ def install(rank: int, terminal: str, directory: str) -> None:
             except KeyboardInterrupt:
                 sys.exit(128 + signal.SIGINT)
         else:
-            short = f"rank {rank} stopped at a breakpoint{_place(self)} without a terminal"
+            short = f"rank {rank} stopped at a breakpoint{_location(self)} without a terminal"
             raise NoTerminal(
                 f"{short}. Debug one rank in this process: {NoTerminal.python}; or run a script "
                 "with 'phalanx torchrun' on a terminal; or attach to the worker: "
@@ -99,7 +99,7 @@ def cut_frames(error: BaseException) -> None:
         step = step.tb_next
 
 
-def _place(debugger: Any) -> str:
+def _location(debugger: Any) -> str:
     frame = getattr(debugger, "curframe", None)
     return "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
 

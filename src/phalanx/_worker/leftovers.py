@@ -46,7 +46,7 @@ def make_spool(app: str) -> str:
     By its name as well: this process may be killed before it has written anything down.
     """
     own = identity()
-    spool = tempfile.mkdtemp(prefix=f"{_PREFIX}{_place(own)}-{own['pid']}-{own['start']}-")
+    spool = tempfile.mkdtemp(prefix=f"{_PREFIX}{_process_table(own)}-{own['pid']}-{own['start']}-")
     try:
         with open(os.path.join(spool, _OWNER), "w") as file:
             json.dump({"app": app, **own}, file)
@@ -84,10 +84,10 @@ def remove(spool: str) -> bool:
 
 def sweep() -> None:
     """End and remove what this user's agents that are gone have left. Nothing it does fails."""
-    place = tempfile.gettempdir()
+    directory = tempfile.gettempdir()
     with contextlib.suppress(OSError):
-        for name in os.listdir(place):
-            spool = os.path.join(place, name)
+        for name in os.listdir(directory):
+            spool = os.path.join(directory, name)
             if name.startswith(_PREFIX) and _is_abandoned(spool):
                 clear(spool)
 
@@ -149,11 +149,11 @@ def _is_owner_gone(spool: str) -> bool:
     found = _NAME.fullmatch(os.path.basename(spool))
     if found is None:
         return False
-    place, pid, start = found.groups()
-    return place == _place(identity()) and start_time(int(pid)) != int(start)
+    table, pid, start = found.groups()
+    return table == _process_table(identity()) and start_time(int(pid)) != int(start)
 
 
-def _place(known: Mapping[str, Any]) -> str:
+def _process_table(known: Mapping[str, Any]) -> str:
     """What stands for a table of processes, short enough for a name."""
     words = "\0".join(str(known[key]) for key in ("host", "boot", "space"))
     return f"{zlib.crc32(words.encode(errors='surrogateescape')):08x}"

@@ -33,15 +33,15 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
     environ = _outside(os.environ)
     if (own := address_towards(first)) is not None:
         environ[ADDRESS] = own
-    with tempfile.TemporaryDirectory() as place:
-        environ |= {ERROR_FILE: os.path.join(place, "error.json"), **env}
+    with tempfile.TemporaryDirectory() as directory:
+        environ |= {ERROR_FILE: os.path.join(directory, "error.json"), **env}
         environ.setdefault("PYTHONUNBUFFERED", "1")
         environ["PATH"] = program_path(environ.get("PATH", os.defpath))
         # What has come to this host with us, for programs that use it; the user's own comes first.
         ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         if not is_installed(os.path.join(ours, "")):
-            places = (environ.get("PYTHONPATH"), ours)
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+            entries = (environ.get("PYTHONPATH"), ours)
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
         try:
             code = _run(_resolve(argv, environ), environ)
         except OSError as error:
@@ -107,11 +107,11 @@ def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if program in ("python", "python3"):
         program = sys.executable
     elif os.sep not in program:
-        places = os.pathsep.join((environ["PATH"], os.getcwd()))
-        program = shutil.which(program, path=places) or program
+        search_path = os.pathsep.join((environ["PATH"], os.getcwd()))
+        program = shutil.which(program, path=search_path) or program
     return [program, *argv[1:]]
 
 
-def first_place() -> tuple[str, int]:
+def rank0_endpoint() -> tuple[str, int]:
     """Where the first of the hosts is found by the others; on that one, with a port to meet at."""
     return os.environ["MASTER_ADDR"], free_port()

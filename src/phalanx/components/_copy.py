@@ -7,15 +7,15 @@ import sys
 from typing import IO
 
 
-def open_file(place: str, mode: str) -> IO[bytes]:
+def open_file(location: str, mode: str) -> IO[bytes]:
     """Open a path, or whatever else fsspec knows."""
-    if "://" not in place:
-        return open(place, mode)
+    if "://" not in location:
+        return open(location, mode)
     try:
         import fsspec
     except ImportError:
         sys.exit("URLs need fsspec: pip install fsspec")
-    file: IO[bytes] = fsspec.open(place, mode).open()
+    file: IO[bytes] = fsspec.open(location, mode).open()
     return file
 
 

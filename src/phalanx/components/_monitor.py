@@ -14,15 +14,15 @@ import time
 _POLL = 1.0
 
 
-def is_there(place: str) -> bool:
-    """There is a file of this path, or at another place that fsspec knows."""
-    if "://" not in place:
-        return os.path.exists(place)
+def is_there(location: str) -> bool:
+    """There is a file of this path, or a URL that fsspec knows."""
+    if "://" not in location:
+        return os.path.exists(location)
     try:
         import fsspec
     except ImportError:
         sys.exit("URLs need fsspec: pip install fsspec")
-    system, path = fsspec.core.url_to_fs(place)
+    system, path = fsspec.core.url_to_fs(location)
     return bool(system.exists(path))
 
 

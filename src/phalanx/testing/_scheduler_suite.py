@@ -163,10 +163,10 @@ class SchedulerSuite(LendingSuite):
 
     def test_replicas_run_with_the_workspace(self) -> None:
         """In the directory that the role names, if it has workspaces."""
-        with SuiteSession(self) as run, tempfile.TemporaryDirectory() as place:
+        with SuiteSession(self) as run, tempfile.TemporaryDirectory() as directory:
             self._need(run.can.workspace, "it has no workspaces")
-            Path(place, "file-of-the-workspace").write_text("found\n")
-            app_id = run.submit(run.app("cat file-of-the-workspace", workspace=place))
+            Path(directory, "file-of-the-workspace").write_text("found\n")
+            app_id = run.submit(run.app("cat file-of-the-workspace", workspace=directory))
             run.wait(app_id)
             assert run.lines(app_id) == ["found"], "it did not run in the workspace"
 

@@ -231,7 +231,7 @@ def _parse_own(
     def capture(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    prog = f"phalanx launch {target.place}:{target.function} --"
+    prog = f"phalanx launch {target.source}:{target.function} --"
     args, kwargs = tyro_errors.parse(capture, own, prog, inspect.signature(function).parameters)
     return args, kwargs
 

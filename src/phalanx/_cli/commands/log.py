@@ -85,13 +85,13 @@ def main(arguments: list[str]) -> int:
     if options.agents and (options.follow or options.ranks or options.since or options.until):
         parser.error("--agents can only be used with --regex, --tail and --json")
     try:
-        place = None if options.app is None else parse_log_selector(options.app)
-        found = find_app(None if place is None else place.app)
+        selector = None if options.app is None else parse_log_selector(options.app)
+        found = find_app(None if selector is None else selector.app)
         if not found.is_launch:
-            return _of_replicas(found.handle, place or LogSelector(found.handle), options)
+            return _of_replicas(found.handle, selector or LogSelector(found.handle), options)
         app = found.record
         assert app is not None
-        if options.streams or (place and place.role):
+        if options.streams or (selector and selector.role):
             raise LookupError(
                 f"{app.id} is a launch: select ranks with -r, it has no roles or streams"
             )
@@ -126,23 +126,23 @@ def _tail_as_follow(arguments: list[str]) -> list[str]:
     ]
 
 
-def _of_replicas(handle: str, place: LogSelector, options: Any) -> int:
+def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
     """Of an app on a scheduler."""
     if options.ranks or options.agents:
         raise LookupError(
-            f"{handle} runs on a scheduler: select replicas with {place.app}/ROLE/REPLICAS"
+            f"{handle} runs on a scheduler: select replicas with {selector.app}/ROLE/REPLICAS"
         )
     with get_runner() as runner:
         with stdout_to_stderr():
             known = runner.replicas(handle)
-        place = _with_role(place, known)
-        if place.role is not None and place.role not in known:
-            raise LookupError(f"{handle} has no role {place.role!r}; it has {', '.join(known)}")
+        selector = _with_role(selector, known)
+        if selector.role is not None and selector.role not in known:
+            raise LookupError(f"{handle} has no role {selector.role!r}; it has {', '.join(known)}")
         chosen = [
             (role, i)
             for role, count in known.items()
-            if place.role in (None, role)
-            for i in (range(count) if place.replicas is None else place.replicas)
+            if selector.role in (None, role)
+            for i in (range(count) if selector.replicas is None else selector.replicas)
         ]
         stream = Stream(options.streams or "combined")
         found: Any = replica_log.lines(
@@ -181,14 +181,19 @@ def _print_end(runner: Runner, handle: str) -> None:
         print(f"phalanx log: {status.app}: FAILED: {status.message}".rstrip(": "), file=sys.stderr)
 
 
-def _with_role(place: LogSelector, known: dict[str, int]) -> LogSelector:
+def _with_role(selector: LogSelector, known: dict[str, int]) -> LogSelector:
     """`APP/1` is a replica where there is one role, and none of that name."""
-    if place.role is None or place.role in known or len(known) != 1 or place.replicas is not None:
-        return place
+    if (
+        selector.role is None
+        or selector.role in known
+        or len(known) != 1
+        or selector.replicas is not None
+    ):
+        return selector
     try:
-        return LogSelector(place.app, next(iter(known)), tuple(numbers(place.role)))
+        return LogSelector(selector.app, next(iter(known)), tuple(numbers(selector.role)))
     except ValueError:
-        return place
+        return selector
 
 
 def _print(app: RecordedApp, options: Any, *, several: bool) -> None:

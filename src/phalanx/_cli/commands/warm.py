@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
-    place = pool.directory(create=False)
-    found = [] if place is None else list(pool.kept_agents(place))
+    directory = pool.directory(create=False)
+    found = [] if directory is None else list(pool.kept_agents(directory))
     if options.what == "stop":
         for agent in found:
             agent.stop()

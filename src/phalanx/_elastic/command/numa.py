@@ -60,7 +60,7 @@ def choose(
 def _choose(kind: str, gpu: int, nodes: Sequence[int], machine: _Machine) -> set[int]:
     own = machine.node(nodes[gpu])
     neighbours = [other for other, node in enumerate(nodes) if node == nodes[gpu]]
-    place = neighbours.index(gpu)
+    position = neighbours.index(gpu)
     match kind:
         case "socket":
             return machine.socket_of(nodes[gpu]) if own else own
@@ -68,13 +68,13 @@ def _choose(kind: str, gpu: int, nodes: Sequence[int], machine: _Machine) -> set
             cores = sorted(_group(own, machine.core).items())
             # Those that are left over go to the first.
             share, rest = divmod(len(cores), len(neighbours))
-            begin = place * share + min(place, rest)
-            mine = cores[begin : begin + share + (place < rest)]
+            begin = position * share + min(position, rest)
+            mine = cores[begin : begin + share + (position < rest)]
             return {processor for _, core in mine for processor in core}
         case "core-complex":
             groups = _group(own, machine.cache).items()
             largest = [group for _, group in sorted(groups, key=lambda g: (-len(g[1]), g[0]))]
-            return largest[place % len(largest)] if largest else set()
+            return largest[position % len(largest)] if largest else set()
         case _:
             return own
 
@@ -122,12 +122,12 @@ class _Machine:
 def _gpu_nodes(environ: Mapping[str, str], root: Path) -> list[int]:
     """The NUMA node of each visible GPU."""
     present: list[tuple[str, str]] = []
-    for place in sorted(root.glob("proc/driver/nvidia/gpus/*")):
-        told = (place / "information").read_text()
+    for directory in sorted(root.glob("proc/driver/nvidia/gpus/*")):
+        told = (directory / "information").read_text()
         facts = dict(re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)", told, re.MULTILINE))
         # In a container those of the whole machine may be listed.
         if (root / f"dev/nvidia{facts.get('Device Minor', '')}").exists():
-            present.append((place.name, facts.get("GPU UUID", "")))
+            present.append((directory.name, facts.get("GPU UUID", "")))
     chosen = [address for address, _ in present]
     if (visible := environ.get(_VISIBLE)) is not None:
         chosen = []
@@ -138,8 +138,8 @@ def _gpu_nodes(environ: Mapping[str, str], root: Path) -> list[int]:
                 break  # as CUDA does
             chosen += found
     # -1 where the machine has one node.
-    places = (root / f"sys/bus/pci/devices/{address.lower()}/numa_node" for address in chosen)
-    return [max(0, int(place.read_text())) for place in places]
+    files = (root / f"sys/bus/pci/devices/{address.lower()}/numa_node" for address in chosen)
+    return [max(0, int(file.read_text())) for file in files]
 
 
 def _is_meant(entry: str, index: int, number: int, uuid: str) -> bool:

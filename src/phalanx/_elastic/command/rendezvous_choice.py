@@ -63,7 +63,7 @@ def resolve(words: GivenFlags) -> RendezvousChoice:
     else:
         if backend == "static" and not endpoint:
             endpoint = f"{words['master_addr']}:{port}"
-        at = _place(backend, endpoint, conf)
+        at = _parse_endpoint(backend, endpoint, conf)
         run_id = run_id or _random_id(high)
         if at[1] == 0 and low > 1:
             raise ConfigError(
@@ -138,7 +138,9 @@ def _node_rank(words: GivenFlags, conf: dict[str, str], hosts: int) -> int:
     return int(rank)
 
 
-def _place(backend: str, endpoint: str, conf: dict[str, str]) -> tuple[str | None, int | None]:
+def _parse_endpoint(
+    backend: str, endpoint: str, conf: dict[str, str]
+) -> tuple[str | None, int | None]:
     """Host and port; none where the endpoint is something that only the backend understands."""
     if backend == "c10d" and conf.get("store_type", "tcp").lower() == "file":
         return None, None

@@ -147,7 +147,7 @@ def _map_failed(run: CallRun, total: int) -> MapFailed:
 
 
 def start_calls(
-    launcher: LaunchOptions,
+    options: LaunchOptions,
     func: Callable[..., R],
     items: Iterable[Mapping[str, Any]],
     needs: Needs,
@@ -162,11 +162,11 @@ def start_calls(
     """Check what was asked for, and start. Raises `ConfigError`."""
     table = list(items)
     _check_numbers(max_parallel, hosts_per_call, retries)
-    if launcher.start_method == "inline":
+    if options.start_method == "inline":
         raise ConfigError(
             'start_method="inline" makes one call, in this process. Use run() for each item.'
         )
-    draft = _draft(launcher, needs, title)
+    draft = _draft(options, needs, title)
     if hosts_per_call > len(draft.hosts):
         raise ConfigError(
             f"hosts_per_call={hosts_per_call}, but there are only {len(draft.hosts)} hosts."
@@ -176,13 +176,13 @@ def start_calls(
     if table:
         pack(table[0])  # what cannot be pickled is mostly the function: say so at once
     logs = new_directory(title)
-    spec = launcher.log_spec
+    spec = options.log_spec
     calls = CallItems(
         table,
         pack,
         (lambda item: CallLogSpec(logs, item)) if spec is None else (lambda _: spec),
         None if checkpoint is None else Checkpoint(checkpoint),
-        function_digest(func, hosts_per_call, launcher.workers_per_host),
+        function_digest(func, hosts_per_call, options.workers_per_host),
     )
     known = {i: found for i in range(len(table)) if (found := calls.known(i)) is not None}
     slots = spread(len(draft.hosts), hosts_per_call, parallel)
@@ -195,27 +195,27 @@ def start_calls(
         retries=retries,
     )
     progress = CallProgress(title, len(table), len(known))
-    runner = _make_runner(launcher, draft)
+    runner = _make_runner(options, draft)
     run = CallRun(calls, schedule, runner, known, progress, min(parallel, len(left)))
     return Calls(run, len(table), ordered=ordered)
 
 
-def _draft(launcher: LaunchOptions, needs: Needs, title: str) -> Draft:
-    if launcher.scheduler is None:
-        return draft_plan(launcher, needs, title)
-    return draft_unplaced(launcher, Work(Future(), needs, title))
+def _draft(options: LaunchOptions, needs: Needs, title: str) -> Draft:
+    if options.scheduler is None:
+        return draft_plan(options, needs, title)
+    return draft_unplaced(options, Work(Future(), needs, title))
 
 
-def _make_runner(launcher: LaunchOptions, draft: Draft) -> CallRunner:
-    own = contexts.pool_of(launcher)
-    if launcher.log_spec is None and LaneCalls.can_run(draft):
-        return LaneCalls(draft, pools(own, launcher.keep_warm))
+def _make_runner(options: LaunchOptions, draft: Draft) -> CallRunner:
+    own = contexts.pool_of(options)
+    if options.log_spec is None and LaneCalls.can_run(draft):
+        return LaneCalls(draft, pools(own, options.keep_warm))
     pool = Pool() if own is None else own
     borrow = None
-    keep_warm = launcher.keep_warm
-    if launcher.scheduler is not None:
-        lender = find_lender(draft.settings, draft.title)
-        borrow, keep_warm = functools.partial(contexts.borrow, launcher, lender), 0.0
+    keep_warm = options.keep_warm
+    if options.scheduler is not None:
+        lender = find_lender(draft.options, draft.title)
+        borrow, keep_warm = functools.partial(contexts.borrow, options, lender), 0.0
     return LaunchedCalls(draft, pool, pools(pool, keep_warm), own=own is None, borrow=borrow)
 
 
@@ -237,7 +237,7 @@ def _default_parallel(draft: Draft, hosts_per_call: int) -> int:
     """A call on each host at a time; on this machine alone, as many as its processors take."""
     if len(draft.hosts) > 1 or draft.hosts[0].target is not None:  # lent ones among them
         return max(1, len(draft.hosts) // hosts_per_call)
-    return _parallel_here(draft.settings.workers_per_host, draft.hosts[0])
+    return _parallel_here(draft.options.workers_per_host, draft.hosts[0])
 
 
 def _parallel_here(workers: object, host: ListedHost) -> int:

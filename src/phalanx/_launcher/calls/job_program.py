@@ -33,9 +33,9 @@ def main() -> int:
     directory, replica = sys.argv[1:]
     if replica != "0":
         return 0
-    place = CallDirectory(Path(directory))
+    call_directory = CallDirectory(Path(directory))
     try:
-        work = place.work()
+        work = call_directory.work()
     except (OSError, ValueError) as error:
         print(f"phalanx: there is no call to make: {error}", file=sys.stderr)
         return 1
@@ -43,7 +43,7 @@ def main() -> int:
 
     sys.path[:] = work.python_path
     stop_file = os.environ.pop(STOP_FILE, "")
-    place.forget()  # what came of an earlier try
+    call_directory.forget()  # what came of an earlier try
     outcome, stopped = CallOutcome(), threading.Event()
     try:
         call = Work.of(work.function, work.needs, work.title)
@@ -59,7 +59,7 @@ def main() -> int:
         outcome = CallOutcome(error=error)
     except Exception as error:  # noqa: BLE001 the user's: raised where the result is asked for
         outcome = CallOutcome(error=error)
-    place.finish(outcome)
+    call_directory.finish(outcome)
     if outcome.error is not None:
         import traceback
 

@@ -197,7 +197,7 @@ class Lane:
             if now - pinged > self._host.prepare.heartbeat:
                 pinged = now
                 call.outgoing.append(wire.Ping(sent=now))
-            limit = self._plan.settings.host_timeout
+            limit = self._plan.options.host_timeout
             expected = self._hello is not None
             if silence.pass_time(wait, self._heard, expected=expected) >= limit:
                 self._lose(child)

@@ -65,7 +65,7 @@ class LaneCall:
     def join(self, ready: wire.Ready, store: Endpoint) -> None:
         """The agent is there, and has loaded what it should."""
         self.has_joined = True
-        backend = self._plan.settings.backend
+        backend = self._plan.options.backend
         self._torch = self._function.uses_torch or backend not in (None, "auto") or ready.torch
         host = host_of(self._plan, self._agent)
         self.feed(p.JoinedEvent(self._agent, store, host, self._torch))
@@ -87,16 +87,16 @@ class LaneCall:
 
     def _begin(self, round_: Round) -> None:
         self.number = round_.number
-        settings = self._plan.settings
+        options = self._plan.options
         key = f"{self.number:064x}"  # the agent has one function for each call
         begin = wire.BeginRound(
             round=self.number,
             membership=dataclasses.replace(round_, torch=self._torch),
             agent=self._agent,
             function=key,
-            backend=settings.backend,
+            backend=options.backend,
             uses_torch=self._torch,
-            process_group_timeout=settings.process_group_timeout,
+            process_group_timeout=options.process_group_timeout,
             run_id=f"{self._plan.app}-{self.number}",
             is_call=True,
         )
@@ -146,7 +146,7 @@ class LaneCall:
         try:
             if not home.succeeded:
                 files = {k: r.file.path for k, r in self._routes.items() if r.file is not None}
-                timeout = self._plan.settings.start_timeout
+                timeout = self._plan.options.start_timeout
                 raise home.exception(files, coordinator.running, timeout, {}, TraceShown.WHOLE)
             result = home.result()
         finally:

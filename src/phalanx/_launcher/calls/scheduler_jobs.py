@@ -49,13 +49,13 @@ class SchedulerJob:
     id: str
     scheduler: Scheduler[Any, Any]
     app_id: str
-    place: CallDirectory
+    call_directory: CallDirectory
     is_requeued: bool = False
     """It may run again after it has said what came of it: only the scheduler knows."""
 
     def outcome(self) -> CallOutcome | None:
         """What came of it, if it has said so itself."""
-        return None if self.is_requeued else self.place.outcome()
+        return None if self.is_requeued else self.call_directory.outcome()
 
     def end(self) -> CallOutcome | None:
         """What came of one that has not said it: asks the scheduler. None while it may yet."""
@@ -66,7 +66,7 @@ class SchedulerJob:
         if not status.state.is_final:
             return None
         # It may have ended between the two looks.
-        return self.place.outcome() or CallOutcome(error=self._error(status))
+        return self.call_directory.outcome() or CallOutcome(error=self._error(status))
 
     def _error(self, status: AppStatus) -> BaseException:
         if status.state is AppState.CANCELLED:
@@ -105,7 +105,7 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
     base = getattr(made, "job_dir", None)
     with _asking(name):
         home = registry().parent / "calls" if base is None else Path(base).expanduser() / "calls"
-        place = CallDirectory.create(
+        call_directory = CallDirectory.create(
             home.absolute(),
             SubmittedWork(
                 *(there, work.call.result(), work.needs, work.title),
@@ -113,20 +113,20 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
                 cwd=_working_directory(),
             ),
         )
-        app = _app(options, work.title, place, count)
+        app = _app(options, work.title, call_directory, count)
         app_id = scheduler.submit(scheduler.dryrun(app, made))
     requeued = bool(getattr(made, "requeue", False))
     definition = {"app": serialization.to_dict(app), "options": {"requeue": requeued}}
-    submission.define(name, SESSION, app_id, {**definition, _KEY: str(place.path)})
-    return SchedulerJob(f"{name}://{SESSION}/{app_id}", scheduler, app_id, place, requeued)
+    submission.define(name, SESSION, app_id, {**definition, _KEY: str(call_directory.path)})
+    return SchedulerJob(f"{name}://{SESSION}/{app_id}", scheduler, app_id, call_directory, requeued)
 
 
-def _app(options: LaunchOptions, title: str, place: CallDirectory, count: int) -> AppDef:
+def _app(options: LaunchOptions, title: str, call_directory: CallDirectory, count: int) -> AppDef:
     workers = options.workers_per_host
     role = Role(
         name="call",
         entrypoint="python",
-        args=["-m", _PROGRAM, str(place.path), "${replica_id}"],
+        args=["-m", _PROGRAM, str(call_directory.path), "${replica_id}"],
         num_replicas=count,
         resource=Resource(cpu=workers if isinstance(workers, int) else 1, gpu=0, memMB=1024),
         workspace=_working_directory(),
@@ -154,11 +154,11 @@ def find_job(job_id: str) -> SchedulerJob:
     app = by_handle(name, session or SESSION, app_id)
     if app is None:
         raise ConfigError(f"no job {job_id!r} is recorded here. See: phalanx list -s {name}")
-    place = app.definition().get(_KEY)
-    if not isinstance(place, str):
+    call_directory = app.definition().get(_KEY)
+    if not isinstance(call_directory, str):
         raise ConfigError(f"{job_id} was not submitted as a function: it has no result.")
     requeued = bool(app.definition().get("options", {}).get("requeue"))
-    return SchedulerJob(job_id, scheduler, app_id, CallDirectory(Path(place)), requeued)
+    return SchedulerJob(job_id, scheduler, app_id, CallDirectory(Path(call_directory)), requeued)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def keep(record: Path, result: LaunchResult[Any] | BaseException) -> None:
     except Exception as error:  # noqa: BLE001 the user's classes
         said = f"what the app returned or raised cannot be kept: {type(error).__name__}: {error}"
         data = pickle.dumps(LaunchError(said))
-    path = [place for place in sys.path if place and not is_installed(place + os.sep)]
+    path = [entry for entry in sys.path if entry and not is_installed(entry + os.sep)]
     new = record / f"{_NAME}.new"
     with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         pickle.dump((path, data), file)
@@ -54,10 +54,10 @@ def _load(data: bytes, path: list[str]) -> LaunchResult[Any] | BaseException:
     try:
         return pickle.loads(data)  # type: ignore[no-any-return]  # noqa: S301 our own record
     except ModuleNotFoundError:
-        added = [place for place in path if place not in sys.path]
+        added = [entry for entry in path if entry not in sys.path]
         sys.path.extend(added)
         try:
             return pickle.loads(data)  # type: ignore[no-any-return]  # noqa: S301 the same
         finally:
-            for place in added:
-                sys.path.remove(place)
+            for entry in added:
+                sys.path.remove(entry)

@@ -52,7 +52,7 @@ def start_host(options: LaunchOptions, work: Work) -> str:
     surroundings = Surroundings(
         argv=[str(word) for word in sys.argv],
         orig_argv=list(sys.orig_argv),
-        path=[place for place in sys.path if isinstance(place, str)],
+        path=[entry for entry in sys.path if isinstance(entry, str)],
         main_file=getattr(sys.modules.get("__main__"), "__file__", None),
         launch=_pickled(options, work),
     )

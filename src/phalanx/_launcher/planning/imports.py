@@ -341,7 +341,7 @@ def _imports_in(code: types.CodeType, package: str) -> Iterator[tuple[Import, bo
             yield from ((item, leading and first) for item, first in _imports_in(constant, package))
 
 
-# ── places ────────────────────────────────────────────────────────────────────
+# ── origins ───────────────────────────────────────────────────────────────────
 
 
 @functools.cache
@@ -352,8 +352,8 @@ def _is_installed(top: str) -> bool:
         return False
     if spec is None:
         return False
-    places = [spec.origin, *(spec.submodule_search_locations or ())]
-    return any(p is not None and is_installed(p + os.sep) for p in places)
+    origins = [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(p is not None and is_installed(p + os.sep) for p in origins)
 
 
 @functools.cache

@@ -45,18 +45,18 @@ class HostFacts:
     gpus: int
 
 
-def list_hosts(launcher: LaunchOptions, environ: Mapping[str, str]) -> list[ListedHost]:
+def list_hosts(options: LaunchOptions, environ: Mapping[str, str]) -> list[ListedHost]:
     """The hosts that are named. Raises `ConfigError`."""
-    if launcher.scheduler is not None:
-        raise ConfigError(f"scheduler={launcher.scheduler!r}: only launches borrow hosts.")
-    wanted = launcher.hostnames
-    allocated = slurm.is_within(environ) and launcher.start_method != "inline"
+    if options.scheduler is not None:
+        raise ConfigError(f"scheduler={options.scheduler!r}: only launches borrow hosts.")
+    wanted = options.hostnames
+    allocated = slurm.is_within(environ) and options.start_method != "inline"
     if wanted in ("slurm", ["slurm"]) or (wanted in ("auto", ["auto"]) and allocated):
         found = slurm.allocation(environ)
         return [
             ListedHost(
                 name,
-                slurm.srun_target(name, targets.pythons(launcher.python, name), found.gres(i)),
+                slurm.srun_target(name, targets.pythons(options.python, name), found.gres(i)),
                 None if found.tasks is None else found.tasks[i],
             )
             for i, name in enumerate(found.hosts)
@@ -70,9 +70,9 @@ def list_hosts(launcher: LaunchOptions, environ: Mapping[str, str]) -> list[List
             if name in here
             else targets.ssh_target(
                 name,
-                targets.pythons(launcher.python, name),
-                config_file=launcher.ssh_config_file,
-                host_timeout=launcher.host_timeout,
+                targets.pythons(options.python, name),
+                config_file=options.ssh_config_file,
+                host_timeout=options.host_timeout,
             ),
         )
         for name in names
@@ -114,7 +114,7 @@ def _on_this_machine(names: Sequence[str]) -> set[str]:
 
 
 def unknown_hosts(
-    launcher: LaunchOptions, hosts: Sequence[ListedHost], known: Mapping[str, HostFacts]
+    options: LaunchOptions, hosts: Sequence[ListedHost], known: Mapping[str, HostFacts]
 ) -> list[HostIndex]:
     """The hosts whose facts have to be found out before workers can be counted.
 
@@ -122,26 +122,26 @@ def unknown_hosts(
     """
     return [
         HostIndex(i)
-        for i, (_, number, host) in enumerate(_wanted(launcher, hosts))
+        for i, (_, number, host) in enumerate(_wanted(options, hosts))
         if number is None and host.target is not None and host.name not in known
     ]
 
 
 def count_workers(
-    launcher: LaunchOptions, hosts: Sequence[ListedHost], facts: Mapping[str, HostFacts]
+    options: LaunchOptions, hosts: Sequence[ListedHost], facts: Mapping[str, HostFacts]
 ) -> list[int]:
     """How many workers each host has, by what is known of it. Raises `ConfigError`."""
     return [
         number if number is not None else _count(want, host, facts.get(host.name) or _here())
-        for want, number, host in _wanted(launcher, hosts)
+        for want, number, host in _wanted(options, hosts)
     ]
 
 
 def _wanted(
-    launcher: LaunchOptions, hosts: Sequence[ListedHost]
+    options: LaunchOptions, hosts: Sequence[ListedHost]
 ) -> list[tuple[object, int | None, ListedHost]]:
     """What was asked for on each host, and the number that this is, where it is one."""
-    workers = launcher.workers_per_host
+    workers = options.workers_per_host
     if isinstance(workers, Sequence) and not isinstance(workers, str):
         wanted: list[object] = list(workers)
     else:

@@ -33,7 +33,7 @@ from phalanx.errors import ConfigError
 if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.planning.imports import Needs
-    from phalanx._launcher.project.workspace import Workspace
+    from phalanx._launcher.project.project_files import Project
     from phalanx._launcher.transport.dial import RemoteSetup
     from phalanx._launcher.transport.targets import Target
     from phalanx._logs.spec import LogSpec
@@ -79,11 +79,11 @@ class Plan:
     frames: FrameMaker
     remote_setup: RemoteSetup | None
     """What agents on other hosts need first; None when all are here."""
-    workspace: Workspace | None
+    project: Project | None
     """The project, if it may have to be sent."""
     shared: SharedDirectories
     env_file: str | None
-    settings: LaunchOptions
+    options: LaunchOptions
     part: HostPart | None = None
     """What this host is, where it meets others by itself."""
 
@@ -128,24 +128,24 @@ class Plan:
     @property
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most hosts that a round may have."""
-        return host_bounds(len(self.hosts), self.settings.min_hosts, self.settings.max_hosts)
+        return host_bounds(len(self.hosts), self.options.min_hosts, self.options.max_hosts)
 
     @property
     def is_elastic(self) -> bool:
         """A lost host, or a failed worker, need not be the end."""
         count = len(self.hosts)
         changes = self.bounds != (count, count)
-        return self.settings.max_restarts > 0 or changes or self.meets_others
+        return self.options.max_restarts > 0 or changes or self.meets_others
 
 
 @dataclass(frozen=True)
 class Draft:
     """A launch that was checked, but for how many workers each of its hosts has."""
 
-    settings: LaunchOptions
+    options: LaunchOptions
     hosts: tuple[ListedHost, ...]
     remote_setup: RemoteSetup | None
-    workspace: Workspace | None
+    project: Project | None
     env_file: str | None
     needs: Needs
     title: str
@@ -155,32 +155,32 @@ class Draft:
 
     def only(self, indexes: Sequence[int], log_spec: LogSpec | None) -> Draft:
         """The same launch on some of its hosts, with its output elsewhere."""
-        workers = self.settings.workers_per_host
+        workers = self.options.workers_per_host
         if isinstance(workers, list | tuple):
             workers = [workers[i] for i in indexes]
-        settings = dataclasses.replace(self.settings, workers_per_host=workers, log_spec=log_spec)
+        options = dataclasses.replace(self.options, workers_per_host=workers, log_spec=log_spec)
         hosts = tuple(self.hosts[i] for i in indexes)
-        return dataclasses.replace(self, settings=settings, hosts=hosts, app="")
+        return dataclasses.replace(self, options=options, hosts=hosts, app="")
 
     def finish(self, facts: Mapping[str, HostFacts], part: HostPart | None = None) -> Plan:
         """The plan, by what is known of hosts whose number of workers depends on that.
 
         Raises `ConfigError`.
         """
-        launcher, title = self.settings, self.title
-        counts = count_workers(launcher, self.hosts, facts)
+        options, title = self.options, self.title
+        counts = count_workers(options, self.hosts, facts)
         members = ranks.members([host.name for host in self.hosts], counts)
         if part is not None:
             members = ranks.lay_out([(part.agent, part.hostname, counts[0], part.role)])
-        roots = {} if self.workspace is None else self.workspace.roots
+        roots = {} if self.project is None else self.project.roots
         shared = SharedDirectories({name: root.path for name, root in roots.items()})
-        app = self.app or make_launch_id(launcher.name or title)
+        app = self.app or make_launch_id(options.name or title)
         frames = FrameMaker(
-            settings=launcher,
+            options=options,
             needs=self.needs,
-            workspace=self.workspace,
+            project=self.project,
             remote=wire.RemoteContext(shared.roots),
-            here=_prepare(launcher, self.needs, title, app, self.directory),
+            here=_prepare(options, self.needs, title, app, self.directory),
             is_networked=self.remote_setup is not None,
         )
         hosts = tuple(map(frames.host_plan, self.hosts, members))
@@ -194,10 +194,10 @@ class Draft:
             hosts=hosts,
             frames=frames,
             remote_setup=self.remote_setup,
-            workspace=self.workspace,
+            project=self.project,
             shared=shared,
             env_file=self.env_file,
-            settings=launcher,
+            options=options,
             part=part,
         )
 
@@ -214,28 +214,28 @@ def draft_plan(
     `directory` is the one that workers run in, by default the current one; `hosts` are those to
     run on, by default the ones that the options list.
     """
-    launcher = dataclasses.replace(options)
-    check(launcher)
+    options = dataclasses.replace(options)
+    check(options)
     if hosts is None:
-        hosts = list_hosts(launcher, os.environ)
-    check_host_count(launcher, len(hosts))
+        hosts = list_hosts(options, os.environ)
+    check_host_count(options, len(hosts))
     # With room for more hosts than are listed, others may be added.
-    room = host_bounds(len(hosts), launcher.min_hosts, launcher.max_hosts)[1] > len(hosts)
+    room = host_bounds(len(hosts), options.min_hosts, options.max_hosts)[1] > len(hosts)
     remote = room or any(host.target is not None for host in hosts)
-    if launcher.start_method == "inline" and remote:
+    if options.start_method == "inline" and remote:
         raise ConfigError('start_method="inline" runs in this process, not on other hosts.')
-    if launcher.backend not in (None, "auto") and not remote:
-        need_torch(str(launcher.backend))
-    env_file = None if launcher.env_file is None else str(Path(launcher.env_file).absolute())
+    if options.backend not in (None, "auto") and not remote:
+        need_torch(str(options.backend))
+    env_file = None if options.env_file is None else str(Path(options.env_file).absolute())
     cwd = directory or _working_directory()
-    workspace = _workspace(launcher, needs, cwd) if remote else None
-    if launcher.fetch and remote:
-        _check_fetch(launcher, workspace, cwd)
+    project = _find_project(options, needs, cwd) if remote else None
+    if options.fetch and remote:
+        _check_fetch(options, project, cwd)
     return Draft(
-        settings=launcher,
+        options=options,
         hosts=tuple(hosts),
-        remote_setup=_remote_setup(launcher, env_file) if remote else None,
-        workspace=workspace,
+        remote_setup=_remote_setup(options, env_file) if remote else None,
+        project=project,
         env_file=env_file,
         needs=needs,
         title=title,
@@ -257,30 +257,30 @@ def with_host(plan: Plan, host: ListedHost, workers: int) -> Plan:
 
 
 def _prepare(
-    launcher: LaunchOptions, needs: Needs, title: str, app: str, directory: str | None
+    options: LaunchOptions, needs: Needs, title: str, app: str, directory: str | None
 ) -> wire.Prepare:
     """The first frame for an agent on this machine, but for the number of its workers."""
     return wire.Prepare(
         app=app,
-        preload=_preload(launcher, needs),
-        late=needs.late if launcher.preload == "auto" else None,
+        preload=_preload(options, needs),
+        late=needs.late if options.preload == "auto" else None,
         python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
         environment={
-            **(environment.passing(os.environ) if launcher.env_file is None else {}),
-            **launcher.extra_env_vars,
+            **(environment.passing(os.environ) if options.env_file is None else {}),
+            **options.extra_env_vars,
         },
-        passing=launcher.env_file is None,
+        passing=options.env_file is None,
         argv=tuple(map(str, sys.argv)),
         cwd=directory,
         main_file=_main_file(),
         title=title,
-        spawn=launcher.start_method == "spawn",
+        spawn=options.start_method == "spawn",
         workers=1,
-        heartbeat=min(5.0, launcher.host_timeout / 4),
-        orphan_timeout=launcher.orphan_timeout,
-        stop_grace=launcher.stop_grace,
-        preempt=signal.Signals[launcher.preempt_signal],
-        interface=launcher.interface or "",
+        heartbeat=min(5.0, options.host_timeout / 4),
+        orphan_timeout=options.orphan_timeout,
+        stop_grace=options.stop_grace,
+        preempt=signal.Signals[options.preempt_signal],
+        interface=options.interface or "",
     )
 
 
@@ -288,9 +288,9 @@ def _prepare(
 class FrameMaker:
     """Makes the first frame for a host, from what they all have in common."""
 
-    settings: LaunchOptions
+    options: LaunchOptions
     needs: Needs
-    workspace: Workspace | None
+    project: Project | None
     remote: wire.RemoteContext
     here: wire.Prepare
     """The frame for this machine, but for the number of workers."""
@@ -298,8 +298,8 @@ class FrameMaker:
 
     def host_plan(self, host: ListedHost, member: Member) -> HostPlan:
         """A host's part of the plan."""
-        launcher = self.settings
-        own = {**launcher.extra_env_vars, **launcher.host_env_vars.get(host.name, {})}
+        options = self.options
+        own = {**options.extra_env_vars, **options.host_env_vars.get(host.name, {})}
         frame = dataclasses.replace(self.here, workers=member.workers, networked=self.is_networked)
         if host.target is None:
             frame = dataclasses.replace(frame, environment={**self.here.environment, **own})
@@ -311,13 +311,13 @@ class FrameMaker:
         self, frame: wire.Prepare, target: Target, own: Mapping[str, str]
     ) -> wire.Prepare:
         preload = frame.preload
-        if self.settings.preload == "auto":
+        if self.options.preload == "auto":
             preload += self.needs.remote_preload
-        path = [place for place in frame.python_path if _is_users(place)]
-        if self.workspace is not None:
+        path = [entry for entry in frame.python_path if _is_users(entry)]
+        if self.project is not None:
             # Such as an editable install, which need not be in sys.path here.
-            outside = [root.path for root in self.workspace.roots.values() if root.is_outside]
-            path += [place for place in outside if place not in path]
+            outside = [root.path for root in self.project.roots.values() if root.is_outside]
+            path += [entry for entry in outside if entry not in path]
         return dataclasses.replace(
             frame,
             preload=preload,
@@ -328,7 +328,7 @@ class FrameMaker:
         )
 
     def _copied(self, target: Target) -> dict[str, str]:
-        patterns = self.settings.env_vars
+        patterns = self.options.env_vars
         copied = environment.copied(environment.users(os.environ), patterns)
         # Where this interpreter is, theirs need not be; what leads to it is no use with another.
         chosen = target.pythons[0] != sys.executable
@@ -339,11 +339,11 @@ class FrameMaker:
 
 
 def _is_users(path: str) -> bool:
-    """A place of the user's own code, not one that every interpreter has of its own."""
+    """An entry for the user's own code, not one that every interpreter has of its own."""
     return not machine.is_installed(path + os.sep) and not path.endswith(".zip")
 
 
-def _remote_setup(launcher: LaunchOptions, env_file: str | None) -> RemoteSetup:
+def _remote_setup(options: LaunchOptions, env_file: str | None) -> RemoteSetup:
     from phalanx._launcher.transport.bundle import make_bundle
     from phalanx._launcher.transport.dial import RemoteSetup
 
@@ -351,26 +351,26 @@ def _remote_setup(launcher: LaunchOptions, env_file: str | None) -> RemoteSetup:
     if env_file is not None:
         text = Path(env_file).read_bytes().decode("utf-8", "surrogateescape")
     file = None if text is None else {"path": str(env_file), "text": text}
-    return RemoteSetup(make_bundle(), file, launcher.start_timeout)
+    return RemoteSetup(make_bundle(), file, options.start_timeout)
 
 
-def _workspace(launcher: LaunchOptions, needs: Needs, directory: str | None) -> Workspace | None:
-    from phalanx._launcher.project import workspace
+def _find_project(options: LaunchOptions, needs: Needs, directory: str | None) -> Project | None:
+    from phalanx._launcher.project import project_files
 
-    found = workspace.find(launcher.workspace, directory, needs.files)
-    logs = getattr(launcher.log_spec or DefaultLogSpec(), "log_dir", None)
+    found = project_files.find(options.workspace, directory, needs.files)
+    logs = getattr(options.log_spec or DefaultLogSpec(), "log_dir", None)
     if found is None or logs is None or directory is None:
         return found
     return found.leaving_out(os.path.normpath(os.path.join(directory, logs)))
 
 
-def _check_fetch(launcher: LaunchOptions, workspace: Workspace | None, cwd: str | None) -> None:
+def _check_fetch(options: LaunchOptions, project: Project | None, cwd: str | None) -> None:
     """Where workers do not run in the project, nobody could say what they wrote."""
-    roots = [] if workspace is None else [root.path for root in workspace.roots.values()]
+    roots = [] if project is None else [root.path for root in project.roots.values()]
     if cwd is None or not any(f"{cwd}/".startswith(f"{root.rstrip('/')}/") for root in roots):
         raise ConfigError(
             "fetch is for files of the project that hosts are sent, and workspace="
-            f"{launcher.workspace!r} leaves the working directory out. Change one of the two."
+            f"{options.workspace!r} leaves the working directory out. Change one of the two."
         )
 
 
@@ -379,10 +379,10 @@ def _main_file() -> str | None:
     return os.path.abspath(path) if path else None
 
 
-def _preload(launcher: LaunchOptions, needs: Needs) -> tuple[wire.Import, ...]:
-    if launcher.preload == "auto":
+def _preload(options: LaunchOptions, needs: Needs) -> tuple[wire.Import, ...]:
+    if options.preload == "auto":
         return needs.preload
-    return tuple(wire.Import(name) for name in launcher.preload)
+    return tuple(wire.Import(name) for name in options.preload)
 
 
 def _working_directory() -> str | None:

@@ -23,32 +23,32 @@ START_METHODS = ("zygote", "spawn", "inline")
 _TIMES = ("start_timeout", "process_group_timeout", "host_timeout", "orphan_timeout")
 
 
-def check(launcher: LaunchOptions) -> None:
+def check(options: LaunchOptions) -> None:
     """Check the fields that need no table."""
-    _one_of("backend", launcher.backend, (None, *BACKENDS))
-    _one_of("start_method", launcher.start_method, START_METHODS)
+    _one_of("backend", options.backend, (None, *BACKENDS))
+    _one_of("start_method", options.start_method, START_METHODS)
     for name in _TIMES:
-        _seconds(name, getattr(launcher, name), minimum_excluded=True)
+        _seconds(name, getattr(options, name), minimum_excluded=True)
     for name in ("stop_grace", "keep_warm", "restart_backoff"):
-        _seconds(name, getattr(launcher, name), minimum_excluded=False)
-    _check_environment(launcher)
-    _check_hosts(launcher)
-    _check_scheduler(launcher)
-    _check_restarts(launcher)
-    _check_inline(launcher)
-    check_fetch(launcher.fetch)
-    if launcher.preload != "auto" and not _is_list_of_names(launcher.preload):
+        _seconds(name, getattr(options, name), minimum_excluded=False)
+    _check_environment(options)
+    _check_hosts(options)
+    _check_scheduler(options)
+    _check_restarts(options)
+    _check_inline(options)
+    check_fetch(options.fetch)
+    if options.preload != "auto" and not _is_list_of_names(options.preload):
         raise ConfigError(
-            f'preload={launcher.preload!r}: must be "auto" or a list of modules, such as '
+            f'preload={options.preload!r}: must be "auto" or a list of modules, such as '
             "['torch']; [] for none."
         )
-    if launcher.name is not None and not isinstance(launcher.name, str):
-        raise ConfigError(f"name={launcher.name!r}: must be a string.")
-    if launcher.name is not None and len(launcher.name) > _LONGEST_NAME:
+    if options.name is not None and not isinstance(options.name, str):
+        raise ConfigError(f"name={options.name!r}: must be a string.")
+    if options.name is not None and len(options.name) > _LONGEST_NAME:
         raise ConfigError(
-            f"name has {len(launcher.name)} characters; the maximum is {_LONGEST_NAME}."
+            f"name has {len(options.name)} characters; the maximum is {_LONGEST_NAME}."
         )
-    spec = launcher.log_spec
+    spec = options.log_spec
     if spec is not None and (isinstance(spec, type) or not hasattr(spec, "get_map")):
         raise ConfigError(f"log_spec={spec!r}: must be a LogSpec instance.")
 
@@ -74,31 +74,31 @@ def check_fetch(patterns: object) -> None:
             ) from None
 
 
-def _check_environment(launcher: LaunchOptions) -> None:
-    if isinstance(launcher.env_vars, Mapping):
+def _check_environment(options: LaunchOptions) -> None:
+    if isinstance(options.env_vars, Mapping):
         raise ConfigError(
             "env_vars takes patterns of variables to copy, not a dict. "
             "To set variables, use extra_env_vars={...}."
         )
-    if isinstance(launcher.env_vars, str):
+    if isinstance(options.env_vars, str):
         raise ConfigError(
-            f"env_vars must be a list of patterns. Write env_vars=[{launcher.env_vars!r}]."
+            f"env_vars must be a list of patterns. Write env_vars=[{options.env_vars!r}]."
         )
     for field in ("extra_env_vars", "host_env_vars"):
-        if not isinstance(getattr(launcher, field), Mapping):
-            raise ConfigError(f"{field} must be a dict, not {getattr(launcher, field)!r}.")
-    _check_variables("extra_env_vars", launcher.extra_env_vars)
-    for host, variables in launcher.host_env_vars.items():
+        if not isinstance(getattr(options, field), Mapping):
+            raise ConfigError(f"{field} must be a dict, not {getattr(options, field)!r}.")
+    _check_variables("extra_env_vars", options.extra_env_vars)
+    for host, variables in options.host_env_vars.items():
         if not isinstance(variables, Mapping):
             raise ConfigError(f"host_env_vars[{host!r}] must be a dict, not {variables!r}.")
         _check_variables(f"host_env_vars[{host!r}]", variables)
-    if launcher.env_file is not None:
+    if options.env_file is not None:
         try:
-            with open(launcher.env_file, "rb"):
+            with open(options.env_file, "rb"):
                 pass
         except OSError as error:
             raise ConfigError(
-                f"cannot read env_file {launcher.env_file}: {error.strerror}."
+                f"cannot read env_file {options.env_file}: {error.strerror}."
             ) from None
 
 
@@ -109,95 +109,95 @@ def _check_variables(field: str, variables: Mapping[str, str]) -> None:
             raise ConfigError(f"{field}: {name} cannot be set: phalanx sets it for every worker.")
 
 
-def _check_hosts(launcher: LaunchOptions) -> None:
-    python = launcher.python
+def _check_hosts(options: LaunchOptions) -> None:
+    python = options.python
     if python is not None and not isinstance(python, str | Mapping | os.PathLike):
         raise ConfigError(f"python={python!r}: must be a path, or a dict of paths by host.")
-    listed = launcher.hostnames if isinstance(launcher.hostnames, Sequence) else ()
-    for field, by_host in (("python", python), ("host_env_vars", launcher.host_env_vars)):
+    listed = options.hostnames if isinstance(options.hostnames, Sequence) else ()
+    for field, by_host in (("python", python), ("host_env_vars", options.host_env_vars)):
         if isinstance(by_host, Mapping) and not isinstance(listed, str):
             for name in by_host.keys() - set(listed):
                 hint = did_you_mean(closest(str(name), listed))
                 raise ConfigError(f"{field}: {name!r} is not in hostnames.{hint}")
-    count = launcher.parallel_logins
+    count = options.parallel_logins
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"parallel_logins={count!r}: must be a whole number, 1 or more.")
-    config = launcher.ssh_config_file
+    config = options.ssh_config_file
     if config is not None and not os.path.isfile(os.path.expanduser(config)):
         raise ConfigError(f"ssh_config_file: no such file: {config}")
 
 
-def _check_scheduler(launcher: LaunchOptions) -> None:
+def _check_scheduler(options: LaunchOptions) -> None:
     """Whether there is such a scheduler, and such options, is found out where it is asked."""
-    name, count = launcher.scheduler, launcher.num_hosts
+    name, count = options.scheduler, options.num_hosts
     if name is None:
         for field in ("num_hosts", "queue_timeout"):
-            if getattr(launcher, field) is not None:
+            if getattr(options, field) is not None:
                 raise ConfigError(f'{field} needs a scheduler, as in scheduler="slurm".')
-        if launcher.scheduler_options:
+        if options.scheduler_options:
             raise ConfigError('scheduler_options need a scheduler, as in scheduler="slurm".')
         return
     if not isinstance(name, str) or not name:
         raise ConfigError(f"scheduler={name!r}: must be a scheduler's name, such as 'slurm'.")
-    if launcher.hostnames not in ("auto", ["auto"]):
+    if options.hostnames not in ("auto", ["auto"]):
         raise ConfigError(
             f"hostnames cannot be used with scheduler={name!r}, which chooses the hosts. Use "
             "num_hosts."
         )
-    if launcher.start_method == "inline":
+    if options.start_method == "inline":
         raise ConfigError(
             f'scheduler={name!r} cannot be used with start_method="inline", which runs in this '
             "process."
         )
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         raise ConfigError(f"num_hosts={count!r}: must be a number of hosts, 1 or more.")
-    if not isinstance(launcher.scheduler_options, Mapping):
-        raise ConfigError(f"scheduler_options={launcher.scheduler_options!r}: must be a dict.")
-    if launcher.queue_timeout is not None:
-        _seconds("queue_timeout", launcher.queue_timeout, minimum_excluded=True)
+    if not isinstance(options.scheduler_options, Mapping):
+        raise ConfigError(f"scheduler_options={options.scheduler_options!r}: must be a dict.")
+    if options.queue_timeout is not None:
+        _seconds("queue_timeout", options.queue_timeout, minimum_excluded=True)
 
 
-def _check_restarts(launcher: LaunchOptions) -> None:
-    _one_of("restart", launcher.restart, ("all", "host"))
+def _check_restarts(options: LaunchOptions) -> None:
+    _one_of("restart", options.restart, ("all", "host"))
     for name in ("max_restarts", "same_failures"):
-        count = getattr(launcher, name)
+        count = getattr(options, name)
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ConfigError(f"{name}={count!r}: must be a whole number, 0 or more.")
-    if launcher.restart == "host" and launcher.backend not in (None, "auto"):
+    if options.restart == "host" and options.backend not in (None, "auto"):
         raise ConfigError(
-            f'restart="host" cannot be used with backend={launcher.backend!r}: hosts that restart '
+            f'restart="host" cannot be used with backend={options.backend!r}: hosts that restart '
             "on their own have no common process group. Remove one of them."
         )
-    number = getattr(signal.Signals, str(launcher.preempt_signal), None)
+    number = getattr(signal.Signals, str(options.preempt_signal), None)
     if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
         raise ConfigError(
-            f"preempt_signal={launcher.preempt_signal!r}: must be a signal that can be caught, "
+            f"preempt_signal={options.preempt_signal!r}: must be a signal that can be caught, "
             'such as "SIGUSR1".'
         )
 
 
-def _check_inline(launcher: LaunchOptions) -> None:
+def _check_inline(options: LaunchOptions) -> None:
     """What needs a worker's own process cannot be had in this one."""
-    if launcher.start_method != "inline":
+    if options.start_method != "inline":
         return
-    if launcher.env_file is not None:
+    if options.env_file is not None:
         raise ConfigError(
             'env_file cannot be used with start_method="inline", which runs in this process. '
-            f"Source it first: . {launcher.env_file}"
+            f"Source it first: . {options.env_file}"
         )
-    if launcher.max_restarts:
+    if options.max_restarts:
         raise ConfigError(
-            f"max_restarts={launcher.max_restarts} cannot be used with "
+            f"max_restarts={options.max_restarts} cannot be used with "
             'start_method="inline", which runs in this process. Set max_restarts=0.'
         )
 
 
-def check_host_count(launcher: LaunchOptions, count: int) -> None:
+def check_host_count(options: LaunchOptions, count: int) -> None:
     """`min_hosts` and `max_hosts`, once the number of hosts is known."""
-    fewest = launcher.min_hosts
-    check_bounds(fewest, launcher.max_hosts)
+    fewest = options.min_hosts
+    check_bounds(fewest, options.max_hosts)
     if fewest is not None and fewest > count:
-        where = "hostnames has" if launcher.scheduler is None else "num_hosts is"
+        where = "hostnames has" if options.scheduler is None else "num_hosts is"
         raise ConfigError(
             f"min_hosts={fewest}, but {where} only {count}. Add hosts, or lower min_hosts."
         )

@@ -47,7 +47,7 @@ class FileFetcher:
 
     def __init__(
         self,
-        launcher: LaunchOptions,
+        options: LaunchOptions,
         directory: str | None,
         hostname: Callable[[AgentId], str],
         hold: Callable[[set[str]], object],
@@ -61,8 +61,8 @@ class FileFetcher:
         """
         self.problems: tuple[str, ...] = ()
         """What could not be brought home in the end."""
-        self._patterns = Patterns(launcher.fetch)
-        self._is_hostwise = launcher.restart == "host"
+        self._patterns = Patterns(options.fetch)
+        self._is_hostwise = options.restart == "host"
         self._home = FileTree(directory or os.curdir)
         self._hostname = hostname
         self._hold = hold
@@ -158,8 +158,8 @@ class FileFetcher:
                 problems = await remote.offer(batch, self._count)
             except (OSError, ValueError) as error:
                 problems = dict.fromkeys(range(len(batch)), describe(error))
-            for place, file in enumerate(batch):
-                if place not in problems:
+            for position, file in enumerate(batch):
+                if position not in problems:
                     self._holders.setdefault(file.path, set()).add(remote)
             for names, problem in _by_problem(batch, problems):
                 self._say(f"cannot copy {names} to {remote.hostname}: {problem}")
@@ -340,10 +340,10 @@ class FileFetcher:
                 problems = await source.fetch(batch, self._count)
             except (OSError, ValueError) as error:
                 problems = dict.fromkeys(range(len(batch)), describe(error))
-            here = [file.path for place, file in enumerate(batch) if place not in problems]
+            here = [file.path for position, file in enumerate(batch) if position not in problems]
             await asyncio.to_thread(self._note_states, here)
             self._agreed |= {path: files[path] for path in here}
-            failed |= {batch[place].path for place in problems}
+            failed |= {batch[position].path for position in problems}
             for names, problem in _by_problem(batch, problems):
                 fail(f"cannot fetch {names} from {source.hostname}: {problem}")
             self._count(0, files=len(batch))
@@ -428,8 +428,8 @@ def _by_problem(
 ) -> list[tuple[str, str]]:
     """The files that have a problem, named together with others that have the same."""
     paths: dict[str, list[str]] = {}
-    for place, problem in sorted(problems.items()):
-        paths.setdefault(problem, []).append(_brief(batch[place].path))
+    for position, problem in sorted(problems.items()):
+        paths.setdefault(problem, []).append(_brief(batch[position].path))
     return [(some_names(names), problem) for problem, names in paths.items()]
 
 

@@ -134,7 +134,7 @@ class RemoteFiles:
         return listing
 
     async def fetch(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
-        """Have files here; gives, by their places, why some could not be had. Raises `OSError`."""
+        """Have files here; gives, by their positions, why some could not. Raises `OSError`."""
         number = self._number = next(self._numbers)
         incoming = receive(self._home, number, batch, self._agent.send)
         self._agent.expect(1)  # the last part may be a small one
@@ -142,7 +142,7 @@ class RemoteFiles:
         return await self._unless_lost(incoming.run(_STALLED, on_bytes))
 
     async def offer(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
-        """Have files there; gives, by their places, why some cannot be put. Raises `OSError`."""
+        """Have files there; gives, by their positions, why some cannot be put. Raises `OSError`."""
         sizes = {file.path: file.size for file in batch}
         total = sum(sizes.values())
         problems: dict[int, str] = {}
@@ -155,9 +155,9 @@ class RemoteFiles:
                     if len(files) == len(sizes) and {f.path: f.size for f in files} == sizes:
                         self._serve(frame, total, on_bytes)
                 case wire.FileStored():
-                    for place, problem in frame.problems.items():
-                        if place < len(batch):
-                            problems[place] = shown(problem)[:500]
+                    for position, problem in frame.problems.items():
+                        if position < len(batch):
+                            problems[position] = shown(problem)[:500]
                     done.set_result(None)
 
         number = next(self._numbers)

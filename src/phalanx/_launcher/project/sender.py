@@ -11,7 +11,7 @@ from typing import IO
 
 from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
-from phalanx._launcher.project.workspace import Manifest, Workspace
+from phalanx._launcher.project.project_files import Manifest, Project
 from phalanx.errors import WireError
 
 _STEP = 8
@@ -23,9 +23,9 @@ Send = Callable[[wire.Frame], Awaitable[None]]
 class ProjectSender:
     """What of one project was asked for, and has arrived, by agent."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, project: Project) -> None:
         """Nothing is read yet."""
-        self._workspace = workspace
+        self._project = project
         self._manifest: asyncio.Task[Manifest] | None = None
         self._turns: defaultdict[AgentId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: dict[AgentId, int] = {}
@@ -35,7 +35,7 @@ class ProjectSender:
     async def manifest(self) -> Manifest:
         """The list of files, made once, when it is first wanted. Raises `LaunchError`."""
         if self._manifest is None:
-            self._manifest = asyncio.create_task(asyncio.to_thread(self._workspace.manifest))
+            self._manifest = asyncio.create_task(asyncio.to_thread(self._project.manifest))
         return await asyncio.shield(self._manifest)
 
     async def send(self, agent: AgentId, digests: Sequence[str], send: Send) -> None:

@@ -17,11 +17,11 @@ _OLD = 3600.0
 class SharedDirectories:
     """One file in each directory."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
+    def __init__(self, directories: Mapping[str, str]) -> None:
         """Names that nothing has, for the directories by their names; `create` makes the files."""
         self.roots = tuple(
             wire.ProjectRoot(path, name, f"{PREFIX}{secrets.token_hex(8)}")
-            for name, path in places.items()
+            for name, path in directories.items()
         )
 
     def create(self) -> None:
@@ -39,9 +39,9 @@ class SharedDirectories:
                 os.unlink(_path(root))
 
 
-def _remove_old(place: str) -> None:
+def _remove_old(directory: str) -> None:
     """Remove what launchers that were killed have left."""
-    for entry in os.scandir(place):
+    for entry in os.scandir(directory):
         if entry.name.startswith(PREFIX) and time.time() - entry.stat().st_mtime > _OLD:
             os.unlink(entry.path)
 

@@ -33,27 +33,27 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     Raises `ConfigError`, and `StartFailed` if it has to be asked how many workers it takes, and
     cannot be.
     """
-    settings = plan.settings
-    if settings.scheduler is not None:
-        raise ConfigError(f"cannot add {hostname}: the hosts are those of {settings.scheduler}.")
-    if workers is None and not isinstance(settings.workers_per_host, int | str):
+    options = plan.options
+    if options.scheduler is not None:
+        raise ConfigError(f"cannot add {hostname}: the hosts are those of {options.scheduler}.")
+    if workers is None and not isinstance(options.workers_per_host, int | str):
         raise ConfigError(
             f"workers_per_host is a list: give the number of workers of {hostname}, as in "
             f"add_host({hostname!r}, workers=4)."
         )
-    options = dataclasses.replace(
-        settings,
+    own = dataclasses.replace(
+        options,
         hostnames=[hostname],
-        workers_per_host=settings.workers_per_host if workers is None else workers,
+        workers_per_host=options.workers_per_host if workers is None else workers,
     )
-    (host,) = hosts = list_hosts(options, os.environ)
+    (host,) = hosts = list_hosts(own, os.environ)
     if host.target is not None and plan.remote_setup is None:
         raise ConfigError(
             f"cannot add {hostname}: the app was started for this machine only. Start it with "
             f"max_hosts={len(plan.hosts) + 1} or more."
         )
-    if not unknown_hosts(options, hosts, {}) or host.target is None or plan.remote_setup is None:
-        (count,) = count_workers(options, hosts, {})
+    if not unknown_hosts(own, hosts, {}) or host.target is None or plan.remote_setup is None:
+        (count,) = count_workers(own, hosts, {})
         return with_host(plan, host, count), None
     from phalanx._launcher.transport.dial import Dials
 
@@ -62,7 +62,7 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     dials.start({only: host.target}, plan.remote_setup, 1)
     try:
         facts = {n: HostFacts(info.processors, info.gpus) for n, info in dials.wait().items()}
-        (count,) = count_workers(options, hosts, facts)
+        (count,) = count_workers(own, hosts, facts)
     except BaseException:
         dials.give_up()
         raise

@@ -20,7 +20,7 @@ from phalanx._launcher.session.frame_checks import FrameChecker
 from phalanx._logs import logger
 
 if TYPE_CHECKING:
-    from phalanx._launcher.project.workspace import Workspace
+    from phalanx._launcher.project.project_files import Project
 
 T = TypeVar("T")
 
@@ -93,18 +93,18 @@ class AgentHandle:
         """How long it has been silent."""
         return self._silence.seconds
 
-    def translate(self, outcome: Outcome, workspace: Workspace | None) -> Outcome:
+    def translate(self, outcome: Outcome, project: Project | None) -> Outcome:
         """What is said of files of the project, in terms of the launcher's own."""
         fault = outcome.fault
         if fault is None:
             return outcome
-        trace = self.translate_text(fault.traceback, workspace)
+        trace = self.translate_text(fault.traceback, project)
         return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
 
-    def translate_text(self, text: str, workspace: Workspace | None) -> str:
+    def translate_text(self, text: str, project: Project | None) -> str:
         """A text with names of files, those of the project as the launcher's own."""
-        if self.hello is not None and self.hello.tree and workspace is not None:
-            for name, root in workspace.roots.items():
+        if self.hello is not None and self.hello.tree and project is not None:
+            for name, root in project.roots.items():
                 there = os.path.join(self.hello.tree, name, "")
                 text = text.replace(there, f"{root.path}{os.sep}")
         return text

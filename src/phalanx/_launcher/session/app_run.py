@@ -120,7 +120,7 @@ class AppRun(Generic[R]):
         self._watchers: list[Callable[[], None]] = []
         self._placement = Placement(plan, pools, dials)
         try:
-            self._routes = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members)
+            self._routes = routes(plan.options.log_spec or DefaultLogSpec(), plan.members)
         except BaseException:
             self._placement.abandon()
             raise
@@ -144,13 +144,13 @@ class AppRun(Generic[R]):
 
     def _take_record(self, record: AppRecord | None) -> AppRecord:
         """The record that it has already, or a new one."""
-        plan, settings = self._plan, self._plan.settings
+        plan, options = self._plan, self._plan.options
         if record is not None:
             record.extend(plan.members, self._paths)
             return record
         return AppRecord.create(
-            *(self.id, plan.title, plan.members, self._paths, settings.stop_grace),
-            max_restarts=None if settings.restart == "host" else settings.max_restarts,
+            *(self.id, plan.title, plan.members, self._paths, options.stop_grace),
+            max_restarts=None if options.restart == "host" else options.max_restarts,
             part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
         )
 
@@ -264,7 +264,7 @@ class AppRun(Generic[R]):
 
     def _take_up(self, plan: Plan, dial: Dial | None) -> None:
         """Go on with a plan that has one more host."""
-        new = routes(plan.settings.log_spec or DefaultLogSpec(), plan.members[-1:])
+        new = routes(plan.options.log_spec or DefaultLogSpec(), plan.members[-1:])
         self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
         self._plan = plan
         self._entry.extend(plan.members, self._paths)
@@ -529,7 +529,7 @@ class AppRun(Generic[R]):
 
     @property
     def preempted(self) -> tuple[HostIndex, ...]:
-        """The hosts, by their place in the plan, that were said to be taken away."""
+        """The hosts, by their index in the plan, that were said to be taken away."""
         agents = () if self._session is None else self._session.preempted
         return tuple(sorted(self._plan.index(agent) for agent in agents))
 
@@ -560,7 +560,7 @@ class AppRun(Generic[R]):
                 self._result = collect.result()
                 self._error = self._unfetched_error() or self.lost_output(self._result)
             else:
-                timeout = self._plan.settings.start_timeout
+                timeout = self._plan.options.start_timeout
                 self._error = collect.exception(
                     self.log_files, self._running, timeout, self.waits, self._trace_shown()
                 )
@@ -588,7 +588,7 @@ def _cancel_all() -> None:
         app.cancel()
     for app in apps:
         try:
-            app.wait(timeout=app._plan.settings.stop_grace + 5.0)
+            app.wait(timeout=app._plan.options.stop_grace + 5.0)
         except KeyboardInterrupt:  # asked again: without grace
             app.cancel(0.0)
             app.wait(timeout=5.0)

@@ -21,7 +21,7 @@ class AgentContent:
     def __init__(self, plan: Plan, function: Future[Function]) -> None:
         """The function may follow later."""
         self._function = function
-        self._sender = None if plan.workspace is None else ProjectSender(plan.workspace)
+        self._sender = None if plan.project is None else ProjectSender(plan.project)
 
     async def function(self) -> Function:
         """The function, once it is there."""
@@ -35,7 +35,7 @@ class AgentContent:
 
     async def uses_torch(self, plan: Plan, ready: Iterable[wire.Ready]) -> bool:
         """Whether workers want a store and a group: one decision for all that meet."""
-        function, backend = await self.function(), plan.settings.backend
+        function, backend = await self.function(), plan.options.backend
         uses = function.uses_torch or backend not in (None, "auto") or any(r.torch for r in ready)
         return uses or (plan.remote_setup is not None and function.names_torch)
 

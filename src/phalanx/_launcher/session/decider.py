@@ -151,23 +151,23 @@ def decide_locally(plan: Plan, now: Callable[[], float]) -> Decider:
 
 def make_coordinator(plan: Plan, now: float) -> Coordinator:
     """One for the launcher's own hosts."""
-    settings = plan.settings
+    options = plan.options
     count = len(plan.hosts)
     fewest, most = plan.bounds
     policy = CoordinatorSettings(
         hosts=tuple(host_of(plan, member.agent) for member in plan.members),
-        start_timeout=settings.start_timeout,
-        stop_grace=settings.stop_grace,
+        start_timeout=options.start_timeout,
+        stop_grace=options.stop_grace,
         failure_window=_FAILURE_WINDOW if count > 1 else 0.0,
         start_window=_START_WINDOW,
         min_hosts=fewest,
         max_hosts=most,
         last_call=_LAST_CALL,
-        max_restarts=settings.max_restarts,
-        backoff=settings.restart_backoff,
-        same_failures=settings.same_failures,
+        max_restarts=options.max_restarts,
+        backoff=options.restart_backoff,
+        same_failures=options.same_failures,
     )
-    restarts = RESTART_POLICIES[settings.restart](policy)
+    restarts = RESTART_POLICIES[options.restart](policy)
     return Coordinator(policy, restarts, now)
 
 

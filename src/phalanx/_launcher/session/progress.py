@@ -33,7 +33,7 @@ class Progress:
         self._began = began
         self._app = plan.app
         self._role = plan.role
-        self._max_restarts = plan.settings.max_restarts
+        self._max_restarts = plan.options.max_restarts
         kinds = events.EventSource
         self._source = kinds.AGENT if plan.meets_others else kinds.LAUNCHER
         self._attempt = _Attempt()
@@ -232,7 +232,7 @@ def in_words(happening: Happening, plan: Plan) -> str:
     match happening.name:
         case "restart":
             wait = f", after {facts['wait']:g} s" if facts.get("wait") else ""
-            count = f"{facts['restarts']} of {plan.settings.max_restarts}"
+            count = f"{facts['restarts']} of {plan.options.max_restarts}"
             return f"{facts.get('cause') or 'a worker failed'}: restart {count}{wait}"
         case "loss":
             return f"{facts['hostname']} is lost: {facts['reason']}"

@@ -361,11 +361,15 @@ def with_source(lines: Sequence[str]) -> list[str]:
     complete: list[str] = []
     for line, after in itertools.pairwise((*lines, "")):
         complete.append(line)
-        place = re.fullmatch(r'(\s*)File "(.+)", line (\d{1,9}), in .*', line)
-        if place is not None and _is_source(place[2]) and not after.startswith(place[1] + "  "):
-            code = linecache.getline(place[2], int(place[3])).strip()
+        location = re.fullmatch(r'(\s*)File "(.+)", line (\d{1,9}), in .*', line)
+        if (
+            location is not None
+            and _is_source(location[2])
+            and not after.startswith(location[1] + "  ")
+        ):
+            code = linecache.getline(location[2], int(location[3])).strip()
             if code:
-                complete.append(f"{place[1]}  {code}")
+                complete.append(f"{location[1]}  {code}")
     return complete
 
 

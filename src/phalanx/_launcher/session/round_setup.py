@@ -40,18 +40,18 @@ class RoundSetup:
 
     async def frame(self, agent: AgentId, round_: Round) -> wire.BeginRound:
         """What an agent is told."""
-        settings, part = self._plan.settings, self._plan.part
+        options, part = self._plan.options, self._plan.part
         function = await self._content.function()
         return wire.BeginRound(
             round=round_.number,
             membership=round_,
             agent=agent,
             function=function.digest,
-            backend=None if settings.restart == "host" else settings.backend,
+            backend=None if options.restart == "host" else options.backend,
             uses_torch=bool(round_.torch),
-            process_group_timeout=settings.process_group_timeout,
+            process_group_timeout=options.process_group_timeout,
             records=self._log_slots.wanted_records(self._plan, round_.member(agent)),
             run_id=part.run_id if part is not None else "",
-            max_restarts=settings.max_restarts,
+            max_restarts=options.max_restarts,
             exits=self._plan.exits,
         )

@@ -113,7 +113,7 @@ class Session:
         self._stop_with: int = signal.SIGTERM
         self._content = AgentContent(plan, function)
         self.fetch = FileFetcher(
-            plan.settings,
+            plan.options,
             plan.directory,
             lambda agent_id: self.plan.member(agent_id).hostname,
             self._content.hold,
@@ -164,7 +164,7 @@ class Session:
             if self.plan.is_elastic:
                 self._do_recall(self._recall(placed.index))
             return
-        shipped = placed.is_remote and self.plan.workspace is not None
+        shipped = placed.is_remote and self.plan.project is not None
         agent = self._agents[agent_id] = AgentHandle(placed, self.plan.app, shipped=shipped)
         placed.on_errors(functools.partial(self._log_slots.write_errors, agent_id))
         agent.listening = self._do(self._listen(agent_id, agent))
@@ -400,7 +400,7 @@ class Session:
                 heard = agent.clock.interval(frame.outcome.clock)
                 awake = heard.within(self._log_slots.begun_at(frame.round), time.monotonic())
                 hostname = self.plan.member(agent_id).hostname
-                outcome = agent.translate(frame.outcome, self.plan.workspace)
+                outcome = agent.translate(frame.outcome, self.plan.project)
                 if outcome.succeeded and not self.plan.exits:
                     outcome = self.inboxes.complete(outcome)
                 self.progress.ended(outcome.rank, hostname, outcome, awake)
@@ -414,7 +414,7 @@ class Session:
             self._disown(agent_id, agent, error)
 
     def _note(self, agent: AgentHandle, ready: wire.Ready) -> None:
-        named = ready.failed if self.plan.settings.preload != "auto" else ()
+        named = ready.failed if self.plan.options.preload != "auto" else ()
         self._add_notes(agent, [*ready.notes, *_not_preloaded(named)])
 
     def _add_notes(self, agent: AgentHandle, notes: Sequence[str]) -> None:
@@ -464,7 +464,7 @@ class Session:
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
-        await agent.dismiss(self._gave_up, self.plan.settings.stop_grace, orderly=False)
+        await agent.dismiss(self._gave_up, self.plan.options.stop_grace, orderly=False)
         if self.plan.meets_others or not agent.has_left:
             await self._recall(self.plan.index(agent_id))
 
@@ -548,14 +548,14 @@ class Session:
         if self._recalls:
             await asyncio.wait(self._recalls)  # one that is there already has to be let go as well
         agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
-        grace = self.plan.settings.stop_grace
+        grace = self.plan.options.stop_grace
         await asyncio.gather(
             *(
                 agent.dismiss(
                     self._gave_up,
                     grace,
                     orderly=not agent.is_gone and agent_id not in by_force,
-                    patience=self.plan.settings.host_timeout,
+                    patience=self.plan.options.host_timeout,
                 )
                 for agent_id, agent in agents
             ),
@@ -570,7 +570,7 @@ class Session:
 
     async def _tick(self) -> None:
         """Watch deadlines and silence. Time in which we ourselves were stopped does not count."""
-        limit = self.plan.settings.host_timeout
+        limit = self.plan.options.host_timeout
         while True:
             due = self.decider.deadline
             wait = _TICK if due is None else min(_TICK, max(0.0, due - self._now()))

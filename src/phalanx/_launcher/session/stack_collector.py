@@ -55,7 +55,7 @@ class StackCollector:
                 rank=dump.rank,
                 hostname=member.hostname,
                 pid=dump.pid,
-                threads=parse(agent.translate_text(dump.text, plan.workspace)),
+                threads=parse(agent.translate_text(dump.text, plan.project)),
                 problem=dump.problem,
             )
             for dump in frame.ranks

@@ -26,9 +26,9 @@ class StoreAddress:
         self._agents = {m.agent: agents[m.agent] for m in round_.members if m.agent in agents}
         self._hellos = {i: a.hello for i, a in self._agents.items() if a.hello is not None}
         here = {index for index, agent in self._agents.items() if not agent.placed.is_remote}
-        settings = plan.settings
-        given = settings.address if first.agent == plan.members[0].agent else None
-        self.address = given or choose(self._hellos, first.agent, here, settings.interface)
+        options = plan.options
+        given = options.address if first.agent == plan.members[0].agent else None
+        self.address = given or choose(self._hellos, first.agent, here, options.interface)
         if not self.address:
             raise StartFailed(
                 f"{first.hostname}, which workers connect to, has no address that other hosts can "
@@ -44,10 +44,10 @@ class StoreAddress:
         frame = wire.Reach(address=self.address, port=first.probe_port)
         asked: list[AgentHandle] = []
         for index, agent in self._agents.items():
-            place = (self.address, first.probe_port)
-            if agent.tried == place or index not in self._hellos:
+            tried = (self.address, first.probe_port)
+            if agent.tried == tried or index not in self._hellos:
                 continue
-            agent.tried = place
+            agent.tried = tried
             agent.reached = asyncio.get_running_loop().create_future()
             if self._hellos[index].space == first.space:
                 agent.reached.set_result("")
@@ -68,8 +68,8 @@ class StoreAddress:
     def failure(self, found: Mapping[AgentId, str]) -> StartFailed:
         """The error for those that do not reach it."""
         problems = {m.hostname: found[m.agent] for m in self._members if m.agent in found}
-        place = f"{self._first.hostname} at {self.address}"
-        lines = [f"{host} cannot reach {place}: {problem}" for host, problem in problems.items()]
+        where = f"{self._first.hostname} at {self.address}"
+        lines = [f"{host} cannot reach {where}: {problem}" for host, problem in problems.items()]
         return StartFailed(
             "\n".join(lines) + "\nWorkers connect to that address. Check firewalls and networks, "
             "or set another address of that host with address=..., or an interface with "

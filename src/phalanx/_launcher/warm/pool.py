@@ -263,15 +263,15 @@ def directory(*, create: bool = True) -> Path | None:
     base = Path(own) if own else Path(tempfile.gettempdir())
     path = base / (f"phalanx-{os.geteuid()}" if not own else "phalanx")
     try:
-        for place in (path, path / "warm"):
+        for level in (path, path / "warm"):
             if create:
-                place.mkdir(mode=0o700, exist_ok=True)
-            elif not place.exists():
+                level.mkdir(mode=0o700, exist_ok=True)
+            elif not level.exists():
                 return None
-            found = place.lstat()
+            found = level.lstat()
             private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
             if not private or found.st_uid != os.geteuid():
-                logger.warning("phalanx: ignoring %s: other users can write to it", place)
+                logger.warning("phalanx: ignoring %s: other users can write to it", level)
                 return None
     except OSError as error:
         logger.warning("phalanx: keep_warm: cannot keep an agent: %s", error)
@@ -285,13 +285,13 @@ class KeptPool:
     def __init__(self, seconds: float) -> None:
         """Makes the directory if need be."""
         self._seconds = seconds
-        self._place = directory()
+        self._directory = directory()
 
     def take(self, fingerprint: Fingerprint) -> AgentProcess | None:
         """Connect to an agent that waits with this fingerprint."""
-        if self._place is None or "host" in fingerprint:
+        if self._directory is None or "host" in fingerprint:
             return None
-        for found in kept_agents(self._place, digest(fingerprint)):
+        for found in kept_agents(self._directory, digest(fingerprint)):
             if (child := found.visit()) is not None:
                 return child
         return None
@@ -301,9 +301,11 @@ class KeptPool:
 
     def rest(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
         """It waits at a socket of its own, on this machine."""
-        if self._place is None or "host" in fingerprint:
+        if self._directory is None or "host" in fingerprint:
             return None
-        return wire.StayWarm(keep=self._seconds, place=str(self._place), key=digest(fingerprint))
+        return wire.StayWarm(
+            keep=self._seconds, directory=str(self._directory), key=digest(fingerprint)
+        )
 
     def put(self, fingerprint: Fingerprint, child: AgentProcess) -> None:
         """It stays by itself."""
@@ -327,11 +329,11 @@ class KeptAgent:
         """Go to it; it is then nobody else's. None, and its traces removed, if it is gone."""
         from phalanx._agent.warm_wait import ACCEPTED, peer
 
-        place = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
+        parent = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(_PATIENCE)
-                connection.connect(f"/proc/self/fd/{place}/{self.path.stem}.sock")
+                connection.connect(f"/proc/self/fd/{parent}/{self.path.stem}.sock")
                 if peer(connection) == (self.pid, os.geteuid()):
                     child = AgentProcess.found(connection, self.pid)
                     # Whoever is told so has it; the others were too late.
@@ -341,7 +343,7 @@ class KeptAgent:
         except OSError:
             self.remove_traces()
         finally:
-            os.close(place)
+            os.close(parent)
         return None
 
     def remove_traces(self) -> None:
@@ -370,9 +372,9 @@ def _is_told(connection: socket.socket, word: bytes) -> bool:
         return False
 
 
-def kept_agents(place: Path, key: str = "") -> Iterator[KeptAgent]:
+def kept_agents(directory: Path, key: str = "") -> Iterator[KeptAgent]:
     """The agents that wait in a directory, those of a name or all; some may be gone already."""
-    for path in sorted(place.glob(f"{key}*.json")):
+    for path in sorted(directory.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
             if known.pop("space") != identity.space("pid"):

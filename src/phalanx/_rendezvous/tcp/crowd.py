@@ -54,14 +54,14 @@ class Crowd(Generic[T]):
         self.strangers = strangers
         self._keeps = keeps
         self._groups: dict[tuple[Standing, Hashable], _Group[T]] = {}
-        self._places: dict[T, tuple[Standing, Hashable]] = {}
+        self._keys: dict[T, tuple[Standing, Hashable]] = {}
         self._numbers = dict.fromkeys(Standing, 0)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._keys)
 
     def __contains__(self, one: object) -> bool:
-        return one in self._places
+        return one in self._keys
 
     def enter(self, one: T, origin: Hashable, standing: Standing) -> T | None:
         """Let one in; gives who has to go for it, which may be that one itself."""
@@ -71,41 +71,41 @@ class Crowd(Generic[T]):
         if victim != one:
             group = self._groups.setdefault((standing, origin), _Group(standing))
             group.new[one] = None
-            self._places[one] = standing, origin
+            self._keys[one] = standing, origin
             self._numbers[standing] += 1
         return victim
 
     def advance(self, one: T) -> None:
         """It has come further than those that have only connected; idempotent."""
-        if (place := self._places.get(one)) is not None:
-            group = self._groups[place]
+        if (key := self._keys.get(one)) is not None:
+            group = self._groups[key]
             if group.new.pop(one, self) is not self:
                 group.advanced[one] = None
 
     def leave(self, one: T) -> None:
         """It is gone; idempotent."""
-        if (place := self._places.pop(one, None)) is None:
+        if (key := self._keys.pop(one, None)) is None:
             return
-        group = self._groups[place]
+        group = self._groups[key]
         group.new.pop(one, None)
         group.advanced.pop(one, None)
-        self._numbers[place[0]] -= 1
+        self._numbers[key[0]] -= 1
         if not len(group):
-            del self._groups[place]
+            del self._groups[key]
 
     def _is_full(self, standing: Standing) -> bool:
         is_stranger = standing is Standing.STRANGER
         too_many = is_stranger and self._numbers[standing] >= self.strangers
-        return too_many or len(self._places) >= self.room
+        return too_many or len(self._keys) >= self.room
 
-    def _victim(self, one: T, place: tuple[Standing, Hashable]) -> T:
+    def _victim(self, one: T, key: tuple[Standing, Hashable]) -> T:
         lowest = next((s for s in Standing if self._numbers[s]), None)
-        if lowest is None or lowest > place[0]:
+        if lowest is None or lowest > key[0]:
             return one
         equals = [group for group in self._groups.values() if group.standing is lowest]
         heaviest = max(equals, key=lambda group: (len(group), bool(group.new)))
-        own = self._groups.get(place)
-        if lowest < place[0] or len(heaviest) > (0 if own is None else len(own)):
+        own = self._groups.get(key)
+        if lowest < key[0] or len(heaviest) > (0 if own is None else len(own)):
             return heaviest.oldest
         assert own is not None  # it is one of the heaviest
         return one if self._keeps and not own.new else own.oldest

@@ -156,9 +156,9 @@ class Follower:
             if not error.closed:
                 self._connecting = min(2 * self._connecting, _LONGEST_CONNECTING)
             if await self._meets_torch(contact, error):
-                place = f"{contact.address}:{contact.port}"
+                where = f"{contact.address}:{contact.port}"
                 raise RendezvousError(
-                    f"torch's own launcher waits at {place}: {torch_store.MIXED}."
+                    f"torch's own launcher waits at {where}: {torch_store.MIXED}."
                 ) from None
             if error.stranger:
                 self._say(contact, f"{error}. Do all hosts have the same token?")
@@ -239,8 +239,8 @@ class Follower:
             )
 
     def _timeout(self, reason: str) -> RendezvousTimeoutError:
-        place = self._host.endpoint
+        endpoint = self._host.endpoint
         return RendezvousTimeoutError(
-            f"no rendezvous at {place.address}:{place.port} within {self._patience:g} s "
+            f"no rendezvous at {endpoint.address}:{endpoint.port} within {self._patience:g} s "
             f"(join_timeout): {reason}. Check that its host is up and the port is open."
         )

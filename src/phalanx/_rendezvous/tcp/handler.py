@@ -189,8 +189,8 @@ class _HandlerRun:
                 f"too few hosts joined within {patience:g} s (join_timeout)."
             ) from None
         rank = round_.members.index(round_.member(self._agent))
-        place = RendezvousStoreInfo(round_.store.address, round_.store.port)
-        return RendezvousInfo(None, rank, len(round_.members), place)
+        store_info = RendezvousStoreInfo(round_.store.address, round_.store.port)
+        return RendezvousInfo(None, rank, len(round_.members), store_info)
 
     def end(self) -> None:
         self._call(self._cancel)
@@ -268,16 +268,16 @@ class _HandlerRun:
         decider = self._decider
         if decider is None or decider.round is None or decider.round.number != number:
             return
-        place = Endpoint("", self._bound.getsockname()[1])
+        endpoint = Endpoint("", self._bound.getsockname()[1])
         if self._halted is not None:
             self._halted = None
-            decider.tell(RoundClearedEvent(self._agent, number, place))
+            decider.tell(RoundClearedEvent(self._agent, number, endpoint))
         else:
             now = time.monotonic()
             decider.tell(
                 AgentGoneEvent(self._agent, "it wants another rendezvous", Interval(now, now))
             )
-            decider.tell(JoinedEvent(self._agent, place))
+            decider.tell(JoinedEvent(self._agent, endpoint))
 
     def _cancel(self) -> None:
         if self._decider is not None:

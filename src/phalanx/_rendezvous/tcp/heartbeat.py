@@ -57,9 +57,9 @@ class Heartbeat:
         if leader is not None and self._state.request is not None and not self._host.is_alone:
             gathered = leader.gathered
         if gathered and waited < SAID_AFTER <= waited + _TICK:
-            place, limit = self._host.endpoint, self._host.settings.join_timeout
+            endpoint, limit = self._host.endpoint, self._host.settings.join_timeout
             logger.warning(
                 "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
-                *(place.address, place.port, limit, gathered),
+                *(endpoint.address, endpoint.port, limit, gathered),
             )
         self._waited = waited + _TICK if gathered else 0.0

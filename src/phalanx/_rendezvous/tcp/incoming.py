@@ -19,7 +19,7 @@ from phalanx._wire.rendezvous_frames import JoinRefused, JoinRequest, LeaderMove
 _HELD = 2.0
 """Seconds that one who asks is kept waiting while we still follow another."""
 _WATCHED = 1.0
-"""Seconds between looks whether somebody has come to the place where it began."""
+"""Seconds between looks whether somebody has come to the original endpoint."""
 _LOOKED = 0.25
 """Seconds between looks for those that have not come after another has taken over."""
 _FIRST_WORD = 10.0
@@ -124,7 +124,7 @@ class IncomingPeers:
                         leader.count_out(agent)
 
     async def watch_the_beginning(self) -> None:
-        """Have those that come to the place where it began sent to where it goes on."""
+        """Have those that come to the original endpoint sent to where it goes on."""
         while self._state.leader is not None and not self._state.is_over:
             await asyncio.sleep(_WATCHED)
             with contextlib.suppress(PeerUnreachable):

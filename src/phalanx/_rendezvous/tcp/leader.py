@@ -216,14 +216,16 @@ class Leader:
                 when = link.clock.interval(frame.outcome.clock)
                 self.feed(WorkerEndedEvent(agent, frame.round, frame.outcome, when))
             case wire.RoundCleared():
-                place = Endpoint(self._contacts[agent].address, frame.port) if frame.port else None
+                endpoint = (
+                    Endpoint(self._contacts[agent].address, frame.port) if frame.port else None
+                )
                 number = frame.round
                 if (request := self._held.get(agent)) is not None:
                     self.join(replace(request, clear=True, port=frame.port or request.port))
                     return
                 if number == link.last_round:  # as above
                     number = self._coordinator.round_of(agent) or number
-                self.feed(RoundClearedEvent(agent, number, place))
+                self.feed(RoundClearedEvent(agent, number, endpoint))
             case JoinRequest() if frame.agent == agent and not self.problem_of(frame):
                 self.join(frame)  # its own agent was lost, and is there again
             case wire.AgentGone():

@@ -52,13 +52,13 @@ class Link:
         self._silence = Silence()
 
     @classmethod
-    async def to(cls, place: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
+    async def to(cls, endpoint: Endpoint, key: bytes, patience: float = CONNECTING) -> Link:
         """Connect, with a proof of the key both ways. Raises `PeerUnreachable`."""
         connection: socket.socket | None = None
         found: list[_Address] = []
         try:
             async with asyncio.timeout(patience):
-                found = await _resolve(place)
+                found = await _resolve(endpoint)
                 connection = await _connect(found)
                 session = await trust.prove(connection, key)
                 link = cls(await SocketChannel.over(connection, session))
@@ -66,7 +66,7 @@ class Link:
                 return link
         except TimeoutError:
             # One that takes connections and does not greet is as much a stranger as any.
-            what = "no answer" if found else f"no answer from the resolver for {place.address}"
+            what = "no answer" if found else f"no answer from the resolver for {endpoint.address}"
             problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
@@ -150,10 +150,10 @@ class Link:
 _Address = tuple[int, int, int, str, Any]
 
 
-async def _resolve(place: Endpoint) -> list[_Address]:
+async def _resolve(endpoint: Endpoint) -> list[_Address]:
     """An endpoint's addresses. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    return list(await loop.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM))
+    return list(await loop.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM))
 
 
 async def _connect(found: list[_Address]) -> socket.socket:

@@ -59,14 +59,14 @@ class StoreGate:
 
 
 async def _splice(
-    connection: socket.socket, place: Endpoint, answered: Callable[[], object]
+    connection: socket.socket, endpoint: Endpoint, answered: Callable[[], object]
 ) -> None:
     """Join two connections until one of them ends; `answered` when the other says something."""
     writers: list[asyncio.StreamWriter] = []
     try:
         ours = await asyncio.open_connection(sock=connection, limit=_BUFFER)
         writers.append(ours[1])
-        theirs = await asyncio.open_connection(place.address, place.port, limit=_BUFFER)
+        theirs = await asyncio.open_connection(endpoint.address, endpoint.port, limit=_BUFFER)
         writers.append(theirs[1])
         await asyncio.gather(
             _pump(ours[0], theirs[1], lambda: None), _pump(theirs[0], ours[1], answered)

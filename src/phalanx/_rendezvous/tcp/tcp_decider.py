@@ -161,17 +161,17 @@ class TcpDecider:
 
         Where no other host can come nobody listens, but for the workers on a shared port.
         """
-        place, settings = self._host.endpoint, self._host.settings
+        endpoint, settings = self._host.endpoint, self._host.settings
         if self._host.is_alone and not self._host.shares_port:
             return True
         anywhere = not self._host.is_local
         if is_host:
             try:
-                self._listener = self._connector.listen(place.port, anywhere=anywhere)
+                self._listener = self._connector.listen(endpoint.port, anywhere=anywhere)
                 return True
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or settings.is_host or place.port == 0:
-                    raise RendezvousConnectionError(_why_not(place, error)) from None
+                if error.errno != errno.EADDRINUSE or settings.is_host or endpoint.port == 0:
+                    raise RendezvousConnectionError(_why_not(endpoint, error)) from None
         self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
 
@@ -333,9 +333,9 @@ class TcpDecider:
         self._incoming.answer()
 
 
-def _why_not(place: Endpoint, error: OSError) -> str:
+def _why_not(endpoint: Endpoint, error: OSError) -> str:
     """The port cannot be had; who has it, where that can be seen."""
     why = error.strerror
-    if error.errno == errno.EADDRINUSE and (holder := socket_owner.port_holder(place.port)):
-        why = f"port {place.port} is in use by process {holder.pid} ({holder.command})"
-    return f"cannot listen at {place.address}:{place.port}: {why}. Choose another port."
+    if error.errno == errno.EADDRINUSE and (holder := socket_owner.port_holder(endpoint.port)):
+        why = f"port {endpoint.port} is in use by process {holder.pid} ({holder.command})"
+    return f"cannot listen at {endpoint.address}:{endpoint.port}: {why}. Choose another port."

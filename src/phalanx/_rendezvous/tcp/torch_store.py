@@ -27,12 +27,12 @@ MIXED = (
 )
 
 
-async def listens_at(place: Endpoint) -> bool:
+async def listens_at(endpoint: Endpoint) -> bool:
     """Whether a store of torchrun's answers there; ours, any other answer, or none, is no."""
     number = secrets.token_bytes(4)
     try:
         async with asyncio.timeout(_PATIENCE):
-            reader, writer = await asyncio.open_connection(place.address, place.port)
+            reader, writer = await asyncio.open_connection(endpoint.address, endpoint.port)
             try:
                 writer.write(FIRST_WORDS + _PING + number)
                 if await reader.readexactly(4) != number:

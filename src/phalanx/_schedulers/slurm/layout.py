@@ -44,8 +44,8 @@ class JobDirectory:
 
     def streams(self, role: str, number: int) -> dict[str, str]:
         """The file of each stream of a replica."""
-        place = self.path / "logs" / role / str(number)
-        return {stream: str(place / f"{stream}.log") for stream in STREAMS}
+        directory = self.path / "logs" / role / str(number)
+        return {stream: str(directory / f"{stream}.log") for stream in STREAMS}
 
     def replica(self, role_index: int, number: int) -> dict[str, Any] | None:
         """What a replica has written of itself; None before it has."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx._registry import directory, replace, reserve
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
-from phalanx._registry.submission import facts_of, make_place
+from phalanx._registry.submission import facts_of, make_directory
 from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
 from phalanx._schedulers.lending import Lease, LeaseRequest
@@ -64,7 +64,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         app_id = make_app_id(app.name)
         if not app.roles:
             raise ConfigError(f"app {app.name!r} has no roles.")
-        place = _place_of(options.job_dir, app_id)
+        job_dir = _job_directory(options.job_dir, app_id)
         copies: dict[str, str] = {}
         roles = []
         for role in app.roles:
@@ -72,7 +72,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             cwd = own
             if options.job_dir is not None:
                 number = "" if not copies or own in copies else f"-{len(copies)}"
-                cwd = copies.setdefault(own, str(place / f"{WORKSPACE}{number}"))
+                cwd = copies.setdefault(own, str(job_dir / f"{WORKSPACE}{number}"))
             roles.append(self._role(role, app_id, cwd, options))
         python = _python(options)
         command = (python, "-I", "-S", os.path.abspath(slurm_replica.__file__))
@@ -81,8 +81,8 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             app_id=app_id,
             name=app.name,
             session=self.session_name,
-            job_dir=str(place),
-            script=make_script(app_id, str(place), tuple(roles), options, command, programs),
+            job_dir=str(job_dir),
+            script=make_script(app_id, str(job_dir), tuple(roles), options, command, programs),
             roles=tuple(roles),
             copies=copies,
             files=tuple(
@@ -112,10 +112,10 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
 
         Raises `ConfigError`, and `SchedulerError` with Slurm's own reason.
         """
-        for place, script in request.files:
-            check_script(script, place)
+        for cwd, script in request.files:
+            check_script(script, cwd)
         try:
-            path = make_place(request.app_id)
+            path = make_directory(request.app_id)
         except FileExistsError:
             raise SchedulerError(f"{request.app_id} has already been submitted.") from None
         except (OSError, RuntimeError) as error:
@@ -295,8 +295,8 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         return by_handle(_NAME, self.session_name, app_id)
 
 
-def _place_of(job_dir: str | None, app_id: str) -> Path:
-    """Where an app's files are. Raises `SchedulerError` where there is no place for them."""
+def _job_directory(job_dir: str | None, app_id: str) -> Path:
+    """Where an app's files are. Raises `SchedulerError` where they cannot be created."""
     if job_dir is not None:
         return Path(job_dir).expanduser().absolute() / app_id
     try:

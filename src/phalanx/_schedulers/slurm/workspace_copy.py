@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
-from phalanx._launcher.project.workspace import WorkspaceRoot
+from phalanx._launcher.project.project_files import ProjectDirectory
 from phalanx.errors import SchedulerError
 
 
@@ -26,7 +26,7 @@ def _copy(source: str, target: str) -> None:
     os.makedirs(target, mode=0o700)
     made = {""}
     jobs = _left_out(source, target)
-    for path, _ in WorkspaceRoot(os.path.abspath(source)).files():
+    for path, _ in ProjectDirectory(os.path.abspath(source)).files():
         full = os.path.join(source, path)
         if full.startswith(jobs + os.sep):
             continue

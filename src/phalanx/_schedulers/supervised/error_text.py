@@ -47,7 +47,7 @@ class ReplicaError:
         """It happened in another replica."""
         return self.where is not None and self.where.elsewhere
 
-    def describe_place(self) -> str:
+    def describe_worker(self) -> str:
         """The worker, to follow the text; nothing where that names it, or none is known."""
         if self.where is None or self.where.elsewhere or self.is_complete:
             return ""

@@ -55,7 +55,7 @@ class SshReplicas:
             if len(hosts) < 2:
                 continue
             try:
-                app = self._start(hosts, role.replicas[0], program.first_place, ())
+                app = self._start(hosts, role.replicas[0], program.rank0_endpoint, ())
                 while not app.status().state.is_final:
                     if not wait(f"logging in to {len(hosts)} hosts"):
                         app.cancel(0.0)
@@ -73,9 +73,9 @@ class SshReplicas:
         """Launch its program on its host; returns before that has begun."""
         self._graces.pop(replica.key, None)
         first, port = self._first[replica.role]
-        places = {self._request.settings["rank0_env"]: first, RANK0_PORT: str(port)}
+        rendezvous = {self._request.settings["rank0_env"]: first, RANK0_PORT: str(port)}
         token = {RENDEZVOUS_TOKEN: os.environ[RENDEZVOUS_TOKEN]}
-        env = {**places, **token, **replica.env}
+        env = {**rendezvous, **token, **replica.env}
         try:
             app = self._start(
                 *([replica.hostname], replica, program.run, (list(replica.argv), env, first)),

@@ -18,7 +18,7 @@ from phalanx._core.environment import users
 from phalanx._core.ranks import RANK_VARIABLES, REPLICA
 from phalanx._registry import directory, owner, replace, reserve
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
-from phalanx._registry.submission import facts_of, make_place
+from phalanx._registry.submission import facts_of, make_directory
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.replica_logs import (
     find_replica,
@@ -131,7 +131,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             if script is not None:
                 check_script(script, cwd)
         try:
-            path = make_place(request.app_id)
+            path = make_directory(request.app_id)
         except FileExistsError:
             raise SchedulerError(f"{request.app_id} has already been submitted.") from None
         except (OSError, RuntimeError) as error:
@@ -228,7 +228,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
 
 
 def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
-    """Where the logs of an app are. Raises `SchedulerError` where there is no place for them."""
+    """Where the logs of an app are. Raises `SchedulerError` where they cannot be created."""
     if log_dir is None:
         try:
             return directory() / app_id / "logs"
@@ -240,11 +240,11 @@ def _log_root(log_dir: str | None, session: str, app_id: str) -> Path:
 def _make_log_directories(request: AppRequest) -> None:
     """Raises `SchedulerError` where the output could not go."""
     for replica in request.replicas:
-        place = os.path.dirname(replica.logs["stdout"])
+        directory = os.path.dirname(replica.logs["stdout"])
         try:
-            os.makedirs(place, mode=0o700, exist_ok=True)
+            os.makedirs(directory, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise SchedulerError(f"cannot create the log directory {place}: {error}") from error
+            raise SchedulerError(f"cannot create the log directory {directory}: {error}") from error
 
 
 def _pending(request: AppRequest) -> dict[str, Any]:

@@ -377,7 +377,7 @@ class Supervisor:
             signal=ending.signal,
             error=error.text,
         )
-        self._message = f"{key[0]}/{key[1]} {how.describe()}{error.describe_place()}"
+        self._message = f"{key[0]}/{key[1]} {how.describe()}{error.describe_worker()}"
 
     def _finish(self, state: AppState) -> None:
         self._starter.close()

@@ -114,8 +114,8 @@ def find_configs(dirs: Iterable[str] | None = None) -> list[str]:
         if not os.path.isfile(named):
             raise FileNotFoundError(f"${ENV_TORCHXCONFIG}: no such file: {named}")
         return [named]
-    places = DEFAULT_CONFIG_DIRS if dirs is None else dirs
-    files = [os.path.join(place, CONFIG_FILE) for place in places]
+    directories = DEFAULT_CONFIG_DIRS if dirs is None else dirs
+    files = [os.path.join(directory, CONFIG_FILE) for directory in directories]
     return [file for file in dict.fromkeys(files) if os.path.isfile(file)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError, LaunchError
-from phalanx._launcher.project import workspace
+from phalanx._launcher.project import project_files
 from phalanx._launcher.project.shared_directories import SharedDirectories
 
 
@@ -35,7 +35,7 @@ def test_without_git_everything_but_what_nobody_wants(home):
     write("a.py", "sub/b.txt", "__pycache__/a.pyc", "venv/pyvenv.cfg", "venv/x.py", ".git2/x")
     write("node_modules/x.js", ".mypy_cache/x", ".phalanx-0123")
     name = Path.cwd().name
-    found = workspace.find("auto", os.getcwd(), ())
+    found = project_files.find("auto", os.getcwd(), ())
     assert sent(found) == [f"{name}/.git2/x", f"{name}/a.py", f"{name}/sub/b.txt"]
 
 
@@ -51,7 +51,7 @@ def test_in_a_repository_the_whole_of_it_from_anywhere_within(home):
         subprocess.run([*git, "-C", "../other", *command], check=True)
     subprocess.run([*git, "submodule", "--quiet", "add", "../other", "mod"], check=True)
     name = Path.cwd().name
-    found = workspace.find("auto", os.path.abspath("sub"), ())
+    found = project_files.find("auto", os.path.abspath("sub"), ())
     assert sent(found) == sorted(
         f"{name}/{path}"
         for path in (".gitignore", ".gitmodules", "mod/inner.py", odd, "sub/deep.py", "top.py")
@@ -64,7 +64,7 @@ def test_files_that_are_needed_from_elsewhere_come_with_their_packages(home):
         "work/main.py", "lib/mine/__init__.py", "lib/mine/data.txt", "lib/other.py", "one/alone.py"
     )
     files = [os.path.abspath(p) for p in ("lib/mine/__init__.py", "one/alone.py", "work/main.py")]
-    found = workspace.find("auto", os.path.abspath("work"), files)
+    found = project_files.find("auto", os.path.abspath("work"), files)
     assert sent(found) == [
         "lib/mine/__init__.py",
         "lib/mine/data.txt",
@@ -76,7 +76,7 @@ def test_files_that_are_needed_from_elsewhere_come_with_their_packages(home):
 def test_two_directories_of_one_name_have_two(home):
     """Within the project."""
     write("a/src/x.py", "b/src/y.py")
-    found = workspace.find("auto", os.path.abspath("a/src"), [os.path.abspath("b/src/y.py")])
+    found = project_files.find("auto", os.path.abspath("a/src"), [os.path.abspath("b/src/y.py")])
     assert sent(found) == ["src/x.py", "src_/y.py"]
 
 
@@ -84,9 +84,9 @@ def test_of_a_home_directory_only_what_is_needed(home, monkeypatch):
     """It is nobody's project."""
     write("home/train.py", "home/.ssh/id", "home/big.bin")
     place = os.path.abspath("home")
-    found = workspace.find("auto", place, [f"{place}/train.py"])
+    found = project_files.find("auto", place, [f"{place}/train.py"])
     assert sent(found) == ["home/train.py"]
-    assert sent(workspace.find("auto", place, ())) == []
+    assert sent(project_files.find("auto", place, ())) == []
 
 
 def test_what_is_not_a_file_is_left_out(home):
@@ -98,7 +98,7 @@ def test_what_is_not_a_file_is_left_out(home):
     Path("to_dir").symlink_to("dir")
     os.mkfifo("pipe")
     name = Path.cwd().name
-    found = workspace.find("auto", os.getcwd(), ())
+    found = project_files.find("auto", os.getcwd(), ())
     assert sent(found) == [f"{name}/{n}" for n in ("a", "dangling", "loop", "to_dir")]
 
 
@@ -112,7 +112,7 @@ def test_what_is_behind_a_link_is_not_the_projects(home):
     Path("proj/data").symlink_to("../elsewhere")
     Path("proj/lib").symlink_to("../lib")
     needed = [os.path.abspath("proj/lib/mod.py")]
-    found = workspace.find("auto", os.path.abspath("proj"), needed)
+    found = project_files.find("auto", os.path.abspath("proj"), needed)
     assert sent(found) == ["proj/a.py", "proj/data", "proj/lib/mod.py"]
 
 
@@ -123,7 +123,7 @@ def test_in_a_repository_too_nobody_wants_environments_and_caches(home):
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "add", "node_modules"], check=True)
     name = Path.cwd().name
-    assert sent(workspace.find("auto", os.getcwd(), ())) == [
+    assert sent(project_files.find("auto", os.getcwd(), ())) == [
         f"{name}/a.py",
         f"{name}/node_modules/kept.js",
     ]
@@ -135,17 +135,17 @@ def test_files_that_git_ignores_are_sent_where_they_are_needed(home):
     Path(".gitignore").write_text("_version.py\nbuild/\n")
     subprocess.run(["git", "init", "-q"], check=True)
     name = Path.cwd().name
-    found = workspace.find("auto", os.getcwd(), [os.path.abspath("_version.py")])
+    found = project_files.find("auto", os.getcwd(), [os.path.abspath("_version.py")])
     assert sent(found) == [f"{name}/{n}" for n in (".gitignore", "_version.py", "a.py")]
-    assert sent(workspace.find("build", os.getcwd(), ())) == ["build/b.py", "build/c.txt"]
+    assert sent(project_files.find("build", os.getcwd(), ())) == ["build/b.py", "build/c.txt"]
 
 
 def test_a_long_list_of_files_goes_in_pieces(home):
     """No frame takes more."""
     for i in range(60):
         write(f"f{i}")
-    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
-    large = workspace.Manifest("d", os.urandom(3 << 20), {}, {})
+    manifest = project_files.find("auto", os.getcwd(), ()).manifest()
+    large = project_files.Manifest("d", os.urandom(3 << 20), {}, {})
     pieces = list(large.pieces("d"))
     assert [len(p.data) for p in pieces] == [1 << 20] * 3
     assert b"".join(p.data for p in pieces) == large.data
@@ -155,7 +155,7 @@ def test_a_long_list_of_files_goes_in_pieces(home):
 def test_a_file_that_is_being_written_is_sent_as_it_was_read(home):
     """Such as the log of another job."""
     write("growing.log")
-    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
+    manifest = project_files.find("auto", os.getcwd(), ()).manifest()
     with open("growing.log", "a") as file:
         file.write("more")
     (digest,) = manifest.sources
@@ -167,16 +167,16 @@ def test_an_ignore_file_that_makes_no_sense_is_named(home):
     write("a")
     Path(".phalanxignore").write_bytes(b"!\n")
     with pytest.raises(LaunchError, match=r"\.phalanxignore"):
-        workspace.find("auto", os.getcwd(), ()).manifest()
+        project_files.find("auto", os.getcwd(), ()).manifest()
     Path(".phalanxignore").write_bytes(b"\xff\xfe\n")
-    assert workspace.find("auto", os.getcwd(), ()).manifest()
+    assert project_files.find("auto", os.getcwd(), ()).manifest()
 
 
 def test_a_file_that_changes_on_its_way_is_an_error(home):
     """Not half of each."""
     write("a")
     os.utime("a", (0, 0))
-    manifest = workspace.find("auto", os.getcwd(), ()).manifest()
+    manifest = project_files.find("auto", os.getcwd(), ()).manifest()
     (digest,) = manifest.sources
     assert b"".join(p.data for p in manifest.pieces(digest)) == b"a"
     Path("a").write_text("b")
@@ -187,17 +187,17 @@ def test_a_file_that_changes_on_its_way_is_an_error(home):
 def test_the_logs_of_the_launch_are_left_out(home):
     """They are written while it is sent."""
     write("a.py", "logs/x.log", "logs.py")
-    found = workspace.find("auto", os.getcwd(), ())
-    found = workspace.Workspace(found.roots, without=os.path.abspath("logs"))
+    found = project_files.find("auto", os.getcwd(), ())
+    found = project_files.Project(found.roots, without=os.path.abspath("logs"))
     name = Path.cwd().name
     assert sent(found) == [f"{name}/a.py", f"{name}/logs.py"]
 
 
 def test_nothing_and_what_is_no_directory():
     """None, and a mistake."""
-    assert workspace.find(None, "/", ()) is None
+    assert project_files.find(None, "/", ()) is None
     with pytest.raises(ConfigError, match="is not a directory"):
-        workspace.find("/no/such/place", "/", ())
+        project_files.find("/no/such/place", "/", ())
 
 
 def test_tokens_are_there_for_a_moment(tmp_path):

@@ -46,7 +46,7 @@ _LOG = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}-.+\.log")
 
 
 @dataclass(frozen=True)
-class WorkspaceRoot:
+class ProjectDirectory:
     """A directory of the user's, and which of its files are sent."""
 
     path: str
@@ -94,14 +94,14 @@ class WorkspaceRoot:
 
 
 @dataclass(frozen=True)
-class Workspace:
+class Project:
     """A project that may have to be sent: directories, by their names within it."""
 
-    roots: dict[str, WorkspaceRoot]
+    roots: dict[str, ProjectDirectory]
     without: str | None = None
     """A directory that is left out: that of the launch's logs."""
 
-    def leaving_out(self, directory: str) -> Workspace:
+    def leaving_out(self, directory: str) -> Project:
         """Without a directory, unless that would be all of it."""
         inside = any(_is_within(directory, root.path) for root in self.roots.values())
         return dataclasses.replace(self, without=directory) if inside else self
@@ -176,21 +176,21 @@ def _pieces(digest: str, total: int, blocks: Iterable[bytes]) -> Iterator[wire.P
         offset += len(block)
 
 
-def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspace | None:
+def find(workspace: object, cwd: str | None, files: Collection[str]) -> Project | None:
     """The project that `workspace` means; None for nothing. Raises `ConfigError`.
 
     `files` are those of the user's that the function was seen to need.
     """
     if workspace is None:
         return None
-    roots: list[WorkspaceRoot] = []
+    roots: list[ProjectDirectory] = []
     if workspace != "auto":
         path = os.path.abspath(os.path.expanduser(str(workspace)))
         if not os.path.isdir(path):
             raise ConfigError(
                 f'workspace={workspace!r} is not a directory; use a directory, "auto" or None.'
             )
-        roots.append(WorkspaceRoot(path, needed=_needed(files, path)))
+        roots.append(ProjectDirectory(path, needed=_needed(files, path)))
     elif cwd is not None:
         wide = _too_wide()
         path = _repository(cwd) or cwd
@@ -198,37 +198,39 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Workspac
         needed = _needed(files, path)
         # A home directory is nobody's project: only what the function was seen to need of it.
         roots.append(
-            WorkspaceRoot(path, only=needed) if path in wide else WorkspaceRoot(path, needed=needed)
+            ProjectDirectory(path, only=needed)
+            if path in wide
+            else ProjectDirectory(path, needed=needed)
         )
     outside: dict[str, dict[str, None]] = {}
     for file in files:
         if not any(_is_within(file, root.path) for root in roots):
-            place = _import_place(file)
-            top = os.path.relpath(file, place).split(os.sep)[0]
-            outside.setdefault(place, {})[top] = None
+            base = _import_base(file)
+            top = os.path.relpath(file, base).split(os.sep)[0]
+            outside.setdefault(base, {})[top] = None
     roots += [
-        WorkspaceRoot(place, tuple(tops), _needed(files, place), is_outside=True)
-        for place, tops in outside.items()
+        ProjectDirectory(base, tuple(tops), _needed(files, base), is_outside=True)
+        for base, tops in outside.items()
     ]
-    named: dict[str, WorkspaceRoot] = {}
+    named: dict[str, ProjectDirectory] = {}
     for root in roots:
         name = os.path.basename(root.path) or "root"
         while name in named:
             name += "_"
         named[name] = root
-    return Workspace(named)
+    return Project(named)
 
 
 def _needed(files: Collection[str], root: str) -> tuple[str, ...]:
     return tuple(os.path.relpath(file, root) for file in files if _is_within(file, root))
 
 
-def _import_place(file: str) -> str:
+def _import_base(file: str) -> str:
     """The directory that a module's file is imported from: above its packages."""
-    place = os.path.dirname(file)
-    while os.path.exists(os.path.join(place, "__init__.py")) and place != os.sep:
-        place = os.path.dirname(place)
-    return place
+    base = os.path.dirname(file)
+    while os.path.exists(os.path.join(base, "__init__.py")) and base != os.sep:
+        base = os.path.dirname(base)
+    return base
 
 
 def _is_within(path: str, directory: str | None) -> bool:
@@ -236,14 +238,14 @@ def _is_within(path: str, directory: str | None) -> bool:
 
 
 def _too_wide() -> set[str]:
-    places = {os.sep, "/home", "/root", "/tmp", "/var/tmp", tempfile.gettempdir()}  # noqa: S108 not used
-    return {*places, os.path.expanduser("~")}
+    wide = {os.sep, "/home", "/root", "/tmp", "/var/tmp", tempfile.gettempdir()}  # noqa: S108 not used
+    return {*wide, os.path.expanduser("~")}
 
 
 def _repository(directory: str) -> str | None:
     """The root of the git repository that a directory is in."""
-    place = Path(directory)
-    for parent in (place, *place.parents):
+    start = Path(directory)
+    for parent in (start, *start.parents):
         if (parent / ".git").exists():
             return str(parent)
     return None
@@ -300,16 +302,16 @@ def _is_unwanted(path: str, environments: Collection[str]) -> bool:
 
 def _walk(root: str, ignored: _ignored) -> Iterator[str]:
     count = 0
-    for place, directories, files in os.walk(root):
+    for parent, directories, files in os.walk(root):
         directories[:] = [
             name
             for name in directories
             if name not in _UNWANTED
-            and not ignored(os.path.join(os.path.relpath(place, root), name, ""))
-            and not os.path.exists(os.path.join(place, name, _VENV))
-            and not os.path.islink(os.path.join(place, name))
+            and not ignored(os.path.join(os.path.relpath(parent, root), name, ""))
+            and not os.path.exists(os.path.join(parent, name, _VENV))
+            and not os.path.islink(os.path.join(parent, name))
         ]
-        links = [n for n in os.listdir(place) if os.path.islink(os.path.join(place, n))]
+        links = [n for n in os.listdir(parent) if os.path.islink(os.path.join(parent, n))]
         for name in {*files, *links}:
             if _LOG.fullmatch(name):
                 continue
@@ -319,7 +321,7 @@ def _walk(root: str, ignored: _ignored) -> Iterator[str]:
                     f"the project in {root} has more than {_FILES_LIMIT} files. Set a smaller "
                     f"directory with workspace=..., or exclude files in {IGNORE_FILE}."
                 )
-            yield os.path.relpath(os.path.join(place, name), root)
+            yield os.path.relpath(os.path.join(parent, name), root)
 
 
 class _ignored:  # noqa: N801 asked like a function
