@@ -35,6 +35,7 @@ LAYERS = [
     "_schedulers.lending _schedulers.options",
     "_launcher.transport",
     "_launcher.project",
+    "_images",
     "_launcher.planning",
     "_launcher.payload _launcher.result _launcher.interrupts",
     "_schedulers.authoring",

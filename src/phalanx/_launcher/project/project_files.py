@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +56,12 @@ class ProjectDirectory:
     """Files that are sent though git ignores them: the function was seen to need them."""
     is_outside: bool = False
     """It was found by what the function imports."""
+    ignored_as: Callable[[str], bool] | None = None
+    """Instead of git: whether a path is left out, or, where it ends in a slash, a directory."""
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """The files, by their paths within it. Raises `LaunchError` when there are too many."""
-        ignored = _ignored(self.path)
+        ignored = _ignored(self.path, self.ignored_as)
         linked: dict[str, bool] = {"": False}
         above = {str(parent) for path in self.needed for parent in Path(path).parents}
         for path in sorted({*self._listed(ignored), *self.needed}):
@@ -83,6 +85,8 @@ class ProjectDirectory:
         return known[directory]
 
     def _listed(self, ignored: _ignored) -> set[str]:
+        if self.ignored_as is not None:
+            return set(_walk(self.path, ignored))
         if self.only is None:
             return _listed(self.path, ignored)
         found: set[str] = set()
@@ -325,10 +329,11 @@ def _walk(root: str, ignored: _ignored) -> Iterator[str]:
 
 
 class _ignored:  # noqa: N801 asked like a function
-    """Whether `.phalanxignore` leaves a path out."""
+    """Whether `.phalanxignore` leaves a path out, or something else does."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, also: Callable[[str], bool] | None = None) -> None:
         self._spec = None
+        self._also = also
         path = os.path.join(root, IGNORE_FILE)
         with contextlib.suppress(OSError), open(path, errors="surrogateescape") as file:
             import pathspec
@@ -339,6 +344,8 @@ class _ignored:  # noqa: N801 asked like a function
                 raise LaunchError(f"{path}: {error}") from None
 
     def __call__(self, path: str) -> bool:
+        if self._also is not None and self._also(path):
+            return True
         if self._spec is None:
             return False
         slash = os.sep if path.endswith(os.sep) else ""

@@ -1,0 +1,284 @@
+"""Images of projects, built by a real engine."""
+
+import gc
+import os
+import re
+import time
+import uuid
+
+import docker as docker_client
+import pytest
+
+from phalanx._images import builder
+from phalanx._images.builder import ensure_image, find_image, provide
+from phalanx._images.old_images import old_images, remove_images
+from phalanx._images.plan import plan_image
+from phalanx.errors import SchedulerError
+from tests.cluster.docker import IMAGE
+
+
+@pytest.fixture
+def engine(in_docker):
+    client = docker_client.APIClient(base_url=in_docker.host, version="auto")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def project(tmp_path, in_docker):
+    """A project of its own name, whose images are removed."""
+    name = f"project-{uuid.uuid4().hex[:8]}"
+    place = tmp_path / name
+    place.mkdir()
+    (place / "main.py").write_text("print('hello')\n")
+    yield place
+    images = in_docker.docker("images", "-q", f"phalanx/{name}").split()
+    if images:
+        in_docker.docker("rmi", "-f", *images, check=False)
+
+
+@pytest.fixture
+def base(in_docker, tmp_path):
+    """Make an image over the tests' own, by lines of a Dockerfile."""
+    made = []
+
+    def make(*lines):
+        tag = f"phalanx-tests/own:{uuid.uuid4().hex}"
+        text = "\n".join([f"FROM {IMAGE}", *lines])
+        in_docker.docker("build", "-t", tag, "-", input=text)
+        made.append(tag)
+        return tag
+
+    yield make
+    if made:
+        in_docker.docker("rmi", "-f", *made)
+
+
+def images_of(docker, project):
+    return docker.docker("images", "-q", f"phalanx/{project.name}").split()
+
+
+def run(docker, image, *command):
+    return docker.docker("run", "--rm", image, *command)
+
+
+def test_a_project_is_built_once(in_docker, engine, project, capfd):
+    """Its files are where the image starts, and an unchanged one is not built again."""
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    assert run(in_docker, image, "python3", "main.py") == "hello\n"
+    found = find_image(engine, image)
+    assert provide(plan_image(IMAGE, str(project)), engine) == image
+    assert find_image(engine, image) == found
+    (project / "main.py").write_text("print('changed')\n")
+    changed = provide(plan_image(IMAGE, str(project)), engine)
+    assert changed != image
+    assert run(in_docker, changed, "python3", "main.py") == "changed\n"
+    assert len(images_of(in_docker, project)) == 2
+    labels = find_image(engine, changed)["Config"]["Labels"]
+    assert labels[builder.PROJECT_LABEL] == project.name
+    assert str(project) not in str(find_image(engine, changed))
+
+
+def test_an_unchanged_project_asks_the_engine_to_build_nothing(engine, project, monkeypatch):
+    """The name is looked up first."""
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    monkeypatch.setattr(engine, "build", None)
+    assert provide(plan_image(IMAGE, str(project)), engine) == image
+
+
+def test_planning_builds_nothing(in_docker, project, monkeypatch):
+    """It does not even ask the engine."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    plan = plan_image(IMAGE, str(project))
+    assert (plan.num_files, plan.dockerfile, plan.is_pushed) == (1, None, False)
+    assert images_of(in_docker, project) == []
+
+
+def test_ignored_files_are_not_in_the_image(in_docker, engine, project):
+    """Nor are the files by which they are ignored, and ours."""
+    for name in ("secret", "data/x", "data/keep", "cache/x"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x")
+    (project / ".dockerignore").write_text("secret\ndata\n!data/keep\n")
+    (project / ".phalanxignore").write_text("cache/\n.phalanxignore\n")
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    assert run(in_docker, image, "sh", "-c", "ls -A . data").split() == [
+        *(".:", "data", "main.py", "data:", "keep")
+    ]
+
+
+def test_files_links_modes_and_odd_names_arrive(in_docker, engine, project):
+    """As they are here; root's, as Docker has it."""
+    long, odd = "x" * 150 + "/" + "y" * 150, b"odd \xff\n name"
+    (project / ("x" * 150)).mkdir()
+    (project / long).write_text("long")
+    (project / os.fsdecode(odd)).write_text("odd")
+    (project / "run").write_text("#!/bin/sh\necho ran\n")
+    (project / "run").chmod(0o755)
+    (project / "link").symlink_to("main.py")
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    program = (
+        "import os, sys; print([os.popen('./run').read(), os.readlink('link'), open(sys.argv[1])."
+        "read(), open(bytes.fromhex(sys.argv[2])).read(), os.stat('main.py').st_uid])"
+    )
+    said = run(in_docker, image, "python3", "-c", program, long, odd.hex())
+    assert said == "['ran\\n', 'main.py', 'long', 'odd', 0]\n"
+
+
+def test_the_working_directory_of_the_image_is_kept(in_docker, engine, project, base):
+    """And what it has there."""
+    below = base("WORKDIR /deep/place", "RUN touch before")
+    image = provide(plan_image(below, str(project)), engine)
+    assert run(in_docker, image, "sh", "-c", "pwd; ls") == "/deep/place\nbefore\nmain.py\n"
+
+
+def test_an_image_without_a_working_directory_gets_one(in_docker, engine, project):
+    """A project with a `bin` must not be laid over `/bin`."""
+    (project / "bin").mkdir()
+    (project / "bin" / "sh").write_text("broken")
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    assert run(in_docker, image, "sh", "-c", "pwd; ls") == "/workspace\nbin\nmain.py\n"
+
+
+def test_the_user_of_the_image_owns_the_project(in_docker, engine, project, base):
+    """Files that only their owner may read are read."""
+    below = base("WORKDIR /app", "RUN chown user /app", "USER user")
+    (project / "main.py").chmod(0o600)
+    image = provide(plan_image(below, str(project)), engine)
+    command = "id -un; python3 main.py; touch new && ls"
+    assert run(in_docker, image, "sh", "-c", command).split() == ["user", "hello", "main.py", "new"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.phalanx", "Dockerfile.torchx"])
+def test_a_projects_own_dockerfile(in_docker, engine, project, name):
+    """It is given the role's image, and is part of the content."""
+    (project / name).write_text(
+        "ARG IMAGE\nFROM $IMAGE\nWORKDIR /own\nCOPY main.py .\nRUN echo one > made\n"
+    )
+    image = provide(plan_image(IMAGE, str(project)), engine)
+    assert run(in_docker, image, "sh", "-c", "pwd; ls; cat made").split() == [
+        *("/own", "made", "main.py", "one")
+    ]
+    text = (project / name).read_text()
+    (project / name).write_text(text.replace("one", "two"))
+    again = provide(plan_image(IMAGE, str(project)), engine)
+    assert run(in_docker, again, "cat", "made") == "two\n"
+
+
+def test_an_ignored_dockerfile_is_used_and_not_copied(in_docker, engine, project):
+    """As Docker has it."""
+    (project / ".dockerignore").write_text("Dockerfile*\n")
+    (project / "Dockerfile.phalanx").write_text(f"FROM {IMAGE}\nWORKDIR /x\nCOPY . .\n")
+    image = provide(plan_image("of-no-account", str(project)), engine)
+    assert run(in_docker, image, "ls", "-A") == "main.py\n"
+
+
+def test_another_base_image_of_the_same_name_is_another_image(in_docker, engine, project, base):
+    """Its id is part of the content."""
+    first, second = base("RUN echo 1 > /version"), base("RUN echo 2 > /version")
+    name = base()
+    in_docker.docker("tag", first, name)
+    one = provide(plan_image(name, str(project)), engine)
+    in_docker.docker("tag", second, name)
+    two = provide(plan_image(name, str(project)), engine)
+    assert [run(in_docker, image, "cat", "/version") for image in (one, two)] == ["1\n", "2\n"]
+
+
+def test_old_images_are_found_and_removed(in_docker, engine, project):
+    """Those of this user that no container has."""
+    first = provide(plan_image(IMAGE, str(project)), engine)
+    (project / "main.py").write_text("print('second')\n")
+    second = provide(plan_image(IMAGE, str(project)), engine)
+    container = in_docker.docker("create", second).strip()
+    mine = lambda before: [i for i in old_images(engine, before) if f"/{project.name}:" in i]
+    try:
+        assert mine(time.time() - 3600) == []
+        assert mine(time.time() + 1) == [first]
+        assert remove_images(engine, [first, second, "phalanx/nothing:1"]) == [
+            *(first, "phalanx/nothing:1")
+        ]
+    finally:
+        in_docker.docker("rm", container)
+    assert mine(time.time() + 1) == [second]
+
+
+# ── what goes wrong ───────────────────────────────────────────────────────────
+
+
+def test_a_step_that_fails_is_named_with_its_output(in_docker, engine, project):
+    """And leaves no container."""
+    before = in_docker.left()["containers"]
+    (project / "Dockerfile.phalanx").write_text(
+        f"FROM {IMAGE}\nRUN echo early\nRUN echo out; echo wrong >&2; exit 3\n"
+    )
+    with pytest.raises(SchedulerError) as raised:
+        provide(plan_image(IMAGE, str(project)), engine)
+    text = str(raised.value)
+    assert text.startswith(f"cannot build the image of {project}: it failed in step 3, RUN echo")
+    assert "non-zero code: 3. The output of that step:\n" in text
+    assert sorted(re.findall("^  (.*)$", text, re.MULTILINE)) == ["out", "wrong"]
+    assert images_of(in_docker, project) == []
+    assert in_docker.left()["containers"] == before
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("FROM\n", "FROM requires"),
+        ("FRM x\n", "unknown instruction: FRM"),
+        (f"FROM {IMAGE}\nCOPY nothing .\n", r"step 2, COPY nothing \.: COPY failed: .*nothing"),
+        ("", "file with no instructions|cannot be empty"),
+        (
+            f"FROM {IMAGE}\nRUN --mount=type=cache,target=/x ls\n",
+            "build the image with docker build",
+        ),
+    ],
+)
+def test_a_broken_dockerfile_is_one_sentence(engine, project, text, reason):
+    """With the engine's own reason."""
+    (project / "Dockerfile.phalanx").write_text(text)
+    with pytest.raises(SchedulerError, match=f"^cannot build the image of .*{reason}") as raised:
+        provide(plan_image(IMAGE, str(project)), engine)
+    assert "Traceback" not in str(raised.value)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_base_image_that_is_nowhere_is_said_with_the_next_command(engine, project, own):
+    """One sentence."""
+    name = "127.0.0.1:9/no/such:1"
+    if own:
+        (project / "Dockerfile.phalanx").write_text("ARG IMAGE\nFROM $IMAGE\n")
+    with pytest.raises(SchedulerError) as raised:
+        provide(plan_image(name, str(project)), engine)
+    text = str(raised.value)
+    assert text.startswith(f"the Docker engine has no image '{name}' and cannot pull it: ")
+    assert text.endswith(f". Try: docker pull {name}")
+    assert "\n" not in text
+
+
+def test_a_base_image_is_not_pulled_where_that_is_not_wanted(engine, project):
+    """pull=never."""
+    with pytest.raises(SchedulerError, match=r"no image 'nowhere:1', and pull=never\. Try: docker"):
+        provide(plan_image("nowhere:1", str(project)), engine, pull="never")
+    assert ensure_image(engine, IMAGE, "never").startswith("sha256:")
+
+
+def test_a_project_that_changes_while_it_is_sent_gives_no_image(in_docker, engine, project):
+    """The engine does not take half of it for the whole."""
+    (project / "large").write_bytes(bytes(5 << 20))
+    plan = plan_image(IMAGE, str(project))
+    (project / "main.py").write_text("print('other')\n")
+    with pytest.raises(SchedulerError, match=r"changed while the image was being built\. Submit"):
+        provide(plan, engine)
+    assert images_of(in_docker, project) == []
+
+
+def test_an_engine_that_is_gone_is_said(project):
+    """One sentence with the next command."""
+    client = docker_client.APIClient(base_url="unix:///nowhere/docker.sock", version="1.41")
+    with pytest.raises(
+        SchedulerError, match=r"connection to the Docker engine broke.* docker info"
+    ):
+        provide(plan_image(IMAGE, str(project)), client)
+    client.close()
+    gc.collect()  # the client's own socket, which was never connected
