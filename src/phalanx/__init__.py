@@ -30,7 +30,7 @@ _PUBLIC = {
     "Context": "phalanx._worker.context",
     "DefaultLogSpec": "phalanx._logs.spec",
     "FetchError": "phalanx.errors",
-    "Job": "phalanx._launcher.calls.job",
+    "Job": "phalanx._launcher.calls.jobs.job",
     "LaunchError": "phalanx.errors",
     "LaunchResult": "phalanx._launcher.result",
     "Launcher": "phalanx._launcher.launcher",
@@ -103,7 +103,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from phalanx._launcher.calls.calls import Calls
-    from phalanx._launcher.calls.job import Job
+    from phalanx._launcher.calls.jobs.job import Job
     from phalanx._launcher.detached.recorded_run import app
     from phalanx._launcher.launcher import Launcher, launch
     from phalanx._launcher.result import CallResult, LaunchResult

@@ -14,7 +14,7 @@ import pytest
 
 import phalanx
 from phalanx._core.stacks import RankStacks
-from phalanx._worker.stack_signal import SIGNAL
+from phalanx._worker.hooks.stack_signal import SIGNAL
 from tests.conftest import wait_until
 from tests.process.commands import phalanx as command
 

@@ -14,7 +14,7 @@ from phalanx import _wire as wire
 from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.settings import Settings
-from phalanx._rendezvous.tcp.link import PeerUnreachable
+from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._core.rounds import Ended, Endpoint, Outcome
@@ -50,7 +50,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Link:
-    """One end of a connection; as `phalanx._rendezvous.tcp.link.Link`."""
+    """One end of a connection; as `phalanx._rendezvous.tcp.connections.link.Link`."""
 
     def __init__(self, net, own, other):
         self.net, self.own, self.other = net, own, other
@@ -123,7 +123,7 @@ class Link:
 
 
 class Listener:
-    """As `phalanx._rendezvous.tcp.listener.Listener`."""
+    """As `phalanx._rendezvous.tcp.connections.listener.Listener`."""
 
     def __init__(self, net, host, port):
         self.net, self.host, self.port = net, host, port
@@ -144,7 +144,7 @@ class Listener:
 
 
 class SimulatedConnector:
-    """One host's access to the net; as `phalanx._rendezvous.tcp.connector.Connector`."""
+    """One host's access to the net; as `phalanx._rendezvous.tcp.connections.connector.Connector`."""
 
     def __init__(self, net, host):
         self.net, self.host = net, host

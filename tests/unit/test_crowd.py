@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._rendezvous.tcp.crowd import Crowd, Standing
+from phalanx._rendezvous.tcp.connections.crowd import Crowd, Standing
 
 STRANGER, PROVEN, OWN = Standing
 

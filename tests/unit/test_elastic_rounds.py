@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx._core.clock import Interval
-from phalanx._launcher.session.report import describe_failure, make_exception, message_of
+from phalanx._launcher.reporting.report import describe_failure, make_exception, message_of
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT, Coordinator
 from phalanx._rendezvous.membership import Host, choose, may_decide, natural

@@ -15,7 +15,7 @@ from phalanx._system.filetree import FileTree
 from phalanx._launcher.project.fetcher import FileFetcher
 from phalanx._launcher.project.remote_files import FILES_LIMIT, Listing, RemoteFiles
 from phalanx._launcher.project.file_versions import FileVersion, choose
-from phalanx._launcher.session.frame_checks import FrameChecker
+from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import Coordinator

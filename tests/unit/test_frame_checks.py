@@ -15,7 +15,7 @@ from phalanx._core.clock import Interval
 from phalanx.errors import WireError
 from phalanx._launcher.host_check import read_facts
 from phalanx._launcher.payload import Inboxes
-from phalanx._launcher.session.frame_checks import FrameChecker
+from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._logs.lines import Source
 from phalanx._logs.records import pack_message, unpack
 from phalanx._core.sanitize import sanitize, sanitize_line

@@ -15,7 +15,7 @@ from phalanx._agent.project_tree import ProjectFile, pack, unpack
 from phalanx.errors import ConfigError
 from phalanx._launcher.transport import slurm, targets
 from phalanx._launcher.host_check import HostReport, warnings
-from phalanx._launcher.session.store_address import choose
+from phalanx._launcher.agents.store_address import choose
 
 
 @pytest.mark.parametrize(

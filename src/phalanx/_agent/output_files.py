@@ -15,7 +15,7 @@ import time
 from collections.abc import Container, Iterator
 
 from phalanx._wire import LOG_CAP, LOG_CHUNK
-from phalanx._worker.debugger import PROMPTING
+from phalanx._worker.hooks.debugger import PROMPTING
 from phalanx._worker.outcome import RAISED, open_regular
 
 KEPT = 64 << 10

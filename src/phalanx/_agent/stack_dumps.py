@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from phalanx._system import processes
 from phalanx._wire import RankDump
-from phalanx._worker import stack_signal
+from phalanx._worker.hooks import stack_signal
 
 LIMIT = 64 << 10
 """The most that is sent home of one rank; a hundred threads come to more."""

@@ -26,7 +26,7 @@ from phalanx._launcher.interrupts import interruptible
 from phalanx._launcher.launcher import check_call
 from phalanx._launcher.planning import imports
 from phalanx._launcher.planning.imports import Needs
-from phalanx._launcher.session.collected_results import CollectedResults
+from phalanx._launcher.reporting.collected_results import CollectedResults
 from phalanx._launcher.session.decider import MakeDecider
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous.causes import Failure

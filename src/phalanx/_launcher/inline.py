@@ -14,7 +14,7 @@ from phalanx._core.rounds import Endpoint, Round
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.result import LaunchResult
 from phalanx._system.network import bind_pair
-from phalanx._worker import jax_cluster
+from phalanx._worker.hooks import jax_cluster
 from phalanx.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from phalanx._launcher.calls.calls import Calls
-    from phalanx._launcher.calls.job import Job
+    from phalanx._launcher.calls.jobs.job import Job
     from phalanx._launcher.host_check import HostsReport
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.imports import Needs
@@ -238,12 +238,12 @@ class Launcher(LaunchOptions):
         """
         if self.start_method == "inline":
             raise ConfigError('start_method="inline" cannot run in the background. Use run().')
-        from phalanx._launcher.calls.job import Job
+        from phalanx._launcher.calls.jobs.job import Job
 
         work = _pack(func, args, kwargs)
         if self.scheduler is None:
             return Job.of_run(self._prepare(work).start())
-        from phalanx._launcher.calls.scheduler_jobs import submit_call
+        from phalanx._launcher.calls.jobs.scheduler_jobs import submit_call
 
         return Job.of_scheduler(submit_call(self, work))
 

@@ -20,9 +20,9 @@ from phalanx._core.stacks import RankStacks
 from phalanx._launcher.borrowing import BorrowedHosts
 from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, unknown_hosts
 from phalanx._launcher.planning.plan import Draft, draft_plan, make_launch_id
+from phalanx._launcher.reporting.report import add_note
 from phalanx._launcher.result import LaunchResult
 from phalanx._launcher.session.app_run import AppRun
-from phalanx._launcher.session.report import add_note
 from phalanx._launcher.start import Work, prepare_draft
 from phalanx._launcher.transport.targets import Target
 from phalanx._logs import logger

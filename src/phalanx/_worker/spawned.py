@@ -7,7 +7,8 @@ import socket
 import sys
 
 from phalanx import _wire as wire
-from phalanx._worker import jax_cluster, worker
+from phalanx._worker import worker
+from phalanx._worker.hooks import jax_cluster
 
 
 def main() -> None:

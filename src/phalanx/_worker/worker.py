@@ -29,7 +29,8 @@ from phalanx._core.environment import PASSING
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
 from phalanx._core.rounds import Outcome
 from phalanx._system import processes
-from phalanx._worker import debugger, error_file, missing_package, outcome, preload, stack_signal
+from phalanx._worker import error_file, missing_package, outcome, preload
+from phalanx._worker.hooks import debugger, stack_signal
 from phalanx._worker.shutdown import exit_worker
 from phalanx.errors import NoTerminal
 
@@ -96,7 +97,7 @@ def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
     if assignment.prepare.remote is not None:
         importlib.invalidate_caches()  # the project has come since packages were loaded
     if assignment.rank in assignment.fork.records:
-        from phalanx._worker import log_records
+        from phalanx._worker.hooks import log_records
 
         log_records.begin(assignment.directory)
     _make_main(assignment.prepare)

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from phalanx import _wire as wire
 from phalanx._system import processes
 from phalanx._system.machine import python_command
-from phalanx._worker import jax_cluster, leftovers, outcome, preload, shutdown, worker
+from phalanx._worker import leftovers, outcome, preload, shutdown, worker
+from phalanx._worker.hooks import jax_cluster
 
 TITLE_ROOM = " " * 120
 """An argument that pads the command line, so that workers can show a title of this length."""

@@ -16,8 +16,8 @@ from typing import Any
 from phalanx._core import environment
 from phalanx._elastic import file_timers, torchrun_logs
 from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
+from phalanx._launcher.reporting.report import describe_elsewhere, describe_failure
 from phalanx._launcher.session.app_run import AppRun
-from phalanx._launcher.session.report import describe_elsewhere, describe_failure
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason
 from phalanx._worker import error_file

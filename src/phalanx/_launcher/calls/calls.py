@@ -16,7 +16,7 @@ from phalanx._launcher.calls.call_logs import CallLogSpec, new_directory
 from phalanx._launcher.calls.call_run import CallItems, CallRun
 from phalanx._launcher.calls.checkpoint import Checkpoint
 from phalanx._launcher.calls.digests import function_digest
-from phalanx._launcher.calls.lane_calls import LaneCalls
+from phalanx._launcher.calls.lanes.lane_calls import LaneCalls
 from phalanx._launcher.calls.launched_calls import LaunchedCalls
 from phalanx._launcher.calls.progress import CallProgress
 from phalanx._launcher.calls.schedule import CallSchedule, HostSlots, spread

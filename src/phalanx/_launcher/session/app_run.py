@@ -24,19 +24,19 @@ from phalanx._launcher.payload import Function, Inbox
 from phalanx._launcher.placement import Placement
 from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.planning.plan import Plan
-from phalanx._launcher.result import LaunchResult
-from phalanx._launcher.session.added_host import add_host, add_lent_host
-from phalanx._launcher.session.collected_results import CollectedResults
-from phalanx._launcher.session.decider import MakeDecider
-from phalanx._launcher.session.printed_lines import read_lines
-from phalanx._launcher.session.report import (
+from phalanx._launcher.reporting.collected_results import CollectedResults
+from phalanx._launcher.reporting.printed_lines import read_lines
+from phalanx._launcher.reporting.report import (
     TraceShown,
     add_note,
     describe_left,
     message_of,
     state_of,
 )
-from phalanx._launcher.session.tracker import AppStanding
+from phalanx._launcher.reporting.tracker import AppStanding
+from phalanx._launcher.result import LaunchResult
+from phalanx._launcher.session.added_host import add_host, add_lent_host
+from phalanx._launcher.session.decider import MakeDecider
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
 from phalanx._logs.console import is_terminal
@@ -52,8 +52,8 @@ from phalanx.errors import ConfigError, FetchError, LaunchError, OutputLost, Res
 if TYPE_CHECKING:
     import asyncio
 
+    from phalanx._launcher.agents.wait_messages import LongWaits
     from phalanx._launcher.session.session import Session
-    from phalanx._launcher.session.wait_messages import LongWaits
     from phalanx._launcher.transport.dial import Dial, Dials
 
 R = TypeVar("R")
@@ -214,7 +214,7 @@ class AppRun(Generic[R]):
 
     def show_status(self, *, line: bool = True) -> None:
         """See `App.show_status`."""
-        from phalanx._launcher.session.wait_messages import LongWaits
+        from phalanx._launcher.agents.wait_messages import LongWaits
 
         here = all(host.target is None for host in self._plan.hosts)
         self._waits = LongWaits(line=line, here=here)
@@ -243,7 +243,7 @@ class AppRun(Generic[R]):
             if self._done.is_set():
                 return
             self._call(lambda session: session.cancel(grace, number))
-        from phalanx._launcher.session.agent_handle import LAST_LOGS
+        from phalanx._launcher.agents.agent_handle import LAST_LOGS
 
         if self._writer is not None:
             self._writer.give_up(after=LAST_LOGS)

@@ -14,7 +14,7 @@ from phalanx import events, metrics
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Outcome, Round
-from phalanx._launcher.session.tracker import StatusTracker
+from phalanx._launcher.reporting.tracker import StatusTracker
 from phalanx._rendezvous.protocol import Happening, Phase
 
 if TYPE_CHECKING:

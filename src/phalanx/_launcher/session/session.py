@@ -25,19 +25,19 @@ from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
+from phalanx._launcher.agents.agent_handle import ANSWER, AgentHandle
+from phalanx._launcher.agents.content import AgentContent
+from phalanx._launcher.agents.log_slots import LogSlots
+from phalanx._launcher.agents.round_setup import RoundSetup
+from phalanx._launcher.agents.stack_collector import StackCollector
+from phalanx._launcher.agents.store_address import StoreAddress
+from phalanx._launcher.agents.wait_messages import describe_waits
 from phalanx._launcher.payload import Function, Inboxes
 from phalanx._launcher.placement import NotPlaced, PlacedAgent, Placement
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.project.fetcher import FileFetcher
-from phalanx._launcher.session.agent_handle import ANSWER, AgentHandle
-from phalanx._launcher.session.content import AgentContent
 from phalanx._launcher.session.decider import MakeDecider, host_of
-from phalanx._launcher.session.log_slots import LogSlots
 from phalanx._launcher.session.progress import Progress, in_words
-from phalanx._launcher.session.round_setup import RoundSetup
-from phalanx._launcher.session.stack_collector import StackCollector
-from phalanx._launcher.session.store_address import StoreAddress
-from phalanx._launcher.session.wait_messages import describe_waits
 from phalanx._logs import logger
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p

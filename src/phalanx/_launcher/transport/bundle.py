@@ -17,7 +17,7 @@ _PACKAGES = ("phalanx", "msgpack", "cloudpickle")
 
 @dataclass(frozen=True)
 class Bundle:
-    """Some files, and the digest that names them: see `arrival.digest_of`."""
+    """Some files, and the digest that names them: see `bootstrap.digest_of`."""
 
     files: dict[str, bytes]
     digest: str

@@ -18,11 +18,11 @@ from phalanx._rendezvous.protocol import (
     Inheritance,
 )
 from phalanx._rendezvous.succession import Ask, Lead, Succession
-from phalanx._rendezvous.tcp import torch_store
-from phalanx._rendezvous.tcp.connector import Connector
+from phalanx._rendezvous.tcp.connections import torch_store
+from phalanx._rendezvous.tcp.connections.connector import Connector
+from phalanx._rendezvous.tcp.connections.link import CONNECTING, Link, PeerUnreachable
 from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.link import CONNECTING, Link, PeerUnreachable
 from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._rendezvous.tcp.verdicts import verdict_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from phalanx._logs import logger
+from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.link import Link
 from phalanx._rendezvous.tcp.state import TcpState
 
 SAID_AFTER = 2.0

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from phalanx import _wire as wire
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
-from phalanx._rendezvous.tcp.connector import Connector
+from phalanx._rendezvous.tcp.connections.connector import Connector
+from phalanx._rendezvous.tcp.connections.link import Link, PeerUnreachable
+from phalanx._rendezvous.tcp.connections.listener import Do
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.link import Link, PeerUnreachable
-from phalanx._rendezvous.tcp.listener import Do
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._wire.rendezvous_frames import JoinRefused, JoinRequest, LeaderMoved
 

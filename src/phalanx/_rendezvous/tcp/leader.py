@@ -35,9 +35,9 @@ from phalanx._rendezvous.protocol import (
     WorkersStartedEvent,
 )
 from phalanx._rendezvous.restart_policy import RestartAll
+from phalanx._rendezvous.tcp.connections.link import Link
+from phalanx._rendezvous.tcp.connections.listener import Do
 from phalanx._rendezvous.tcp.host import TcpHost
-from phalanx._rendezvous.tcp.link import Link
-from phalanx._rendezvous.tcp.listener import Do
 from phalanx._rendezvous.tcp.verdicts import frames_of
 from phalanx._wire.rendezvous_frames import JoinAccepted, JoinRefused, JoinRequest, RoundFormed
 

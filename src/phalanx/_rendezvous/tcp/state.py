@@ -19,8 +19,8 @@ from dataclasses import replace
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._rendezvous.protocol import Happening, Phase
+from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.leader import Leader
-from phalanx._rendezvous.tcp.link import Link
 from phalanx._wire.rendezvous_frames import JoinRequest
 
 

@@ -24,14 +24,14 @@ from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx._rendezvous.errors import RendezvousConnectionError
-from phalanx._rendezvous.tcp.connector import Connector
+from phalanx._rendezvous.tcp.connections.connector import Connector
+from phalanx._rendezvous.tcp.connections.link import Link
+from phalanx._rendezvous.tcp.connections.listener import Listener
 from phalanx._rendezvous.tcp.follower import Follower
 from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER, Heartbeat
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.incoming import IncomingPeers
 from phalanx._rendezvous.tcp.leader import Leader
-from phalanx._rendezvous.tcp.link import Link
-from phalanx._rendezvous.tcp.listener import Listener
 from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._system import machine, socket_owner

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Round
+from phalanx._launcher.agents.agent_handle import AgentHandle
+from phalanx._launcher.agents.content import AgentContent
+from phalanx._launcher.agents.log_slots import LogSlots
 from phalanx._launcher.planning.plan import Plan
-from phalanx._launcher.session.agent_handle import AgentHandle
-from phalanx._launcher.session.content import AgentContent
-from phalanx._launcher.session.log_slots import LogSlots
 
 
 class RoundSetup:

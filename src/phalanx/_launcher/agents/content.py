@@ -8,10 +8,10 @@ from concurrent.futures import Future
 
 from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
+from phalanx._launcher.agents.agent_handle import AgentHandle
 from phalanx._launcher.payload import Function
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.project.sender import ProjectSender
-from phalanx._launcher.session.agent_handle import AgentHandle
 from phalanx.errors import WireError
 
 

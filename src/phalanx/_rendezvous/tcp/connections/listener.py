@@ -24,10 +24,10 @@ from phalanx._channel import trust
 from phalanx._channel.channel import SocketChannel
 from phalanx._core.rounds import Endpoint
 from phalanx._logs import logger
-from phalanx._rendezvous.tcp import torch_store
-from phalanx._rendezvous.tcp.crowd import Crowd, Standing
-from phalanx._rendezvous.tcp.link import Link
-from phalanx._rendezvous.tcp.store_gate import StoreGate
+from phalanx._rendezvous.tcp.connections import torch_store
+from phalanx._rendezvous.tcp.connections.crowd import Crowd, Standing
+from phalanx._rendezvous.tcp.connections.link import Link
+from phalanx._rendezvous.tcp.connections.store_gate import StoreGate
 from phalanx._system import socket_owner
 
 _PROVING = 5.0

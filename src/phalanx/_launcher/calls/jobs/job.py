@@ -10,7 +10,7 @@ from phalanx._launcher.result import LaunchResult
 from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:
-    from phalanx._launcher.calls.scheduler_jobs import SchedulerJob
+    from phalanx._launcher.calls.jobs.scheduler_jobs import SchedulerJob
     from phalanx._launcher.session.app import Run
 
 R = TypeVar("R")
@@ -39,7 +39,7 @@ class Job(Future[LaunchResult[R]]):
         Raises:
             ConfigError: There is no such job, or it was not submitted as a function.
         """
-        from phalanx._launcher.calls.scheduler_jobs import find_job
+        from phalanx._launcher.calls.jobs.scheduler_jobs import find_job
 
         super().__init__()
         self._follow_scheduler(find_job(id))
@@ -62,7 +62,7 @@ class Job(Future[LaunchResult[R]]):
         return job
 
     def _follow_scheduler(self, found: SchedulerJob) -> None:
-        from phalanx._launcher.calls.scheduler_jobs import WATCH
+        from phalanx._launcher.calls.jobs.scheduler_jobs import WATCH
 
         self.id, self._run, self._on_scheduler = found.id, None, found
         self.look(asks=False)

@@ -1,7 +1,7 @@
 """The program that makes a submitted call: a replica of an app on a scheduler.
 
-`python -m phalanx._launcher.calls.job_program DIRECTORY REPLICA`. The first replica launches, on
-this host or on all hosts of the allocation; the others only hold their hosts.
+`python -m phalanx._launcher.calls.jobs.job_program DIRECTORY REPLICA`. The first replica launches,
+on this host or on all hosts of the allocation; the others only hold their hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx._core.ranks import STOP_FILE
-from phalanx._launcher.calls.call_directory import CallDirectory, CallOutcome
+from phalanx._launcher.calls.jobs.call_directory import CallDirectory, CallOutcome
 from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from phalanx import _wire as wire
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
+from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._launcher.payload import Inboxes
-from phalanx._launcher.session.collected_results import CollectedResults
+from phalanx._launcher.reporting.collected_results import CollectedResults
+from phalanx._launcher.reporting.report import TraceShown
 from phalanx._launcher.session.decider import host_of, make_coordinator
-from phalanx._launcher.session.frame_checks import FrameChecker
-from phalanx._launcher.session.report import TraceShown
 from phalanx._logs.losses import describe
 from phalanx._logs.spec import routes
 from phalanx._logs.writer import finish

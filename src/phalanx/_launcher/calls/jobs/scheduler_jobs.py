@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx._launcher.calls.call_directory import CallDirectory, CallOutcome, SubmittedWork
+from phalanx._launcher.calls.jobs.call_directory import CallDirectory, CallOutcome, SubmittedWork
 from phalanx._logs import logger
 from phalanx._registry import directory as registry
 from phalanx._registry import submission
@@ -26,7 +26,7 @@ from phalanx._specs import AppDef, AppState, AppStatus, Resource, Role, serializ
 from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError, SchedulerError
 
 if TYPE_CHECKING:
-    from phalanx._launcher.calls.job import Job
+    from phalanx._launcher.calls.jobs.job import Job
     from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.start import Work
     from phalanx._schedulers.scheduler import Scheduler
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SESSION = "phalanx"
 _KEY = "call"
 """Where the definition of an app has its call's directory."""
-_PROGRAM = "phalanx._launcher.calls.job_program"
+_PROGRAM = "phalanx._launcher.calls.jobs.job_program"
 _LOOK = 0.05
 """Seconds between looks at the directory of one call; more of them are looked at less often."""
 _EACH = 0.002

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from phalanx._core.rounds import Endpoint
-from phalanx._rendezvous.tcp.link import CONNECTING, Link
-from phalanx._rendezvous.tcp.listener import Listener
+from phalanx._rendezvous.tcp.connections.link import CONNECTING, Link
+from phalanx._rendezvous.tcp.connections.listener import Listener
 
 
 class Connector:

@@ -20,9 +20,9 @@ from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, signal_name
 from phalanx._core.silence import Silence
+from phalanx._launcher.agents.store_address import LOOPBACK
 from phalanx._launcher.calls.call_runner import CallLost
-from phalanx._launcher.calls.lane_call import LaneCall
-from phalanx._launcher.session.store_address import LOOPBACK
+from phalanx._launcher.calls.lanes.lane_call import LaneCall
 from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import local_fingerprint
 from phalanx._logs import logger

@@ -15,8 +15,8 @@ from phalanx._core.rounds import Round
 from phalanx._core.stacks import RankStacks, describe_stopped, parse
 
 if TYPE_CHECKING:
+    from phalanx._launcher.agents.agent_handle import AgentHandle
     from phalanx._launcher.planning.plan import Plan
-    from phalanx._launcher.session.agent_handle import AgentHandle
 
 _ON_THE_WAY = 1.0
 """Seconds for a host's answer to come, beyond those that its workers are given."""

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Hashable
 
 from phalanx._core.rounds import Endpoint
-from phalanx._rendezvous.tcp.crowd import Crowd, Standing
+from phalanx._rendezvous.tcp.connections.crowd import Crowd, Standing
 
 _OWN_DESCRIPTORS = 256
 """Descriptors of this process that connections to the store never take."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phalanx._launcher.calls.lane import Lane
+from phalanx._launcher.calls.lanes.lane import Lane
 from phalanx.errors import Cancelled
 
 if TYPE_CHECKING:

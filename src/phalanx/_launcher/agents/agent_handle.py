@@ -15,8 +15,8 @@ from phalanx._channel.channel import wait_for_silence
 from phalanx._core.clock import ClockOffset
 from phalanx._core.rounds import Outcome
 from phalanx._core.silence import Silence
+from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._launcher.placement import PlacedAgent
-from phalanx._launcher.session.frame_checks import FrameChecker
 from phalanx._logs import logger
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Round
+from phalanx._launcher.agents.agent_handle import AgentHandle
 from phalanx._launcher.planning.plan import Plan
-from phalanx._launcher.session.agent_handle import AgentHandle
 from phalanx._system import network
 from phalanx.errors import StartFailed
 

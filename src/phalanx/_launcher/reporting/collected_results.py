@@ -9,8 +9,8 @@ from typing import Any
 from phalanx._core.rounds import Outcome
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.payload import Inbox
+from phalanx._launcher.reporting.report import TraceShown, make_exception
 from phalanx._launcher.result import LaunchResult
-from phalanx._launcher.session.report import TraceShown, make_exception
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx.errors import ResultError
 

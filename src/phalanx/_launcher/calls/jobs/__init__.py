@@ -1,0 +1,1 @@
+"""A call that runs as an app of a scheduler's."""

@@ -1,0 +1,1 @@
+"""Calls on this machine: an agent that makes one call after another."""

@@ -1,0 +1,1 @@
+"""Sockets between hosts: who may come, who stays, and what passes on to the store."""
