@@ -5,9 +5,15 @@ import os
 import pytest
 
 from tests.cluster import docker as docker_box
+from tests.cluster import registry as registry_box
 from tests.cluster import slurm as slurm_box
 
-_BOXES = {"slurm": slurm_box, "docker": docker_box}
+_BOXES = {
+    "slurm": slurm_box,
+    "docker": docker_box,
+    "registry": registry_box,
+    "private": registry_box,
+}
 
 
 def pytest_collection_modifyitems(items):

@@ -1,8 +1,12 @@
 """Images of projects, built by a real engine."""
 
+import base64
 import gc
+import io
+import json
 import os
 import re
+import tarfile
 import time
 import uuid
 
@@ -14,7 +18,8 @@ from phalanx._images.builder import ensure_image, find_image, provide
 from phalanx._images.old_images import old_images, remove_images
 from phalanx._images.plan import plan_image
 from phalanx.errors import SchedulerError
-from tests.cluster.docker import IMAGE
+from tests.cluster.docker import IMAGE, Engine
+from tests.cluster.registry import PASSWORD, USER, Registry
 
 
 @pytest.fixture
@@ -282,3 +287,186 @@ def test_an_engine_that_is_gone_is_said(project):
         provide(plan_image(IMAGE, str(project)), client)
     client.close()
     gc.collect()  # the client's own socket, which was never connected
+
+
+@pytest.mark.parametrize("large", [30, 100])
+def test_a_full_disk_is_said(small_engine, project, large):
+    """Whether the engine takes the project in and cannot copy it, or takes only a part of it."""
+    docker = small_engine
+    engine = docker_client.APIClient(base_url=docker.host, version="auto")
+    base = import_small(docker, project.parent)
+    (project / "large").write_bytes(os.urandom(large << 20))
+    with pytest.raises(SchedulerError, match="^cannot build .*no space left on device") as raised:
+        provide(plan_image(base, str(project)), engine)
+    assert len(str(raised.value)) < 600
+    assert images_of(docker, project) == []
+    (project / "large").unlink()
+    provide(plan_image(base, str(project)), engine)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def small_engine(docker):
+    """An engine of its own with a small disk."""
+    engine = Engine()
+    try:
+        engine.stop()
+        data = engine.place / "data"
+        engine.inside("mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", data)
+        engine.start()
+        yield engine
+    finally:
+        engine.close()
+
+
+# ── registries ────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def registry(in_docker, tmp_path):
+    """One that anybody may use."""
+    made = Registry(in_docker, tmp_path / "registry")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def private(in_docker, tmp_path):
+    """One that wants a password."""
+    made = Registry(in_docker, tmp_path / "registry", private=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def configured(in_docker, tmp_path, monkeypatch):
+    """A client whose user has this Docker configuration."""
+    clients = []
+
+    def make(config):
+        place = tmp_path / "config"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("DOCKER_CONFIG", str(place))
+        clients.append(docker_client.APIClient(base_url=in_docker.host, version="auto"))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def import_small(docker, place):
+    """An image with one small file."""
+    name = f"phalanx-tests/small:{uuid.uuid4().hex}"
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    (place / "small.tar").write_bytes(content.getvalue())
+    docker.docker("import", place / "small.tar", name)
+    return name
+
+
+@pytest.fixture
+def pushed(in_docker, project):
+    """Plans of the project over an image that is pushed at once."""
+    name = import_small(in_docker, project.parent)
+    yield lambda registry: plan_image(
+        name, str(project), image_repo=f"{registry.address}/{project.name}"
+    )
+    in_docker.docker("rmi", "-f", name)
+
+
+def forget(docker, *images):
+    """The engine has them no longer; the registry has."""
+    docker.docker("rmi", "-f", *images)
+
+
+def test_an_image_is_pushed_once(in_docker, engine, project, pushed, registry):
+    """Others can pull it; an unchanged project is neither pushed nor built again."""
+    image = provide(pushed(registry), engine)
+    assert image.startswith(f"{registry.address}/{project.name}:")
+    uploads = registry.requests("PUT")
+    assert uploads > 0
+    assert provide(pushed(registry), engine) == image
+    forget(in_docker, image)
+    assert provide(pushed(registry), engine) == image
+    assert find_image(engine, image) is None
+    assert registry.requests("PUT") == uploads
+    in_docker.docker("pull", image)
+    (project / "main.py").write_text("print('changed')\n")
+    changed = provide(pushed(registry), engine)
+    assert registry.requests("PUT") > uploads
+    forget(in_docker, image, changed)
+
+
+def test_an_image_that_was_built_and_not_pushed_is_pushed(
+    in_docker, engine, project, pushed, registry
+):
+    """The registry was away when it was built."""
+    plan = pushed(registry)
+    registry.close()
+    with pytest.raises(SchedulerError, match=f"^cannot push {registry.address}/.* refused"):
+        provide(plan, engine)
+    again = Registry(in_docker, project.parent / "again")
+    plan = pushed(again)
+    image = provide(plan, engine)
+    assert again.requests("PUT") > 0
+    again.close()
+    forget(in_docker, image)
+
+
+def test_a_base_image_is_pulled(in_docker, engine, project, registry):
+    """When the engine does not have it; with pull=always, when there is a newer one."""
+    name = f"{registry.address}/base:1"
+    in_docker.docker("tag", IMAGE, name)
+    in_docker.docker("push", name)
+    forget(in_docker, name)
+    image = provide(plan_image(name, str(project)), engine)
+    assert run(in_docker, image, "python3", "main.py") == "hello\n"
+    in_docker.docker("build", "-t", name, "-", input=f"FROM {IMAGE}\nRUN echo new > /new\n")
+    in_docker.docker("push", name)
+    in_docker.docker("tag", IMAGE, name)
+    assert provide(plan_image(name, str(project)), engine) == image
+    newer = provide(plan_image(name, str(project)), engine, pull="always")
+    assert run(in_docker, newer, "cat", "/new") == "new\n"
+    forget(in_docker, name)
+
+
+def test_who_may_not_push_is_told_how_to_log_in(in_docker, configured, project, pushed, private):
+    """One sentence."""
+    with pytest.raises(SchedulerError) as raised:
+        provide(pushed(private), configured({}))
+    text = str(raised.value)
+    assert text.startswith(f"cannot push {private.address}/{project.name}:")
+    assert text.endswith(f" Log in first: docker login {private.address}")
+    assert "\n" not in text
+
+
+def test_the_password_is_from_the_users_configuration(
+    in_docker, configured, project, pushed, private
+):
+    """As `docker login` writes it."""
+    both = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    client = configured({"auths": {private.address: {"auth": both}}})
+    image = provide(pushed(private), client)
+    uploads = private.requests("PUT")
+    assert provide(pushed(private), client) == image
+    assert private.requests("PUT") == uploads > 0
+    forget(in_docker, image)
+
+
+def test_the_password_is_from_a_credential_helper(
+    in_docker, configured, project, pushed, private, tmp_path, monkeypatch
+):
+    """The program that the configuration names."""
+    helper = tmp_path / "bin" / "docker-credential-tests"
+    helper.parent.mkdir()
+    known = {"ServerURL": private.address, "Username": USER, "Secret": PASSWORD}
+    helper.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(known)}'\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    client = configured({"credHelpers": {private.address: "tests"}})
+    image = provide(pushed(private), client)
+    assert private.requests("PUT") > 0
+    forget(in_docker, image)

@@ -127,7 +127,8 @@ def user_name() -> str:
 def _build(plan: ImagePlan, engine: APIClient, name: str, text: str, given: dict[str, str]) -> None:
     context = list_files(plan.project, plan.dockerfile)
     total = context.size / _MIB
-    title = f"building the image {name} ({len(context.files)} files, {total:.1f} MiB)"
+    count = "1 file" if len(context.files) == 1 else f"{len(context.files)} files"
+    title = f"building the image {name} ({count}, {total:.1f} MiB)"
     what = f"build the image of {plan.project}"
     with ImageProgress(title) as progress, engine_errors(what):
         sent = _counted(context.tar(text, plan.digest), progress, total)

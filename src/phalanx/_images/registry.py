@@ -5,7 +5,8 @@ The client finds them: `config.json`, and the credential helpers that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from phalanx._images.engine_errors import engine_errors, reason
@@ -31,10 +32,21 @@ def has_image(engine: APIClient, name: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _unhurried(engine: APIClient) -> Iterator[None]:
+    """Let a registry be silent for as long as it likes: the client has no other way to say so."""
+    before, engine.timeout = engine.timeout, None
+    try:
+        yield
+    finally:
+        engine.timeout = before
+
+
 def push(engine: APIClient, name: str) -> None:
     """Push an image. Raises `SchedulerError`, with the registry's reason."""
     repository, _, tag = name.rpartition(":")
-    with ImageProgress(f"pushing the image {name}") as progress, engine_errors(f"push {name}"):
+    progress = ImageProgress(f"pushing the image {name}")
+    with progress, engine_errors(f"push {name}"), _unhurried(engine):
         events = engine.push(repository, tag=tag, stream=True, decode=True)
         problem = _follow(events, progress)
     if problem:
@@ -45,7 +57,8 @@ def pull(engine: APIClient, name: str) -> None:
     """Pull an image. Raises `SchedulerError`, with the registry's reason."""
     from docker.errors import APIError
 
-    with ImageProgress(f"pulling the image {name}") as progress, engine_errors(f"pull {name}"):
+    progress = ImageProgress(f"pulling the image {name}")
+    with progress, engine_errors(f"pull {name}"), _unhurried(engine):
         try:
             problem = _follow(engine.pull(name, stream=True, decode=True), progress)
         except APIError as error:
