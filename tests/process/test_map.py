@@ -124,6 +124,22 @@ def test_a_result_comes_after_the_last_of_its_output(launcher):
         assert len(result.rank(0)) == 5_000_000
 
 
+@pytest.mark.parametrize("is_elastic", [False, True], ids=["lane", "launch"])
+def test_without_a_place_for_logs_the_calls_are_made(launcher, caplog, is_elastic):
+    """One warning for all of them, and their values come home."""
+
+    def speak(x):
+        print("said")
+        return x
+
+    Path("logs").touch()
+    launcher.max_restarts = int(is_elastic)
+    assert [r.values for r in launcher.map(speak, items(3))] == [(0,), (1,), (2,)]
+    assert [r.getMessage() for r in caplog.records] == [
+        "phalanx: cannot write log files to logs (Not a directory); continuing without them."
+    ]
+
+
 def test_a_log_spec_is_kept_to(launcher, capfd):
     """As in any other launch."""
     launcher.log_spec = phalanx.DefaultLogSpec(log_dir=None, show=(0,))

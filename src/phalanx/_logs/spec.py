@@ -365,13 +365,15 @@ def _create_files(directory: Path, members: Sequence[Member]) -> dict[str, list[
         while not _create(table := file_handlers(directory, members, timestamp())):
             time.sleep(0.001)
     except OSError as error:
-        logger.warning(
-            "phalanx: cannot write log files to %s (%s); continuing without them.",
-            directory,
-            error.strerror,
-        )
+        warn_unwritable(directory, error)
         return {}
     return table
+
+
+def warn_unwritable(directory: Path, error: OSError) -> None:
+    """Say that there will be no log files."""
+    text = "phalanx: cannot write log files to %s (%s); continuing without them."
+    logger.warning(text, directory, error.strerror)
 
 
 def _create(table: Mapping[str, Sequence[RankFile]]) -> bool:

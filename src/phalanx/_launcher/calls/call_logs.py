@@ -8,14 +8,14 @@ from pathlib import Path
 
 from phalanx._core.rounds import Member
 from phalanx._logs.lines import sources
-from phalanx._logs.spec import LOG_DIR, LogSpec, RankFile, timestamp
+from phalanx._logs.spec import LOG_DIR, LogSpec, RankFile, timestamp, warn_unwritable
 
 
 class CallLogSpec(LogSpec):
     """The files of one call, made when something is printed: `{item}.log`, or one for each rank."""
 
-    def __init__(self, directory: Path, item: int) -> None:
-        """For the item of this number."""
+    def __init__(self, directory: Path | None, item: int) -> None:
+        """For the item of this number; without a directory nothing is kept."""
         self.log_dir = directory
         self._item = item
 
@@ -25,6 +25,8 @@ class CallLogSpec(LogSpec):
 
     def for_members(self, members: Sequence[Member]) -> dict[str, list[logging.Handler]]:
         """A file for each worker; what agents say of themselves is not kept."""
+        if self.log_dir is None:
+            return {}
         table: dict[str, list[logging.Handler]] = {}
         several = sum(member.workers for member in members) > 1
         for source in sources(members):
@@ -36,6 +38,16 @@ class CallLogSpec(LogSpec):
         return table
 
 
-def new_directory(title: str) -> Path:
-    """A name for the directory of a map that begins now; it is made with its first file."""
-    return Path(LOG_DIR) / f"{timestamp()}-{title}"
+def new_directory(title: str) -> Path | None:
+    """A name for the directory of a map that begins now; it is made with its first file.
+
+    None, with a warning, where no file can be written.
+    """
+    path = Path(LOG_DIR).absolute() / f"{timestamp()}-{title}"
+    try:
+        path.mkdir(parents=True)
+        path.rmdir()
+    except OSError as error:
+        warn_unwritable(Path(LOG_DIR), error)
+        return None
+    return path

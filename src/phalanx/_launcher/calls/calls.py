@@ -175,8 +175,8 @@ def start_calls(
     pack = functools.partial(_pack, func, needs)
     if table:
         pack(table[0])  # what cannot be pickled is mostly the function: say so at once
-    logs = new_directory(title)
     spec = options.log_spec
+    logs = new_directory(title) if spec is None and table else None
     calls = CallItems(
         table,
         pack,
