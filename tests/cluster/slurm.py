@@ -238,23 +238,24 @@ class Slurm:
         """End all of it."""
         self.run("scancel", "--full", "--state=PENDING,RUNNING,SUSPENDED", check=False)
         time.sleep(0.2)
-        for file in sorted(self.place.glob("*.pid"), reverse=True):  # slurmd before slurmctld
-            _end(int(file.read_text()))
+        # The hosts' daemons wait for what they run; the controller and munge have to be there then.
+        for daemons in ("slurmd.*.pid", "slurmctld.pid", "munge.pid"):
+            _end(*(int(file.read_text()) for file in self.place.glob(daemons)))
         for pid in self._processes(comm="slurmstepd"):
             _kill(pid)
         self._port_lock.close()
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-def _end(pid):
+def _end(*pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     try:
-        os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return
-    try:
-        wait_until(lambda: not is_alive(pid), 10)
+        wait_until(lambda: not any(map(is_alive, pids)), 10)
     except AssertionError:
-        _kill(pid)
+        for pid in pids:
+            _kill(pid)
 
 
 def _kill(pid):

@@ -1,6 +1,7 @@
 """Functions on hosts that Slurm lends, from outside of any allocation."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx._cli import main as command
 from tests.conftest import phalanx_processes, wait_until
 
 pytestmark = pytest.mark.usefixtures("in_slurm")
@@ -134,6 +136,7 @@ def test_a_full_partition_ends_with_queue_timeout(slurm):
         ({"partition": "nowhere"}, "Invalid partition name specified"),
         ({"partition": "closed"}, "Invalid account or account/partition combination"),
         ({"nodelist": "n99"}, "Invalid node name"),
+        ({"sbatch": {"nosuch": "1"}}, "unrecognized option '--nosuch=1'"),
     ],
 )
 def test_what_slurm_refuses_is_told_in_its_words(options, message):
@@ -154,6 +157,24 @@ def test_mistakes_are_found_before_slurm_is_asked(options, message):
     """Each is named."""
     with pytest.raises(phalanx.ConfigError, match=message):
         launcher(scheduler_options=options).run(where)
+
+
+def test_keeping_agents_warm_on_hosts_that_are_given_back_is_a_mistake():
+    """It would have no effect."""
+    with pytest.raises(phalanx.ConfigError, match="keep_warm=5 has no effect"):
+        launcher(keep_warm=5).run(where)
+
+
+def test_the_command_checks_borrowed_hosts(slurm, capfd):
+    """As many as are asked for."""
+    options = ["-s", "slurm", "--num-hosts", "2", "-cfg", "nodelist=n[1-2]"]
+    assert command(["hosts", "check", *options, "--json"]) == 0
+    assert [host["hostname"] for host in json.loads(capfd.readouterr().out)["hosts"]] == [
+        "n1",
+        "n2",
+    ]
+    assert command(["hosts", "check", "-s", "slurm", "-cfg", "partition=nowhere"]) == 1
+    assert "Invalid partition name" in capfd.readouterr().err
 
 
 def test_a_job_that_is_cancelled_is_the_reason(slurm, tmp_path):

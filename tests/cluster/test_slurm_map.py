@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx._cli import main as command
+from phalanx.runner import get_runner
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("in_slurm")
@@ -41,6 +43,12 @@ def items(count):
 def job_of(name):
     """The Slurm job of a call that hangs, once it runs."""
     return wait_until(lambda: Path(name).exists() and Path(name).read_text(), timeout=60)
+
+
+def no_cancelling_is_left():
+    """Threads ask Slurm until a job has ended; behind a test there is none to be asked."""
+    left = lambda: [t for t in threading.enumerate() if t.name.startswith("phalanx-cancel")]
+    wait_until(lambda: not left(), timeout=60)
 
 
 def test_a_map_runs_on_hosts_of_one_allocation(tmp_path):
@@ -93,6 +101,40 @@ def test_a_job_may_have_several_hosts():
     assert len({host for host, *_ in values}) == 2
 
 
+def test_a_failing_call_over_several_hosts_is_one_failed_replica(tmp_path, monkeypatch, capfd):
+    """The hosts are those of the call; none of them is told to have succeeded."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def fail():
+        raise KeyError(node())
+
+    job = launcher(num_hosts=2).submit(fail)
+    error = job.exception(timeout=120)
+    assert isinstance(error, KeyError)
+    assert re.search(r"raised by rank \d on n\d", "".join(error.__notes__))
+    with get_runner("phalanx") as runner:
+        status = wait_until(lambda: (s := runner.status(job.id)).state.is_final and s, timeout=60)
+        assert [role.replicas[0].describe() for role in status.roles] == [
+            f"exited with code 1: KeyError: {error}"
+        ]
+        assert len(status.roles[0].replicas) == 1
+        assert status.message.endswith(f": KeyError: {error}")
+    assert command(["list"]) == 0
+    row = capfd.readouterr().out.splitlines()[-1]
+    assert re.search(r"FAILED +1 replica +n\d .* \d\S* s ", row), row
+
+
+def test_a_job_that_waits_in_the_queue_is_not_running(in_slurm):
+    """Nor is it done."""
+    filler = in_slurm.run("sbatch", "--parsable", "-N4", "--exclusive", "--wrap=sleep 600").strip()
+    wait_until(lambda: in_slurm.job(filler) == "RUNNING", timeout=60)
+    job = launcher().submit(node)
+    assert (job.running(), job.done()) == (False, False)
+    in_slurm.run("scancel", filler)
+    assert job.result(timeout=120)
+    assert (job.running(), job.done()) == (False, True)
+
+
 def test_a_failing_call_raises_what_it_raised():
     """With its traceback, wherever it was made."""
 
@@ -103,7 +145,12 @@ def test_a_failing_call_raises_what_it_raised():
     (ended,) = concurrent.futures.as_completed([job], timeout=120)
     with pytest.raises(KeyError, match="lost"):
         ended.result()
-    assert "in fail" in "".join(ended.exception().__notes__)
+    notes = "".join(ended.exception().__notes__)
+    assert "in fail" in notes
+    assert re.search(r"raised by rank 0 on n\d", notes)
+    with get_runner("phalanx") as runner:
+        text = "".join(line.text for line in runner.lines(job.id, "call", 0, follow=True))
+    assert text.count("Traceback") == 1
 
 
 def test_a_job_can_be_cancelled(in_slurm):
@@ -114,9 +161,18 @@ def test_a_job_can_be_cancelled(in_slurm):
     with pytest.raises(concurrent.futures.CancelledError):
         job.result(timeout=120)
     wait_until(lambda: in_slurm.job(number) not in ("RUNNING", "COMPLETING"), timeout=60)
-    # Its thread asks Slurm until it has ended; behind this test there is none to be asked.
-    cancelling = lambda: [t for t in threading.enumerate() if t.name.startswith("phalanx-cancel")]
-    wait_until(lambda: not cancelling(), timeout=60)
+    no_cancelling_is_left()
+
+
+def test_jobs_that_are_cancelled_at_once_are_all_cancelled(in_slurm):
+    """Whichever of their processes hears of it first."""
+    jobs = [launcher().submit(hang, f"several-{i}") for i in range(4)]
+    numbers = [job_of(f"several-{i}") for i in range(4)]
+    in_slurm.run("scancel", *numbers[:2])  # by somebody else
+    assert all(job.cancel() for job in jobs[2:])
+    concurrent.futures.wait(jobs, timeout=120)
+    assert [job.cancelled() for job in jobs] == [True] * 4
+    no_cancelling_is_left()
 
 
 def test_a_job_whose_program_is_killed_says_so(in_slurm):
@@ -170,8 +226,8 @@ def test_the_app_that_runs_is_the_one_that_is_cancelled(in_slurm, tmp_path, monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = launcher().submit(hang, str(tmp_path / "up"))
     number = job_of(tmp_path / "up")
-    command = [sys.executable, "-m", "phalanx", "cancel"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    cancel = [sys.executable, "-m", "phalanx", "cancel"]
+    done = subprocess.run(cancel, capture_output=True, text=True, timeout=90)
     assert "CANCELLED" in done.stdout, done.stderr
     with pytest.raises(concurrent.futures.CancelledError):
         job.result(timeout=60)

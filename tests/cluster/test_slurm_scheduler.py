@@ -361,6 +361,7 @@ def test_the_first_job_of_the_documentation_runs(in_slurm, tmp_path):
         ({"partition": "closed", "account": "outsiders"}, "Invalid account"),
         ({"constraint": "gold"}, "Invalid feature specification"),
         ({"sbatch": {"reservation": "none"}}, "reservation"),
+        ({"sbatch": {"nosuch": "1"}}, "unrecognized option '--nosuch=1'"),
     ],
 )
 def test_what_slurm_refuses_is_said_at_once(apps, options, reason):
@@ -384,8 +385,22 @@ def test_a_full_partition_is_waited_for(apps):
     assert status.state is AppState.PENDING
     job = apps.job(handle)
     assert status.message == f"job {job}: waiting for nodes to be free (Resources, partition debug)"
-    apps.runner.cancel(full)
-    apps.wait(handle, AppState.SUCCEEDED)
+    command = [sys.executable, "-m", "phalanx", "log", "--follow", handle]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        said = follower.stderr.readline()
+        assert said == f"phalanx log: {id_of(handle)}: PENDING: {status.message}\n"
+        apps.runner.cancel(full)
+        assert follower.communicate(timeout=100) == ("role/0 mine\n", "")
+    assert apps.status(handle).state is AppState.SUCCEEDED
+
+
+def test_an_interpreter_that_nodes_do_not_have_is_named(apps):
+    """Where the app's state is asked for, not only in Slurm's own log."""
+    status = apps.wait(apps.submit("true", python="/nowhere/python"), AppState.FAILED)
+    assert status.message.startswith("cannot run /nowhere/python on n")
+    assert "-cfg python=" in status.message
 
 
 # ── faults ────────────────────────────────────────────────────────────────────
@@ -435,7 +450,7 @@ def test_an_app_outlives_the_controller(apps):
             refused = pool.submit(apps.submit, "true")
             wait_until(lambda: "Slurm does not answer" in apps.status(handle).message, 30)
             assert apps.status(handle).state is AppState.RUNNING
-            with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+            with pytest.raises(SchedulerError, match="does not answer: Unable to contact slurm"):
                 refused.result()
         go.touch()
         status = wait_until(lambda: (s := apps.status(handle)).state.is_final and s, 30)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx._cli import main as command
 from tests.conftest import is_alive, wait_until
 
 
@@ -265,6 +266,27 @@ def test_leaving_a_map_stops_what_runs(launcher, tmp_path):
     assert list(calls) == []
     calls = launcher.map(hang, items(2), max_parallel=2)
     del calls  # `nothing_left_behind` looks
+
+
+def test_a_map_is_listed_and_can_be_cancelled_from_outside(launcher, tmp_path, monkeypatch, capfd):
+    """By its id, as any launch."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def wait(x):
+        (tmp_path / f"here-{x}").touch()
+        while x:
+            time.sleep(0.05)
+
+    calls = launcher.map(wait, items(2), max_parallel=2)
+    next(calls)
+    wait_until((tmp_path / "here-1").exists)
+    assert command(["list", "--running"]) == 0
+    row = capfd.readouterr().out.splitlines()[-1].split()
+    assert row[1:5] == ["launch", "RUNNING", "2", "calls"]
+    assert command(["cancel", row[0]]) == 0
+    assert list(calls) == []
+    assert command(["status", row[0]]) == 0
+    assert "CANCELLED" in capfd.readouterr().out
 
 
 def test_interrupting_a_map_leaves_nothing(script, tmp_path):

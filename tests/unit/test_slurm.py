@@ -1,5 +1,6 @@
 """The parts of the `slurm` scheduler that are pure: options, the script, what Slurm prints."""
 
+import json
 import subprocess
 import threading
 
@@ -13,8 +14,10 @@ from phalanx._schedulers.slurm.controller import (
     environment,
     parse_jobs,
 )
+from phalanx._schedulers.slurm.layout import JobDirectory
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, make_script
+from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
 from phalanx._specs import AppState, Resource
 from phalanx.errors import ConfigError, SchedulerError
 
@@ -218,3 +221,19 @@ def test_numbers_are_taken_where_texts_are():
     assert (made.time, made.mem, made.cpus) == ("60", "500M", 2)
     with pytest.raises(ConfigError, match="'time'"):
         make_from_python("slurm", SlurmOptions, {"time": True})
+
+
+def test_a_replica_of_an_earlier_try_says_nothing_of_this_one(tmp_path):
+    """Neither while the job is queued again nor before the replica has begun again."""
+    files = JobDirectory(tmp_path)
+    (tmp_path / "replicas").mkdir()
+    ended = {"state": "ENDED", "code": 1, "hostname": "n1", "pid": 7, "ended": 5.0, "restarts": 0}
+    (tmp_path / "replicas" / "0-0.json").write_text(json.dumps(ended))
+    roles = [RecordedRole("r", 1, "/")]
+    new = {"state": "PENDING", "hostname": "", "pid": None, "exit_code": None, "error": ""}
+    for control, state in (("try 0\n", "PENDING"), ("try 1\n", "RUNNING")):
+        (tmp_path / "control").write_text(control)
+        job = JobView("3", JobState(state, "BeginTime"))
+        found = assess(files, roles, job, cancel_asked=False, created=0.0)
+        assert found["replicas"][0].items() >= new.items()
+    assert found["num_restarts"] == 1

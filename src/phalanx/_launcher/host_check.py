@@ -18,6 +18,7 @@ from phalanx._core.sanitize import sanitize_line
 from phalanx._launcher.planning.listed_hosts import ListedHost, list_hosts
 from phalanx._launcher.transport import targets
 from phalanx._launcher.transport.targets import Target
+from phalanx._logs import logger
 from phalanx._remote import probe
 from phalanx._system import network
 from phalanx.errors import StartFailed
@@ -25,10 +26,13 @@ from phalanx.errors import StartFailed
 if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.transport.login import Login
+    from phalanx._schedulers.lending import LeaseStatus
 
 _PINGS = 5
 _PATIENCE = 60.0
 """Seconds for a host to answer everything."""
+_LONG = 2.0
+"""Seconds of waiting for hosts after which that is said."""
 _GIB = 1 << 30
 _GPUS = 1 << 12
 """More than any host has."""
@@ -96,8 +100,17 @@ def check(options: LaunchOptions) -> HostsReport:
     from phalanx._launcher.warm import contexts
 
     borrowed = contexts.borrow(options, find_lender(options, "check"))
+    began = time.monotonic()
+    said = False
+
+    def tell(status: LeaseStatus) -> None:
+        nonlocal said
+        if not said and status.reason and time.monotonic() - began > _LONG:
+            said = True
+            logger.warning("phalanx: waiting for hosts from %s", borrowed.describe(status))
+
     try:
-        return _check_hosts(options, borrowed.wait(threading.Event()))
+        return _check_hosts(options, borrowed.wait(threading.Event(), tell))
     finally:
         borrowed.let_go()
 

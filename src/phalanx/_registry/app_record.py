@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from phalanx._core.rounds import Member
@@ -57,17 +58,18 @@ class AppRecord:
         stop_grace: float,
         max_restarts: int | None = None,
         part_of: str = "",
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> AppRecord:
         """Record an app; where that cannot be, one that records nothing is given.
 
         `max_restarts` is None where each host has its own. `part_of` is the handle of the app
-        on a scheduler whose replica this is.
+        on a scheduler whose replica this is. `more` are other facts.
         """
         path = None
         try:
             path = make_directory(app)
             facts = _describe(app, name, members, logs, stop_grace)
-            facts |= {"max_restarts": max_restarts, "part_of": part_of}
+            facts |= {"max_restarts": max_restarts, "part_of": part_of, **more}
             replace(path / "app.json", facts)
             replace(path / "status.json", {"state": AppState.PENDING.value})
             reserve(path / "status.json", sum(member.workers for member in members))

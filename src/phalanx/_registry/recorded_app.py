@@ -105,10 +105,17 @@ class RecordedApp:
         return len(workers) or sum(len(replica["ranks"]) for replica in self.replicas)
 
     @property
+    def calls(self) -> int:
+        """How many calls it makes, if it is a map; 0 for all others."""
+        return int(self.facts.get("calls", 0))
+
+    @property
     def hosts(self) -> list[str]:
         """The hosts it runs on, in its last round, as far as they are known."""
-        active = [h for h in self._read_status()["hosts"] if h["state"] == HostState.ACTIVE]
-        names = dict.fromkeys(host["hostname"] for host in active or self.replicas)
+        status = self._read_status()
+        active = [h for h in status["hosts"] if h["state"] == HostState.ACTIVE]
+        begun = [r for r in status.get("replicas", ()) if r["hostname"]]
+        names = dict.fromkeys(host["hostname"] for host in active or begun or self.replicas)
         return [name for name in names if name]
 
     def definition(self) -> dict[str, Any]:
@@ -201,6 +208,11 @@ class RecordedApp:
         """As it is now."""
         owner: dict[str, Any] = (read(self.path / "app.json") or self.facts)["owner"]
         return owner
+
+    @property
+    def cancel_asked(self) -> bool:
+        """Whether somebody has asked for its end."""
+        return (self.path / "cancel.json").exists()
 
     def ask_cancel(self, grace: float | None) -> None:
         """Ask its owner for the end; does not wait. Raises `OSError`."""

@@ -11,6 +11,7 @@ again when a file is opened, but may take a minute to see that a new one is ther
 
 | line | by | |
 |---|---|---|
+| `try N` | the script | the first: how often the app has been started anew |
 | `failed ROLE REPLICA CODE` | a replica | it has failed: the others end |
 | `terminated ROLE REPLICA CODE` | a replica | it ended after a SIGTERM of Slurm's |
 | `warn SIGNAL` | the script | the job's time is nearly over |

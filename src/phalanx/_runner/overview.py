@@ -23,13 +23,15 @@ def overview(
     asked: dict[tuple[str, str], dict[str, AppState]] = {}
     found = []
     for app in apps:
-        status = app.status()
         if app.facts["owner"] is None:
             key = app.scheduler, str(app.facts["session"])
             if key not in asked:
                 asked[key] = _ask(runner, *key)
-            state = asked[key].get(app.id, AppState.UNKNOWN)
-            status |= {"state": state.value, "seconds": None}
+        status = app.status()  # what a scheduler of ours was asked it has recorded by now
+        if app.facts["owner"] is None:
+            state = asked[key].get(app.id, AppState.UNKNOWN).value
+            if status["state"] != state:
+                status |= {"state": state, "seconds": None}
         found.append((app, status))
     return found
 

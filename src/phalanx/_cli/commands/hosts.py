@@ -8,7 +8,8 @@ import sys
 from phalanx._cli import parsing
 from phalanx._launcher.host_check import HostReport, HostsReport, check, describe_gpus
 from phalanx._launcher.launcher import Launcher
-from phalanx.errors import ConfigError
+from phalanx._schedulers.options import parse
+from phalanx.errors import ConfigError, PhalanxError
 
 _HEADS = (
     *(
@@ -42,18 +43,31 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--python", help="interpreter or virtual environment on the hosts")
     parser.add_argument("--ssh-config-file", help="ssh configuration file; default: your own")
+    parser.add_argument("-s", "--scheduler", help="borrow the hosts from this scheduler")
+    parser.add_argument(
+        "--num-hosts", type=int, metavar="N", help="hosts to borrow from the scheduler; default: 1"
+    )
+    parser.add_argument(
+        *("-cfg", "--scheduler_args"), metavar="KEY=VALUE,…", help="options of the scheduler"
+    )
     parsing.add_json(parser)
     parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
-    launcher = Launcher(
-        hostnames=parsed.host or "auto",
-        python=parsed.python,
-        ssh_config_file=parsed.ssh_config_file,
-    )
     try:
+        launcher = Launcher(
+            hostnames=parsed.host or "auto",
+            python=parsed.python,
+            ssh_config_file=parsed.ssh_config_file,
+            scheduler=parsed.scheduler,
+            num_hosts=parsed.num_hosts,
+            scheduler_options={} if parsed.scheduler_args is None else parse(parsed.scheduler_args),
+        )
         found = check(launcher)
     except ConfigError as error:
         print(f"phalanx hosts: {error}", file=sys.stderr)
         return 2
+    except PhalanxError as error:
+        print(f"phalanx hosts: {error}", file=sys.stderr)
+        return 1
     if parsed.json:
         parsing.print_json({**dataclasses.asdict(found), "usable": found.usable})
     else:

@@ -96,7 +96,8 @@ def _list_scheduler(options: Any) -> int:
 def _size(app: RecordedApp) -> str:
     """Workers of a launch; what a replica on a scheduler starts is known to itself alone."""
     unit = "worker" if app.is_launch else "replica"
-    return f"{app.workers} {unit}{'' if app.workers == 1 else 's'}"
+    count = app.calls or app.workers
+    return f"{count} {'call' if app.calls else unit}{'' if count == 1 else 's'}"
 
 
 def _cut(text: str, width: int = 60) -> str:

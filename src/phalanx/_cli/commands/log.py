@@ -102,6 +102,12 @@ def main(arguments: list[str]) -> int:
     except (LookupError, PhalanxError) as error:
         print(f"phalanx log: {error}", file=sys.stderr)
         return 1
+    if app.calls and app.facts.get("log_dir"):
+        where = app.facts["log_dir"]
+        print(
+            f"phalanx log: {app.id} is a map: what its calls print is in {where}", file=sys.stderr
+        )
+        return 1
     if not files:
         print(
             f"phalanx log: {app.id} has no log files. Launch with --log-dir DIR to write them",
@@ -158,6 +164,8 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
             found = (line for line in found if options.regex.search(line.text))
         if options.tail is not None:
             found = _last_of_each(found, options.tail)
+        if options.follow:
+            _print_queued(runner, handle)
         printer = replica_log.Printer(sys.stdout, at_once=options.follow)
         plain = not (options.json or options.regex or options.since or options.until)
         live = options.follow and plain and is_terminal(sys.stdout)
@@ -172,6 +180,14 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
         if options.follow or not printed:
             _print_end(runner, handle)
     return 0
+
+
+def _print_queued(runner: Runner, handle: str) -> None:
+    """Whoever follows an app that is queued sees nothing for a while: say why."""
+    with stdout_to_stderr():
+        status = runner.status(handle)
+    if status is not None and status.state is AppState.PENDING and status.message:
+        print(f"phalanx log: {status.app}: PENDING: {status.message}", file=sys.stderr)
 
 
 def _print_end(runner: Runner, handle: str) -> None:

@@ -47,6 +47,8 @@ written; 2 invalid command line; 130 interrupted (the app keeps running).
 
 _QUIET = 0.5
 """Seconds before a status line is shown."""
+_LONG = 2.0
+"""Seconds of waiting in a queue after which that is said where there is no terminal."""
 _SHOWN = 4
 """Hosts that a note names."""
 _REMEMBERED = 10_000
@@ -425,7 +427,7 @@ def _show_lines(runner: Runner, handle: str, shown: deque[str]) -> bool:
 def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) -> AppStatus | None:
     """Wait for a state, and say meanwhile, if there is a terminal, how the app stands."""
     began = time.monotonic()
-    shown, status = False, None
+    shown, said, status = False, False, None
     for status in runner.watch(handle):
         if status is None or reached(status):
             break
@@ -434,9 +436,20 @@ def _until(runner: Runner, handle: str, reached: Callable[[AppStatus], bool]) ->
             text = f"{status.state.value}: {status.message}".removesuffix(": ")
             _show_status(runner, f"phalanx: {status.app}: {text} ({seconds:.0f} s)")
             shown = True
+        if seconds > _LONG and status.state is AppState.PENDING and status.message and not said:
+            said = True
+            _say_without_terminal(f"phalanx run: {status.app}: {text}")
     if shown:
         _show_status(runner, "")
     return status
+
+
+def _say_without_terminal(text: str) -> None:
+    """Say what a status line would: there is none without a terminal."""
+    from phalanx._logs.console import is_terminal
+
+    if not is_terminal(sys.stderr):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _show_status(runner: Runner, text: str) -> None:

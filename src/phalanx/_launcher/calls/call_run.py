@@ -18,11 +18,13 @@ from phalanx._launcher.calls.digests import call_digest
 from phalanx._launcher.calls.schedule import CallAssignment, CallEnd, CallSchedule
 from phalanx._launcher.result import CallResult, LaunchResult
 from phalanx._logs import logger
+from phalanx._specs import AppState
 from phalanx.errors import Cancelled, LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx._launcher.calls.call_record import CallRecord
     from phalanx._launcher.calls.checkpoint import Checkpoint
     from phalanx._launcher.calls.progress import CallProgress
     from phalanx._launcher.payload import Function
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _STEP = 0.25
 """Seconds between looks whether a signal has come."""
+_NOTED = 0.5
+"""Seconds between looks for someone who wants the end."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class CallRun:
         runner: CallRunner,
         results: Mapping[int, LaunchResult[Any]],
         progress: CallProgress,
+        record: CallRecord,
         threads: int,
     ) -> None:
         """Start. `results` are those that were known before."""
@@ -79,6 +84,7 @@ class CallRun:
         self._schedule = schedule
         self._runner = runner
         self._progress = progress
+        self._record = record
         self._changed = threading.Condition()
         self._cancelled = False
         self._last_loss: BaseException | None = None
@@ -130,14 +136,30 @@ class CallRun:
             for thread in self._threads:
                 thread.start()
             for thread in self._threads:
-                thread.join()
+                while thread.is_alive():
+                    self._note(AppState.RUNNING)
+                    thread.join(_NOTED)
         try:
             self._runner.close()
         finally:
             self._progress.close()
+            self._note(self._last_state())
             with self._changed:
                 _RUNNING.discard(self)
                 self._changed.notify_all()
+
+    def _note(self, state: AppState) -> None:
+        """Have other processes know how it stands, and hear whether one wants the end."""
+        self._record.update(state, len(self.finished), len(self.failures), self._schedule.running)
+        if not state.is_final and not self._cancelled and self._record.cancel_asked:
+            self.cancel()
+
+    def _last_state(self) -> AppState:
+        if self.error is not None or self.failures:
+            cancelled = isinstance(self.error, Cancelled)
+            return AppState.CANCELLED if cancelled else AppState.FAILED
+        left = len(self.finished) < len(self._items.kwargs)
+        return AppState.CANCELLED if left else AppState.SUCCEEDED
 
     def _work(self) -> None:
         while (assignment := self._next()) is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from phalanx._launcher import payload
 from phalanx._launcher.borrowing import find_lender
 from phalanx._launcher.calls.call_logs import CallLogSpec, new_directory
+from phalanx._launcher.calls.call_record import CallRecord
 from phalanx._launcher.calls.call_run import CallItems, CallRun
 from phalanx._launcher.calls.checkpoint import Checkpoint
 from phalanx._launcher.calls.digests import function_digest
@@ -22,7 +23,7 @@ from phalanx._launcher.calls.progress import CallProgress
 from phalanx._launcher.calls.schedule import CallSchedule, HostSlots, spread
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.planning.listed_hosts import ListedHost
-from phalanx._launcher.planning.plan import draft_plan
+from phalanx._launcher.planning.plan import draft_plan, make_launch_id
 from phalanx._launcher.queued_run import draft_unplaced
 from phalanx._launcher.start import Work
 from phalanx._launcher.warm import contexts
@@ -196,7 +197,9 @@ def start_calls(
     )
     progress = CallProgress(title, len(table), len(known))
     runner = _make_runner(options, draft)
-    run = CallRun(calls, schedule, runner, known, progress, min(parallel, len(left)))
+    app = draft.app or make_launch_id(options.name or title)
+    record = CallRecord(app, title, len(table), logs, options.stop_grace)
+    run = CallRun(calls, schedule, runner, known, progress, record, min(parallel, len(left)))
     return Calls(run, len(table), ordered=ordered)
 
 

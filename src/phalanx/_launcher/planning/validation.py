@@ -144,6 +144,11 @@ def _check_scheduler(options: LaunchOptions) -> None:
             f"hostnames cannot be used with scheduler={name!r}, which chooses the hosts. Use "
             "num_hosts."
         )
+    if options.keep_warm:
+        raise ConfigError(
+            f"keep_warm={options.keep_warm:g} has no effect with scheduler={name!r}: its hosts "
+            "are given back. Use `with launcher:` to keep them from run to run."
+        )
     if options.start_method == "inline":
         raise ConfigError(
             f'scheduler={name!r} cannot be used with start_method="inline", which runs in this '

@@ -35,6 +35,10 @@ _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD",
 _PENDING |= {"RESV_DEL_HOLD"}
 _SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P")
 _SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList", "Partition")
+_DOWN = re.compile(
+    "Unable to contact slurm controller|connection failure|Connection refused|timed out",
+    re.IGNORECASE,
+)
 _NOT_THERE = re.compile(r"Invalid job id specified", re.IGNORECASE)
 
 
@@ -232,7 +236,10 @@ class Controller:
             ) from None
         number = done.stdout.strip().partition(";")[0]
         if done.returncode or not number.isdigit():
-            raise SchedulerError(f"Slurm refused the job: {_reason(done.stderr or done.stdout)}")
+            reason = _reason(done.stderr or done.stdout)
+            if _DOWN.search(reason):
+                raise SchedulerError(f"Slurm does not answer: {reason}. See: scontrol ping")
+            raise SchedulerError(f"Slurm refused the job: {reason}")
         return number
 
     def cancel(self, number: str) -> None:
@@ -296,6 +303,6 @@ def _reason(text: str) -> str:
     first where that has more to it.
     """
     lines = [re.sub(r"^\w+: (error: )?", "", line).strip() for line in text.splitlines()]
-    said = list(dict.fromkeys(line for line in lines if line))
+    said = list(dict.fromkeys(line for line in lines if line and not line.startswith("Try ")))
     said = [re.sub(r"^Batch job submission failed: ", "", line) for line in said]
     return "; ".join(reversed(said[:3])) if said else "it gave no reason"

@@ -29,6 +29,7 @@ SCRIPT_FILE = "script.sh"
 JOB_FILE = "job.json"
 SLURM_LOG = "slurm.log"
 RESULT = "result"
+CONTROL = "control"
 WORKSPACE = "workspace"
 
 _CANCELLED = re.compile(
@@ -55,6 +56,15 @@ class JobDirectory:
         """The number of the app's job, where it was noted."""
         found = read(self.path / JOB_FILE)
         return None if found is None else str(found.get("job"))
+
+    def restarts(self) -> int:
+        """How often the app has been started anew."""
+        try:
+            with open(self.path / CONTROL) as file:
+                word, _, number = file.readline().partition(" ")
+            return int(number) if word == "try" else 0
+        except (OSError, ValueError):
+            return 0
 
     def result(self) -> int | None:
         """The app's exit code; None while it has not ended by itself."""

@@ -312,6 +312,7 @@ def _drain(stream: object, into: bytearray) -> None:
 def _reason(text: str) -> str:
     """Slurm's own words on why it ended, in one line."""
     said = [line.removeprefix("salloc: ") for line in text.splitlines() if line.strip()]
+    said = [line for line in said if not line.startswith("Try ")]  # salloc --help
     errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
     ends = [line for line in said if "revoked" in line or "time limit" in line]
     chosen = dict.fromkeys(

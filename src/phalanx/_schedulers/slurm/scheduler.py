@@ -32,7 +32,7 @@ from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
 from phalanx._schedulers.supervised.request import ROLE, with_python
 from phalanx._schedulers.supervised.supervised_scheduler import recorded_status
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
-from phalanx._specs.app_def import SCRIPT
+from phalanx._specs.app_def import HOSTS, SCRIPT
 from phalanx._specs.substitution import Values
 from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
@@ -105,6 +105,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             cwd=cwd,
             resource=role.resource,
             max_retries=role.max_retries,
+            hosts=int(role.metadata.get(HOSTS, 1)),
         )
 
     def submit(self, request: SlurmRequest) -> str:
@@ -175,7 +176,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
                     for role in app.facts["roles"]
                 ],
                 view,
-                cancel_asked=(app.path / "cancel.json").exists(),
+                cancel_asked=app.cancel_asked,
                 created=app.created,
             )
             final = AppState(status["state"]).is_final

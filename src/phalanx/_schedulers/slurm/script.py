@@ -38,6 +38,8 @@ class ScriptRole:
     cwd: str
     resource: Resource
     max_retries: int = 0
+    hosts: int = 1
+    """How many hosts a replica has; it runs on the first."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _directives(
     for index, role in enumerate(roles):
         if index:
             yield "#SBATCH hetjob"
-        yield f"#SBATCH --nodes={role.num_replicas}"
+        yield f"#SBATCH --nodes={role.num_replicas * role.hosts}"
         yield "#SBATCH --ntasks-per-node=1"
         yield from _resources(role.resource, options)
         for name, value in options.directives():
@@ -141,7 +143,12 @@ def _beginning(
     yield f"job_dir={shlex.quote(job_dir)}"
     yield f"replica=({shlex.join(replica_command)})"
     yield from """\
-export PHALANX_RANK0_PORT=$("${replica[@]}" --free-port)
+PHALANX_RANK0_PORT=$("${replica[@]}" --free-port) || {
+    echo "cannot run ${replica[0]} on $SLURMD_NODENAME. Set -cfg python=… to one that nodes have"
+    echo 127 >"$job_dir/result"
+    exit 127
+}
+export PHALANX_RANK0_PORT
 (
     umask 077
     mkdir -p "$job_dir/replicas"
@@ -195,9 +202,13 @@ def _steps(roles: tuple[ScriptRole, ...], options: SlurmOptions) -> Iterator[str
     """Run all roles; again, while one that fails has retries left; then say how it ended."""
     yield f"retries=({' '.join(str(role.max_retries) for role in roles)})"
     yield "restarts=${SLURM_RESTART_COUNT:-0}"
+    yield "# A job that was requeued goes on counting where it was."
+    yield '((restarts)) && read -r _ last _ <"$job_dir/control" && ((last >= restarts)) &&'
+    yield "    restarts=$((last + 1))"
     yield "while :; do"
     yield "    export PHALANX_RESTART_COUNT=$restarts"
-    yield f'    : >"$job_dir/control"; rm -f "$job_dir/{RESULT}"; code=0 steps=()'
+    yield f'    rm -f "$job_dir/{RESULT}"; echo "try $restarts" >"$job_dir/control"'
+    yield "    code=0 steps=()"
     for index in range(len(roles)):
         yield f"    role_{index} & steps+=($!)"
     yield from """\

@@ -77,27 +77,27 @@ def assess(
     created: float,
 ) -> dict[str, Any]:
     """How the app stands, as the registry has it."""
+    restarts = files.restarts()
     replicas = [
-        _replica(files, index, role, number)
+        _replica(files, index, role, number, restarts)
         for index, role in enumerate(roles)
         for number in range(role.num_replicas)
     ]
     state, message, code = _app(files, job, replicas, cancel_asked=cancel_asked)
-    if state in (AppState.PENDING, AppState.CANCELLED, AppState.FAILED):
-        for replica in replicas:
-            if state is AppState.PENDING or not AppState(replica["state"]).is_final:
-                replica["state"] = state.value
     ends = [replica.pop("ended") or 0.0 for replica in replicas]
-    restarts = [replica.pop("restarts") for replica in replicas]
     for replica in replicas:
         del replica["terminated"]
+        if state is AppState.PENDING:  # what is known of it is of an earlier try
+            replica.update(_NOT_BEGUN)
+        elif state in _BAD_ENDS and not AppState(replica["state"]).is_final:
+            replica["state"] = state.value
     last = max([time.time() if not state.is_final else 0.0, *ends]) or time.time()
     return {
         "state": state.value,
         "message": message,
         "updated": time.time(),
         "seconds": last - created,
-        "num_restarts": max(restarts, default=0),
+        "num_restarts": restarts,
         "exit_code": code if state.is_final else None,
         "replicas": replicas,
     }
@@ -165,8 +165,25 @@ def _said_by_slurm(files: JobDirectory, job: JobView) -> str:
 # ── replicas ──────────────────────────────────────────────────────────────────
 
 
-def _replica(files: JobDirectory, index: int, role: RecordedRole, number: int) -> dict[str, Any]:
+_NOT_BEGUN = {
+    "state": AppState.PENDING.value,
+    "hostname": "",
+    "pid": None,
+    "exit_code": None,
+    "signal": None,
+    "error": "",
+    "traceback": "",
+}
+"""What is said of a replica that has not begun."""
+_BAD_ENDS = (AppState.CANCELLED, AppState.FAILED)
+
+
+def _replica(
+    files: JobDirectory, index: int, role: RecordedRole, number: int, restarts: int
+) -> dict[str, Any]:
     known = files.replica(index, number) or {}
+    if known.get("restarts", 0) < restarts:
+        known = {}  # of an earlier try
     streams = files.streams(role.name, number)
     state, end, error = AppState.PENDING, None, ReplicaError()
     if known.get("state") == "RUNNING":
@@ -189,8 +206,7 @@ def _replica(files: JobDirectory, index: int, role: RecordedRole, number: int) -
         "error": error.text,
         "traceback": error.traceback,
         "log": streams["stderr"],
-        "retries": known.get("restarts", 0),
-        "restarts": known.get("restarts", 0),
+        "retries": restarts,
         "ended": known.get("ended"),
         "terminated": known.get("terminated", False),
     }

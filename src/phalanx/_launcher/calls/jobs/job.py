@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phalanx._launcher.result import LaunchResult
+from phalanx._specs import AppState
 from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:
@@ -75,12 +76,22 @@ class Job(Future[LaunchResult[R]]):
 
     def __repr__(self) -> str:
         """The id, and how it stands."""
-        state = "done" if self.done() else "running"
+        state = "done" if self.done() else "not done"
         return f"<Job {self.id} {state}>"
 
     def running(self) -> bool:
-        """Whether it has not ended; one that waits in a queue has not."""
-        return not self.done()
+        """Whether it has begun and not ended; one that waits in a queue has not begun.
+
+        Asks the scheduler, which may take a second.
+
+        Raises:
+            SchedulerError: It does not answer.
+        """
+        if self.done():
+            return False
+        if self._on_scheduler is not None:
+            return self._on_scheduler.is_running()
+        return self._run is not None and self._run.status().state is AppState.RUNNING
 
     def cancel(self) -> bool:
         """Stop it, running or not; does not wait. False if it has ended already.

@@ -1,7 +1,7 @@
 """The program that makes a submitted call: a replica of an app on a scheduler.
 
-`python -m phalanx._launcher.calls.jobs.job_program DIRECTORY REPLICA`. The first replica launches,
-on this host or on all hosts of the allocation; the others only hold their hosts.
+`python -m phalanx._launcher.calls.jobs.job_program DIRECTORY`. It launches on this host, or on all
+hosts of the allocation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx._core.ranks import STOP_FILE
 from phalanx._launcher.calls.jobs.call_directory import CallDirectory, CallOutcome
+from phalanx._worker import error_file
+from phalanx._worker.outcome import type_name
 from phalanx.errors import Cancelled, PhalanxError
 
 if TYPE_CHECKING:
@@ -30,15 +32,14 @@ _SIGNALLED = 1.0
 
 def main() -> int:
     """Make the call, and write down what came of it."""
-    directory, replica = sys.argv[1:]
-    if replica != "0":
-        return 0
+    (directory,) = sys.argv[1:]
     call_directory = CallDirectory(Path(directory))
     try:
         work = call_directory.work()
     except (OSError, ValueError) as error:
         print(f"phalanx: there is no call to make: {error}", file=sys.stderr)
         return 1
+    from phalanx._launcher.planning.listed_hosts import ListedHost
     from phalanx._launcher.start import Work, prepare_app
 
     sys.path[:] = work.python_path
@@ -47,7 +48,12 @@ def main() -> int:
     outcome, stopped = CallOutcome(), threading.Event()
     try:
         call = Work.of(work.function, work.needs, work.title)
-        run = prepare_app(work.options, call, directory=work.cwd).start(is_recorded=False)
+        node = os.environ.get("SLURMD_NODENAME")
+        # A call on one host is made right here; the host has the name that its scheduler gives it.
+        hosts = [ListedHost(node)] if node and work.options.hostnames == ["localhost"] else None
+        app = prepare_app(work.options, call, directory=work.cwd, hosts=hosts)
+        run = app.start(is_recorded=False)
+        run.tell_failure()
         _pass_on(run, stopped, stop_file, signal.Signals[work.options.preempt_signal])
         outcome = CallOutcome(result=run.result())
     except PhalanxError as error:
@@ -61,10 +67,17 @@ def main() -> int:
         outcome = CallOutcome(error=error)
     call_directory.finish(outcome)
     if outcome.error is not None:
-        import traceback
-
-        print("".join(traceback.format_exception_only(outcome.error)), file=sys.stderr)
+        _report(outcome.error)
     return int(outcome.error is not None)
+
+
+def _report(error: BaseException) -> None:
+    """Say what went wrong: to who reads the output, and to `phalanx status`."""
+    import traceback
+
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    print(text, file=sys.stderr)
+    error_file.write(f"{type_name(error)}: {error}", text)
 
 
 def _pass_on(

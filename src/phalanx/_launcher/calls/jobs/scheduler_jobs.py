@@ -23,7 +23,15 @@ from phalanx._registry.recorded_app import by_handle
 from phalanx._schedulers.factories import create_scheduler
 from phalanx._schedulers.options import make_from_python
 from phalanx._specs import AppDef, AppState, AppStatus, Resource, Role, serialization
-from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError, SchedulerError
+from phalanx._specs.app_def import HOSTS
+from phalanx.errors import (
+    AgentLost,
+    Cancelled,
+    ConfigError,
+    LaunchError,
+    PhalanxError,
+    SchedulerError,
+)
 
 if TYPE_CHECKING:
     from phalanx._launcher.calls.jobs.job import Job
@@ -55,7 +63,19 @@ class SchedulerJob:
 
     def outcome(self) -> CallOutcome | None:
         """What came of it, if it has said so itself."""
-        return None if self.is_requeued else self.call_directory.outcome()
+        outcome = None if self.is_requeued else self.call_directory.outcome()
+        if outcome is None or outcome.error is None:
+            return outcome
+        if self._cancel_asked():
+            return CallOutcome(error=self._cancelled())
+        # Who has ended its agent the scheduler may know.
+        return None if isinstance(outcome.error, AgentLost) else outcome
+
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended: asks the scheduler. Raises `SchedulerError`."""
+        with _asking(self.id):
+            status = self.scheduler.describe(self.app_id)
+        return status is not None and status.state is AppState.RUNNING
 
     def end(self) -> CallOutcome | None:
         """What came of one that has not said it: asks the scheduler. None while it may yet."""
@@ -65,12 +85,19 @@ class SchedulerJob:
             return CallOutcome(error=LaunchError(f"{self.id} was deleted before it had ended"))
         if not status.state.is_final:
             return None
+        if status.state is AppState.CANCELLED:
+            return CallOutcome(error=self._cancelled())
         # It may have ended between the two looks.
         return self.call_directory.outcome() or CallOutcome(error=self._error(status))
 
+    def _cancel_asked(self) -> bool:
+        found = by_handle(self.id.partition("://")[0], SESSION, self.app_id)
+        return found is not None and found.cancel_asked
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(f"{self.id} was cancelled")
+
     def _error(self, status: AppStatus) -> BaseException:
-        if status.state is AppState.CANCELLED:
-            return Cancelled(f"{self.id} was cancelled")
         why = status.message or f"its state is {status.state}"
         return LaunchError(
             f"{self.id} ended without a result: {why}. See its output with: phalanx log {self.id}"
@@ -126,8 +153,8 @@ def _app(options: LaunchOptions, title: str, call_directory: CallDirectory, coun
     role = Role(
         name="call",
         entrypoint="python",
-        args=["-m", _PROGRAM, str(call_directory.path), "${replica_id}"],
-        num_replicas=count,
+        args=["-m", _PROGRAM, str(call_directory.path)],
+        metadata={HOSTS: count} if count > 1 else {},
         resource=Resource(cpu=workers if isinstance(workers, int) else 1, gpu=0, memMB=1024),
         workspace=_working_directory(),
     )
