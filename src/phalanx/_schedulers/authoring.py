@@ -15,6 +15,9 @@ from phalanx._specs import AppDef, Role
 from phalanx._specs.substitution import Values
 from phalanx.errors import ConfigError
 
+UNSAID_MEMORY = 1024
+"""Megabytes that components ask for where the user said nothing: far too little to be a wish."""
+
 
 def make_app_id(name: str) -> str:
     """A new id for an app, made of letters, digits, `_` and `-`.

@@ -43,6 +43,7 @@ BUILT_IN = {
     "local_cwd": "phalanx._schedulers.supervised.local_cwd",
     "ssh": "phalanx._schedulers.supervised.ssh",
     "slurm": "phalanx._schedulers.slurm",
+    "local_docker": "phalanx._schedulers.docker",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""
 

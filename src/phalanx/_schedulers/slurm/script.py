@@ -16,12 +16,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from phalanx._schedulers.authoring import UNSAID_MEMORY
 from phalanx._schedulers.slurm.layout import RESULT, SLURM_LOG
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._specs import Resource
-
-UNSAID_MEMORY = 1024
-"""Megabytes that components ask for where the user said nothing: far too little to be a wish."""
 
 _REQUEUE_TIME = 15.0
 """Seconds before the time limit at which a job asks to be requeued."""

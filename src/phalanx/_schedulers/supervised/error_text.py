@@ -68,7 +68,12 @@ def first_error(replica: ReplicaRequest, told: int = 0) -> ReplicaError:
     """
     error = _reported(replica.error_file)
     text = error.text or in_text(_end_of(replica.logs["stderr"], told))
-    return replace(error, text=_UNSHOWN.sub("", text))
+    return replace(error, text=shown(text))
+
+
+def shown(text: str) -> str:
+    """A text without colours, and what else is not for reading."""
+    return _UNSHOWN.sub("", text)
 
 
 def in_text(text: str) -> str:
@@ -105,12 +110,20 @@ def _end_of(path: str, start: int) -> str:
 
 
 def _reported(path: str) -> ReplicaError:
-    """What an error file in torch's format says."""
+    """What an error file says; nothing where there is none."""
+    try:
+        with open(path) as file:
+            return reported(file.read())
+    except (OSError, ValueError):
+        return ReplicaError()
+
+
+def reported(content: str) -> ReplicaError:
+    """What the content of an error file in torch's format says."""
     message: Any = ""
     extra: Any = {}
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        with open(path) as file:
-            message = json.load(file)["message"]
+    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError):
+        message = json.loads(content)["message"]
         if isinstance(message, dict):
             extra, message = message.get("extraInfo"), message["message"]
     text = message if isinstance(message, str) else ""

@@ -1,0 +1,29 @@
+"""`local_docker`: apps as containers of the Docker engine on this machine.
+
+| module | |
+|---|---|
+| `options` | what a user can ask for, checked |
+| `labels` | what a container's labels say: the only record of an app |
+| `request` | pure: an app and its options → the containers |
+| `engine` | all calls of the engine's API, and what its complaints mean |
+| `course` | pure: what the engine has of an app → how it stands, and what is to be done |
+| `carrying` | does it |
+| `supervisor` | a process that does it whenever a container ends |
+| `errors_of` | what went wrong in a replica, from what its container has left |
+| `logs` | what replicas have printed, from the engine |
+| `scheduler` | puts them together |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phalanx._schedulers.docker.scheduler import DockerScheduler
+
+
+def create_scheduler(session_name: str, **kwargs: object) -> DockerScheduler:
+    """As the entry points of plugins have it."""
+    from phalanx._schedulers.docker.scheduler import DockerScheduler
+
+    return DockerScheduler(session_name, **kwargs)

@@ -1,0 +1,87 @@
+"""Do what is to be done for an app: start what retries, stop what is left of a failure.
+
+Idempotent: several processes may do it at once. A container's name is its replica and attempt, so
+that the engine itself sees to it that none is made twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from phalanx._schedulers.docker import labels
+from phalanx._schedulers.docker.course import Assessment, SeenApp, SeenContainer, assess
+from phalanx._schedulers.docker.engine import Engine, NameTaken
+from phalanx._schedulers.docker.labels import container_name
+from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+
+_AT_ONCE = 16
+T = TypeVar("T")
+
+
+def carry_out(engine: Engine, app: SeenApp) -> Assessment:
+    """Do all that is due, and what is due then, until nothing is. Blocks while containers stop."""
+    while True:
+        assessed = assess(app, time.time())
+        if assessed.state.is_final or not assessed.is_due:
+            return assessed
+        stop_all(engine, assessed.to_stop, app.course.stop_grace)
+        for_all(functools.partial(_start, engine, app), assessed.to_start)
+        found = engine.find(app.app_id)
+        if found is None:
+            return assessed
+        app = found
+
+
+def stop_all(engine: Engine, containers: Iterable[SeenContainer], grace: float) -> None:
+    """Stop containers, all at once. Blocks until they have ended."""
+    for_all(lambda one: engine.stop(one.id, grace), containers)
+
+
+def for_all(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call a function for each, many at once. Raises what the first raised, when all are done."""
+    waiting = list(items)
+    if len(waiting) == 1:
+        function(waiting[0])
+        return
+    with ThreadPoolExecutor(_AT_ONCE, "phalanx-docker") as pool:
+        done = [pool.submit(function, item) for item in waiting]
+    for future in done:
+        future.result()
+
+
+def _start(engine: Engine, app: SeenApp, one: tuple[ReplicaKey, int]) -> None:
+    key, attempt = one
+    found = next((c for c in app.containers if (c.key, c.attempt) == (key, attempt)), None)
+    if found is not None:
+        engine.start(found.id)
+        return
+    before = next(c for c in app.containers if (c.key, c.attempt) == (key, attempt - 1))
+    known = engine.inspect(before.id)
+    if known is None:
+        return  # it is being deleted
+    own = known["Config"]["Labels"]
+    base = known["Name"].lstrip("/").removesuffix(f"-try{attempt}")
+    try:
+        made = engine.create_container(container_name(base, attempt), _again(known, own, attempt))
+    except NameTaken:
+        return  # somebody else makes it
+    engine.start(made)
+
+
+def _again(known: Mapping[str, Any], own: Mapping[str, str], attempt: int) -> dict[str, Any]:
+    """The container that was, as a new one: the engine has all that it was made from."""
+    networks = known["NetworkSettings"]["Networks"]
+    aliases = {"Aliases": [own[labels.ALIAS]]} if labels.ALIAS in own else {}
+    config = {
+        **known["Config"],
+        "Image": known["Image"],
+        "Labels": {**own, labels.ATTEMPT: str(attempt)},
+        "HostConfig": known["HostConfig"],
+    }
+    if known["HostConfig"].get("NetworkMode") not in ("host", "none"):
+        config["NetworkingConfig"] = {"EndpointsConfig": dict.fromkeys(networks, aliases)}
+    return config

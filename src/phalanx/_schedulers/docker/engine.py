@@ -1,0 +1,385 @@
+"""All calls of the engine's API, and what its complaints mean.
+
+The official client is imported when an engine is used; without it, the extra is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from phalanx._core.sanitize import sanitize_line
+from phalanx._schedulers.authoring import need
+from phalanx._schedulers.docker import labels
+from phalanx._schedulers.docker.course import SeenApp, SeenContainer
+from phalanx._schedulers.docker.labels import course_of
+from phalanx.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_EXTRA = "phalanx[docker]"
+_SOCKET = "unix:///var/run/docker.sock"
+_TIMEOUT = 60.0
+_LONGEST = 500
+_versions: dict[str, str] = {}
+"""The version of the API that an engine has, by its address: it is asked once."""
+
+
+class EngineGone(SchedulerError):
+    """The engine does not answer."""
+
+
+class NoSuchThing(SchedulerError):
+    """The engine has no such container, image, network or volume."""
+
+
+class NameTaken(SchedulerError):
+    """There is a container, network or volume of that name, or it is being removed."""
+
+
+class Engine:
+    """A connection to the engine that the user's environment names; a context manager.
+
+    Everything raises `SchedulerError`: `EngineGone` where it does not answer.
+    """
+
+    def __init__(self, *, timeout: float = _TIMEOUT) -> None:
+        need("docker", _EXTRA)
+        from docker import APIClient
+
+        self.address, tls = _address()
+        _knock(self.address)
+        with self.errors("reach it"):
+            self.api: APIClient = APIClient(
+                base_url=self.address,
+                version=_versions.get(self.address, "auto"),
+                timeout=timeout,
+                tls=tls,
+            )
+        _versions[self.address] = self.api.api_version
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.api.close()
+
+    # ── what is there ─────────────────────────────────────────────────────────
+
+    def find(self, app_id: str, session: str | None = None) -> SeenApp | None:
+        """All that there is of an app; None if it is not there."""
+        wanted = {labels.APP: app_id}
+        if session is not None:
+            wanted[labels.SESSION] = session
+        found = self.find_all(wanted)
+        return found[0] if found else None
+
+    def find_all(self, wanted: Mapping[str, str]) -> list[SeenApp]:
+        """The apps whose containers have these labels, the latest last."""
+        filters = {"label": [f"{key}={value}" for key, value in wanted.items()]}
+        with self.errors("list containers"):
+            listed = self.api.containers(all=True, filters=filters)
+            volumes = self.api.volumes(filters={"label": [labels.CANCELLED]})
+        cancelled = {
+            v["Labels"].get(labels.APP): float(v["Labels"][labels.CANCELLED])
+            for v in volumes.get("Volumes") or ()
+        }
+        apps: dict[str, list[dict[str, Any]]] = {}
+        for entry in listed:
+            known = self.inspect(entry["Id"])
+            if known is not None:
+                apps.setdefault(known["Config"]["Labels"].get(labels.APP, ""), []).append(known)
+        found = [_seen_app(app_id, some, cancelled.get(app_id)) for app_id, some in apps.items()]
+        return sorted(filter(None, found), key=lambda app: app.course.created)
+
+    def inspect(self, container: str) -> dict[str, Any] | None:
+        """What the engine knows of a container; None if it is not there."""
+        try:
+            with self.errors("look at a container"):
+                known: dict[str, Any] = self.api.inspect_container(container)
+        except NoSuchThing:
+            return None
+        return known
+
+    def image_env(self, image: str) -> list[str]:
+        """The environment that an image sets."""
+        with self.errors(f"look at the image {image}"):
+            config = self.api.inspect_image(image).get("Config") or {}
+        return list(config.get("Env") or ())
+
+    def info(self) -> dict[str, Any]:
+        """What the engine says of its machine."""
+        with self.errors("ask what it has"):
+            known: dict[str, Any] = self.api.info()
+        return known
+
+    # ── what is made ──────────────────────────────────────────────────────────
+
+    def create_network(self, name: str, own: Mapping[str, str]) -> None:
+        """A network in which containers find each other by name."""
+        with self.errors(f"create the network {name}"):
+            self.api.create_network(name, driver="bridge", labels=dict(own))
+
+    def create_volume(self, name: str, own: Mapping[str, str]) -> None:
+        """A volume; one of that name that is there is left as it is."""
+        with self.errors(f"create the volume {name}"):
+            self.api.create_volume(name, labels=dict(own))
+
+    def create_container(self, name: str, config: Mapping[str, Any]) -> str:
+        """A container that does not run yet. Raises `NameTaken`."""
+        with self.errors(f"create the container {name}"):
+            made: str = self.api.create_container_from_config(dict(config), name)["Id"]
+        return made
+
+    def put_files(self, container: str, path: str, archive: bytes) -> None:
+        """Unpack a tar archive in a container."""
+        with self.errors("copy files into a container"):
+            self.api.put_archive(container, path, archive)
+
+    def read_file(self, container: str, path: str, limit: int) -> bytes | None:
+        """A file of a container, running or not; None where there is none, or it is longer."""
+        import io
+        import tarfile
+
+        try:
+            with self.errors("read a file of a container"):
+                pieces, facts = self.api.get_archive(container, path)
+                if facts["size"] > limit:
+                    pieces.close()
+                    return None
+                data = b"".join(pieces)
+        except SchedulerError:
+            return None  # what it says is a help, no more
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = [member for member in tar.getmembers() if member.isfile()]
+            file = tar.extractfile(members[0]) if members else None
+            return None if file is None else file.read()
+
+    # ── what is begun and ended ───────────────────────────────────────────────
+
+    def start(self, container: str) -> None:
+        """Start a container. One that cannot be started says so from then on; nothing is raised."""
+        from docker.errors import APIError
+
+        with self.errors("start a container"), contextlib.suppress(APIError):
+            self.api.start(container)
+
+    def stop(self, container: str, grace: float) -> None:
+        """SIGTERM, after the grace SIGKILL. Blocks until it has ended."""
+        known = self.inspect(container)
+        with contextlib.suppress(NoSuchThing), self.errors("stop a container"):
+            if known is not None and known["State"].get("Paused"):
+                self.api.unpause(container)  # one that stands still hears nothing
+            self.api.stop(container, timeout=round(grace))
+
+    def remove_container(self, container: str) -> None:
+        """With the volumes that have no name; one that runs is killed."""
+        with contextlib.suppress(NoSuchThing, NameTaken), self.errors("remove a container"):
+            self.api.remove_container(container, v=True, force=True)
+
+    def remove_all(self, app_id: str) -> None:
+        """Whatever there is of an app."""
+        filters = {"label": [f"{labels.APP}={app_id}"]}
+        with self.errors(f"remove {app_id}"):
+            # A retry may be on its way: it is looked for until there is none.
+            while listed := self.api.containers(all=True, filters=filters):
+                for entry in listed:
+                    self.remove_container(entry["Id"])
+            for network in self.api.networks(filters=filters):
+                with contextlib.suppress(NoSuchThing), self.errors("remove a network"):
+                    self.api.remove_network(network["Id"])
+            for volume in self.api.volumes(filters=filters).get("Volumes") or ():
+                with contextlib.suppress(NoSuchThing), self.errors("remove a volume"):
+                    self.api.remove_volume(volume["Name"], force=True)
+
+    def events(self, app_id: str) -> Generator[Any, None, None]:
+        """Blocks until something happens to an app's containers, again and again."""
+        filters = {"label": [f"{labels.APP}={app_id}"], "type": ["container"]}
+        with self.errors("listen to it"):
+            stream = self.api.events(filters=filters, decode=True)
+        return self._guarded(stream)
+
+    def _guarded(self, stream: Any) -> Generator[Any, None, None]:
+        try:
+            with self.errors("listen to it"):
+                yield from stream
+        finally:
+            stream.close()
+
+    @contextlib.contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """What the engine, or the way to it, complains of, as errors of ours."""
+        from docker.errors import APIError, DockerException
+        from requests.exceptions import RequestException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except APIError as error:
+            said = explain(str(error.explanation or error))
+            kind = {404: NoSuchThing, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
+            raise kind(f"the Docker engine cannot {what}: {said}") from error
+        except (DockerException, RequestException, HTTPError, OSError) as error:
+            raise EngineGone(
+                f"the Docker engine at {self.address} does not answer "
+                f"({sanitize_line(str(error), _LONGEST)}). Look at it: docker info"
+            ) from error
+
+
+def _address() -> tuple[str, Any]:
+    """Where the engine is: $DOCKER_HOST, the user's current context, or the usual place."""
+    from docker.context import ContextAPI
+    from docker.utils import kwargs_from_env
+
+    known = kwargs_from_env()
+    if "base_url" in known:
+        return str(known["base_url"]), known.get("tls", False)
+    context = ContextAPI.get_current_context()
+    if context is None or not context.Host:
+        return _SOCKET, False
+    return str(context.Host), context.TLSConfig or False
+
+
+def _knock(address: str) -> None:
+    """Say in a sentence why a socket of this machine cannot be used. Raises `EngineGone`."""
+    if not address.startswith(("unix://", "http+unix://")):
+        return
+    path = "/" + re.sub(r"^(http\+)?unix://+", "", address)
+    try:
+        with socket.socket(socket.AF_UNIX) as tried:
+            tried.settimeout(_TIMEOUT)
+            tried.connect(path)
+    except OSError as error:
+        raise EngineGone(_no_entry(path, error)) from error
+
+
+def _no_entry(path: str, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return (
+            f"permission denied: {path}. To use the Docker engine: sudo usermod -aG docker "
+            f"{os.environ.get('USER') or '$USER'}, then log in again."
+        )
+    if error.errno == errno.ENOENT:
+        return (
+            f"no Docker engine at {path}. Start it: sudo systemctl start docker; or name another: "
+            "export DOCKER_HOST=unix:///run/user/$(id -u)/podman/podman.sock"
+        )
+    reason = error.strerror or str(error)
+    return (
+        f"the Docker engine at {path} does not answer ({reason}). Start it: "
+        "sudo systemctl restart docker"
+    )
+
+
+_NO_GPUS = (
+    "the engine cannot give GPUs to containers. Install nvidia-container-toolkit, then: sudo "
+    "nvidia-ctk runtime configure && sudo systemctl restart docker"
+)
+_MEANINGS = (
+    (
+        r"could not select device driver|nvidia-container-cli|unresolvable CDI devices",
+        _NO_GPUS,
+    ),
+    (r"exec: \"(.*?)\": .*not found", "the image has no program {0!r}"),
+    (
+        r"exec: \"(.*?)\": .*permission denied",
+        "the program {0!r} in the image cannot be executed",
+    ),
+    (
+        r"bind source path does not exist: (\S+)",
+        "there is no {0} on the engine's machine, which the app mounts",
+    ),
+    (
+        r"Bind for \S+?:(\d+) failed: port is already allocated",
+        "port {0} of this machine is taken",
+    ),
+    (r"unable to find user (.*?): no matching", "the image has no user {0!r}"),
+    (r"error gathering device information .*\"(.*?)\"", "this machine has no device {0}"),
+    (r"network (\S+) not found", "there is no network {0}. Create it: docker network create {0}"),
+)
+
+
+def explain(text: str) -> str:
+    """What the engine complains of, as a sentence of ours where we know it. Pure."""
+    for pattern, meaning in _MEANINGS:
+        if found := re.search(pattern, text):
+            return meaning.format(*(sanitize_line(word) for word in found.groups()))
+    return sanitize_line(text.strip().rstrip("."), _LONGEST)
+
+
+# ── what its answers mean ─────────────────────────────────────────────────────
+
+
+def _seen_app(
+    app_id: str, known: Sequence[Mapping[str, Any]], cancelled: float | None
+) -> SeenApp | None:
+    own = known[0]["Config"]["Labels"]
+    course = course_of(own)
+    if course is None:
+        return None
+    return SeenApp(
+        app_id,
+        own.get(labels.NAME, ""),
+        own.get(labels.SESSION, ""),
+        own.get(labels.USER, ""),
+        course,
+        tuple(_seen(container) for container in known),
+        cancelled,
+    )
+
+
+def _seen(known: Mapping[str, Any]) -> SeenContainer:
+    own, state = known["Config"]["Labels"], known["State"]
+    return SeenContainer(
+        key=(own[labels.ROLE], int(own[labels.REPLICA])),
+        attempt=int(own[labels.ATTEMPT]),
+        id=known["Id"],
+        state=state["Status"],
+        exit_code=int(state.get("ExitCode") or 0),
+        error=state.get("Error") or "",
+        out_of_memory=bool(state.get("OOMKilled")),
+        started=moment(state.get("StartedAt")),
+        finished=moment(state.get("FinishedAt")),
+        memory=int(known["HostConfig"].get("Memory") or 0),
+        image=known["Config"].get("Image") or "",
+        hostname=own.get(labels.ALIAS, ""),
+        pid=state.get("Pid") or None,
+    )
+
+
+def moment(text: str | None) -> float | None:
+    """A time of the engine's in seconds since 1970; None for one that has not come. Pure."""
+    if not text or text.startswith("0001-"):
+        return None
+    whole, _, rest = text.partition(".")
+    digits = re.match(r"\d*", rest)
+    fraction = digits[0] if digits else ""
+    zone = re.search(r"(Z|[+-]\d\d:\d\d)$", text)
+    base = whole.removesuffix("Z") if not rest else whole
+    offset = zone[1].replace("Z", "+00:00") if zone else "+00:00"
+    base = base.removesuffix(zone[1]) if zone and not rest else base
+    return datetime.fromisoformat(base + offset).timestamp() + float(f"0.{fraction or 0}")
+
+
+def wait_for_engine(limit: float) -> Engine:
+    """A connection, as soon as the engine answers. Raises `EngineGone` after so many seconds."""
+    end = time.monotonic() + limit
+    while True:
+        try:
+            return Engine()
+        except EngineGone:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)

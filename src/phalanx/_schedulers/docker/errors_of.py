@@ -1,0 +1,37 @@
+"""What went wrong in a replica, from what its container has left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from phalanx._schedulers.docker.course import SeenContainer
+from phalanx._schedulers.docker.engine import Engine, explain
+from phalanx._schedulers.docker.logs import last_output
+from phalanx._schedulers.docker.request import ERROR_PATH
+from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
+from phalanx.errors import SchedulerError
+
+_LONGEST = 1 << 20
+_NO_PROGRAM = re.compile(r"\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")
+
+
+def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
+    """The first error that a replica has reported or printed; one without a text if it has none."""
+    if container.could_not_start:
+        return ReplicaError(explain(container.error))
+    if container.out_of_memory:
+        limit = f": its limit is {container.memory >> 20} MB" if container.memory else ""
+        return ReplicaError(f"out of memory{limit}")
+    data = engine.read_file(container.id, ERROR_PATH, _LONGEST)
+    error = ReplicaError() if data is None else reported(data.decode("utf-8", "replace"))
+    if error.text:
+        return replace(error, text=shown(error.text))
+    try:
+        text = in_text(last_output(engine, container.id))
+    except SchedulerError:
+        return error  # its output cannot be read: how it ended is known all the same
+    if found := _NO_PROGRAM.search(text):
+        why = "has no program" if "No such file" in found[2] else "cannot execute"
+        return ReplicaError(f"the image {container.image} {why} {found[1]!r}")
+    return replace(error, text=shown(text))

@@ -1,0 +1,81 @@
+"""What can be asked of Docker for an app. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx._schedulers.options import option
+from phalanx.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+)\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_LEAST_SHM = 1 << 20
+
+
+@dataclass(frozen=True)
+class DockerOptions:
+    """Options of `local_docker`."""
+
+    copy_env: list[str] | None = option(
+        None, help="variables of this environment to pass on; patterns such as WANDB_*,HF_TOKEN"
+    )
+    env: dict[str, str] = option({}, help="environment variables to set, as A:1,B:2")
+    privileged: bool = option(False, help="run privileged containers: all devices, no confinement")
+    network: str | None = option(
+        None, help="network to join, or 'host'; default: a network of the app's own"
+    )
+    user: str | None = option(
+        None, help="user in the container, USER[:GROUP]; default: the image's"
+    )
+    shm_size: str | None = option(
+        None, help="size of /dev/shm, such as 8g; default: half of the engine's memory"
+    )
+    pull: Literal["always", "missing", "never"] = option(
+        "missing", help="when to pull images: always, missing or never"
+    )
+    image_repo: str | None = option(
+        None, help="repository to push images with your workspace to; default: not pushed"
+    )
+    python: str = option("python3", help="what 'python' is in the image")
+    stop_grace: float = option(
+        10.0, help="seconds between SIGTERM and SIGKILL when stopping containers"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not 0 <= self.stop_grace < math.inf:
+            raise ConfigError(
+                f"stop_grace={self.stop_grace}: must be a number of seconds, 0 or more."
+            )
+        if self.network is not None and (not self.network or ":" in self.network):
+            raise ConfigError(f"network={self.network}: must be the name of a network, or host.")
+        if not self.python:
+            raise ConfigError("python: must be a program of the image, such as python3.")
+        for name in self.env:
+            if not name or "=" in name:
+                raise ConfigError(f"env: {name!r} is not a valid variable name.")
+        _ = self.shm_bytes
+
+    @property
+    def shm_bytes(self) -> int | None:
+        """The size of /dev/shm, if it is said."""
+        if self.shm_size is None:
+            return None
+        found = _SIZE.fullmatch(self.shm_size.strip())
+        size = int(found[1]) * _UNITS[found[2].lower()] if found else 0
+        if size < _LEAST_SHM:
+            raise ConfigError(f"shm_size={self.shm_size}: must be a size such as 512m or 8g.")
+        return size
+
+    def copied(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of an environment that are passed on."""
+        return {
+            name: value
+            for name, value in environ.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.copy_env or ())
+        }
