@@ -12,6 +12,8 @@ from phalanx._images import dockerfile
 from phalanx._images.context import DOCKERFILE, list_files
 from phalanx._images.dockerignore import DockerIgnore
 from phalanx._images.plan import plan_image, project_name
+from phalanx._runner.dryrun import with_workspace
+from phalanx._specs import Role
 from phalanx.errors import ConfigError, SchedulerError
 
 
@@ -358,3 +360,33 @@ def test_a_projects_own_dockerfile_is_used(tmp_path):
     plan = plan_image("b", str(tmp_path))
     assert plan.dockerfile == "Dockerfile.phalanx"
     assert plan.own_dockerfile() == "Dockerfile.phalanx"
+
+
+# ── which directory ───────────────────────────────────────────────────────────
+
+
+def meant(own=None, given=None, *, runs_images=True):
+    role = Role(name="r", image="i", entrypoint="e", workspace=own)
+    return with_workspace(role, given, runs_images=runs_images).workspace
+
+
+def test_the_workspace_of_a_role_that_runs_in_an_image(tmp_path, monkeypatch):
+    """As elsewhere: its own, the one given, the current one; but "" is none."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "own/x", "given/x")
+    assert meant("own", "given") == str(tmp_path / "own")
+    assert meant(None, "given") == str(tmp_path / "given")
+    assert meant() == str(tmp_path)
+    assert meant(None, "") is None
+    assert meant("own", "") == str(tmp_path / "own")
+    assert meant(None, "", runs_images=False) == str(tmp_path)
+
+
+def test_a_home_directory_is_copied_only_where_it_is_named(tmp_path, monkeypatch, caplog):
+    """Nobody means to have it in an image."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert meant() is None
+    assert f"runs its image as it is: {tmp_path} is not taken for a project" in caplog.text
+    assert meant(None, ".") == str(tmp_path)
+    assert meant(runs_images=False) == str(tmp_path)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
+from phalanx._launcher.project.project_files import is_too_wide
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import workspace_of
 from phalanx._schedulers.scheduler import Scheduler
@@ -16,8 +17,23 @@ _MOST_REPLICAS = 100_000
 """More than that are a mistake in a number, which would take all memory to spell out."""
 
 
-def with_workspace(role: Role, workspace: str | None) -> Role:
-    """A role with the directory whose files it runs with. Raises `ConfigError`."""
+def with_workspace(role: Role, workspace: str | None, *, runs_images: bool) -> Role:
+    """A role with the directory whose files it runs with. Raises `ConfigError`.
+
+    Where roles run in images it may have none: "" says so, and of a home directory nobody means to
+    have a copy in an image unless it is named.
+    """
+    if runs_images and not role.workspace:
+        if workspace == "":
+            return role
+        if workspace is None and is_too_wide(current := workspace_of(role)):
+            logger.warning(
+                "phalanx: role %r runs its image as it is: %s is not taken for a project. To copy "
+                "a directory into the image, name it as the workspace",
+                role.name,
+                current,
+            )
+            return role
     directory = workspace_of(dataclasses.replace(role, workspace=role.workspace or workspace))
     if not os.path.isdir(directory):
         raise ConfigError(f"workspace {directory}: no such directory.")

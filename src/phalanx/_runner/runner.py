@@ -138,7 +138,7 @@ class Runner:
             scheduler: By default the configured one, or `local_cwd`.
             cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
             workspace: The directory whose files the app runs with; by default that of each role, or
-                the current one.
+                the current one. Where roles run in images it is copied over them; "" for none.
             parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
 
         Returns:
@@ -174,7 +174,7 @@ class Runner:
             scheduler: By default the configured one, or `local_cwd`.
             cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
             workspace: The directory whose files the app runs with; by default that of each role, or
-                the current one.
+                the current one. Where roles run in images it is copied over them; "" for none.
             parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
 
         Returns:
@@ -206,7 +206,7 @@ class Runner:
             scheduler: By default the configured one, or `local_cwd`.
             cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
             workspace: The directory whose files the app runs with; by default that of each role, or
-                the current one.
+                the current one. Where roles run in images it is copied over them; "" for none.
             parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
 
         Returns:
@@ -234,7 +234,7 @@ class Runner:
             scheduler: By default the configured one, or `local_cwd`.
             cfg: The scheduler's options, by name or as `"key=value,key2=value2"`.
             workspace: The directory whose files the app runs with; by default that of each role, or
-                the current one.
+                the current one. Where roles run in images it is copied over them; "" for none.
             parent_run_id: What started this, for the app's `PHALANX_PARENT_RUN_ID`.
 
         Returns:
@@ -256,7 +256,8 @@ class Runner:
             env["PHALANX_PARENT_RUN_ID"] = parent_run_id
         roles = [dataclasses.replace(role, env={**env, **role.env}) for role in app.roles]
         if found.capabilities.workspace:
-            roles = [with_workspace(role, workspace) for role in roles]
+            images = found.capabilities.runs_images
+            roles = [with_workspace(role, workspace, runs_images=images) for role in roles]
         prepared = dataclasses.replace(app, roles=roles)
         with asking(name):
             made = found.dryrun(prepared, chosen)

@@ -68,6 +68,9 @@ class Capabilities:
     """Apps may have more than one role."""
     workspace: bool = True
     """Replicas run with the files of a directory: `Role.workspace`, which is always set then."""
+    runs_images: bool = False
+    """Replicas run in their role's image, with the workspace copied over it; `Role.workspace` is
+    None where the image is to run as it is."""
     lends_hosts: bool = False
     """`lend` gives hosts to launches: `Launcher(scheduler=…)`."""
 

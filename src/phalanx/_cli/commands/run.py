@@ -129,7 +129,7 @@ def make_parser() -> parsing.Parser:
         "--workspace",
         action=parsing.Once,
         metavar="DIR",
-        help="directory to run in; default: the current one",
+        help="directory to run in, or to copy into images ('' for none); default: the current one",
     )
     parser.add_argument(
         "--parent_run_id",

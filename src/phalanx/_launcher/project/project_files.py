@@ -241,6 +241,11 @@ def _is_within(path: str, directory: str | None) -> bool:
     return directory is not None and path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
+def is_too_wide(directory: str) -> bool:
+    """A directory is nobody's project: a home directory, or one of the system's."""
+    return directory in _too_wide()
+
+
 def _too_wide() -> set[str]:
     wide = {os.sep, "/home", "/root", "/tmp", "/var/tmp", tempfile.gettempdir()}  # noqa: S108 not used
     return {*wide, os.path.expanduser("~")}

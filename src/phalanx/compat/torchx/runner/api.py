@@ -77,7 +77,8 @@ class Runner(OurRunner):
             app: What to run.
             scheduler: The scheduler's name.
             cfg: The scheduler's options.
-            workspace: The directory whose files the app runs with.
+            workspace: The directory whose files the app runs with; without one, images run as they
+                are.
             parent_run_id: What started this.
         """
         name = self.default_scheduler if scheduler is None else scheduler
@@ -87,6 +88,8 @@ class Runner(OurRunner):
         made = frozen(app)
         for role in made.roles:
             made = made.with_role(role.with_env({**env, **role.env}))
+        if workspace is None and self._scheduler(name).capabilities.runs_images:
+            workspace = ""
         info = super().dryrun(made, scheduler, cfg, workspace, parent_run_id)
         info._app = thawed(info.app)
         return info
