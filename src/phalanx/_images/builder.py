@@ -47,14 +47,15 @@ def provide(plan: ImagePlan, engine: APIClient, *, pull: Pull = "missing") -> st
         pull: When the images that it stands on are pulled.
 
     Returns:
-        The image's name, with its tag. Of a project without files that of its base, which may not
-        be there.
+        The image's name, with its tag; for a project without files, the base image's.
 
     Raises:
         ConfigError: A file of the project cannot be read.
         SchedulerError: The image cannot be built or pushed; the message has the engine's reason.
     """
     if plan.dockerfile is None and not plan.num_files:
+        if not plan.is_pushed:
+            ensure_image(engine, plan.base, pull)
         return plan.base  # as it is
     base, text = _dockerfile(plan, engine, pull)
     given = dockerfile.arguments(text, plan.base, plan.project)

@@ -81,9 +81,9 @@ class DockerRequest:
             shown["network"] = self.network
         if self.ships_phalanx:
             shown["volume"] = {"name": code_volume(self.app_id), "content": "Phalanx"}
-        plans = {plan.project: plan for c in self.containers if (plan := c.workspace)}
+        plans = dict.fromkeys(plan for c in self.containers if (plan := c.workspace))
         if plans:
-            shown["images"] = [_shown_plan(plan) for plan in plans.values()]
+            shown["images"] = [_shown_plan(plan) for plan in plans]
         if self.copied_env:
             shown["copied_env"] = sorted(self.copied_env)
         shown["pull"] = self.options.pull

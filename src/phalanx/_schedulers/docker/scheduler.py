@@ -63,6 +63,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         grace=True,
         several_roles=True,
         retry_policies=frozenset(RetryPolicy),
+        runs_images=True,
     )
     poll_interval = 0.2
 
@@ -77,13 +78,18 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
     def dryrun(self, app: AppDef, options: DockerOptions) -> DockerRequest:
         """The containers that would be created, and the images that would be built."""
         plans: dict[str, ImagePlan | None] = {}
+        made: dict[tuple[str, str], ImagePlan] = {}
         for role in app.roles:
             if role.workspace and role.image:
                 place = workspace_of(role)
                 script = role.metadata.get(SCRIPT)
                 if isinstance(script, str) and not os.path.isabs(script):
                     check_script(script, place)
-                plans[role.name] = plan_image(role.image, place, image_repo=options.image_repo)
+                if (role.image, place) not in made:
+                    made[role.image, place] = plan_image(
+                        role.image, place, image_repo=options.image_repo
+                    )
+                plans[role.name] = made[role.image, place]
         return make_request(app, self.session_name, options, self.rank0_env, plans, os.environ)
 
     def submit(self, request: DockerRequest) -> str:

@@ -1,0 +1,127 @@
+"""Apps in containers with the project in the image: `--workspace`, on a real engine."""
+
+import json
+import uuid
+
+import pytest
+
+from phalanx.compat.torchx.runner.api import Runner as TorchxRunner
+from phalanx.runner import get_runner
+from phalanx.specs import AppDef, AppState, Role
+from tests.cluster.docker import IMAGE
+from tests.process.commands import phalanx
+
+OPTIONS = {"pull": "never", "stop_grace": 0}
+
+
+@pytest.fixture
+def project(tmp_path, in_docker, monkeypatch):
+    """The current directory, whose images are removed."""
+    place = tmp_path / f"project-{uuid.uuid4().hex[:8]}"
+    place.mkdir()
+    (place / "main.py").write_text("print('hello')\n")
+    monkeypatch.chdir(place)
+    yield place
+    images = images_of(in_docker, place)
+    if images:
+        in_docker.docker("rmi", "-f", *images)
+
+
+def images_of(docker, project):
+    found = docker.docker("images", "--format", "{{.Repository}}:{{.Tag}}")
+    return [name for name in found.split() if f"/{project.name}:" in name]
+
+
+def app(*command, image=IMAGE):
+    return AppDef("app", [Role(name="r", image=image, entrypoint=command[0], args=[*command[1:]])])
+
+
+def printed(runner, handle):
+    """What an app printed, which is then deleted."""
+    status = runner.wait(handle, 0.1)
+    assert status.state is AppState.SUCCEEDED, status
+    lines = [line.rstrip("\n") for line in runner.log_lines(handle, "r", 0)]
+    runner.delete(handle)
+    return lines
+
+
+def test_apps_run_with_the_project_as_it_was_when_they_were_submitted(in_docker, project):
+    """An unchanged project has one image."""
+    with get_runner("tests") as runner:
+        run = lambda: runner.run(app("python3", "main.py"), "local_docker", OPTIONS)
+        first = run()
+        again = run()
+        assert len(images_of(in_docker, project)) == 1
+        (project / "main.py").write_text("print('changed')\n")
+        changed = run()
+        assert len(images_of(in_docker, project)) == 2
+        assert printed(runner, first) == printed(runner, again) == ["hello"]
+        assert printed(runner, changed) == ["changed"]
+
+
+def test_none_runs_the_image_as_it_is(in_docker, project):
+    """And is what TorchX's programs mean that name none."""
+    command = app("ls", "/workspace/main.py")
+    with get_runner("tests") as runner, TorchxRunner("tests") as torchx:
+        for one, workspace in ((runner, ""), (torchx, None)):
+            handle = one.run(command, "local_docker", OPTIONS, workspace)
+            assert one.wait(handle, 0.1).state is AppState.FAILED
+            one.delete(handle)
+        assert images_of(in_docker, project) == []
+        handle = torchx.run(command, "local_docker", OPTIONS, str(project))
+        assert printed(torchx, handle) == ["/workspace/main.py"]
+
+
+def test_an_empty_project_builds_nothing(in_docker, project):
+    """The image has it all."""
+    (project / "main.py").unlink()
+    with get_runner("tests") as runner:
+        handle = runner.run(app("echo", "hi"), "local_docker", OPTIONS)
+        assert printed(runner, handle) == ["hi"]
+    assert images_of(in_docker, project) == []
+
+
+def command(*words, workspace=None):
+    more = () if workspace is None else ("--workspace", workspace)
+    return phalanx("run", "-s", "local_docker", "--pull", "never", *more, *words)
+
+
+def test_the_command_line(in_docker, project):
+    """The current directory by default; with --dryrun nothing is built, and it is said what."""
+    words = ("utils.sh", "--image", IMAGE, "--", "cat", "main.py")
+    shown = command("--dryrun", *words)
+    assert shown.returncode == 0, shown.stderr
+    (image,) = json.loads(shown.stdout.partition("=== SCHEDULER REQUEST ===")[2])["images"]
+    assert (image["from"], image["project"], image["files"]) == (IMAGE, str(project), 1)
+    assert images_of(in_docker, project) == []
+    done = command("--wait", "--log", *words)
+    assert (done.returncode, done.stderr.endswith("sh/0 print('hello')\n")) == (0, True), done
+    phalanx("delete", done.stdout.strip())
+    assert len(images_of(in_docker, project)) == 1
+    none = command("--wait", *words, workspace="")
+    assert none.returncode == 1
+    phalanx("delete", none.stdout.strip())
+
+
+def test_a_build_that_fails_is_one_sentence_and_leaves_nothing(in_docker, project):
+    """Nothing was submitted."""
+    before = in_docker.left()
+    (project / "Dockerfile.phalanx").write_text(
+        "ARG IMAGE\nFROM $IMAGE\nRUN echo why >&2; exit 3\n"
+    )
+    done = command("utils.echo", "--image", IMAGE)
+    assert (done.returncode, done.stdout) == (1, "")
+    text = done.stderr.partition("cannot build the image of ")[2]
+    assert text.startswith(f"{project}: it failed in step 3, RUN echo why")
+    assert text.endswith("non-zero code: 3. The output of that step:\n  why\n")
+    assert in_docker.left() == before
+
+
+def test_a_base_image_that_is_missing_is_said_with_the_next_command(in_docker, project):
+    """Before anything else."""
+    done = command("utils.echo", "--image", "nowhere/to/be:found")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "phalanx run: the Docker engine has no image 'nowhere/to/be:found', and pull=never. Try: "
+        "docker pull nowhere/to/be:found\n"
+    )
