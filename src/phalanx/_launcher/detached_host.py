@@ -15,7 +15,7 @@ from typing import Any
 
 from phalanx import _aliases
 from phalanx._launcher.detached import result_file
-from phalanx._launcher.detached.starting import Surroundings
+from phalanx._launcher.detached.starting import DetachedLaunch
 from phalanx._launcher.launcher import Launcher, start_work
 from phalanx._launcher.session.app import Run
 from phalanx._launcher.start import Work
@@ -34,9 +34,9 @@ def main() -> None:
     reply = int(sys.argv[2])
     os.set_inheritable(reply, False)
     with open(int(sys.argv[1]), "rb") as file:
-        surroundings: Surroundings = pickle.load(file)  # noqa: S301 of who has started us
+        detached: DetachedLaunch = pickle.load(file)  # noqa: S301 of who has started us
     try:
-        run = _start(surroundings)
+        run = _start(detached)
         record = directory() / run.id
         if not record.is_dir():
             run.cancel(0.0)
@@ -55,14 +55,14 @@ def main() -> None:
     _keep(run)
 
 
-def _start(surroundings: Surroundings) -> Run[Any]:
-    sys.argv, sys.orig_argv = surroundings.argv, surroundings.orig_argv
-    sys.path[:] = surroundings.path
-    if surroundings.main_file is not None:
-        vars(sys.modules["__main__"])["__file__"] = surroundings.main_file
+def _start(detached: DetachedLaunch) -> Run[Any]:
+    sys.argv, sys.orig_argv = detached.argv, detached.orig_argv
+    sys.path[:] = detached.path
+    if detached.main_file is not None:
+        vars(sys.modules["__main__"])["__file__"] = detached.main_file
     _aliases.install_from(os.environ)
     launcher: Launcher
-    launcher, function, needs, title = pickle.loads(surroundings.launch)  # noqa: S301 the same
+    launcher, function, needs, title = pickle.loads(detached.launch)  # noqa: S301 the same
     if launcher.log_spec is None:
         launcher.log_spec = DefaultLogSpec.files_only()
     return start_work(launcher, Work.of(function, needs, title))

@@ -15,27 +15,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
 
-from phalanx._logs import logger
 from phalanx._registry import recorded_app, submission
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner import catalog, config, handles
-from phalanx._runner.config import Config, ConfigValue, option_problems
+from phalanx._runner.config import Config, ConfigValue
 from phalanx._runner.dryrun import check_capabilities, with_workspace
+from phalanx._runner.runner_schedulers import RunnerSchedulers
 from phalanx._runner.scheduler_calls import asking, expect, guarded
 from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
-from phalanx._schedulers.factories import (
-    Factory,
-    adapted,
-    create_scheduler,
-    default_scheduler,
-    get_scheduler_factories,
-)
-from phalanx._schedulers.options import Option, make, options, parse
+from phalanx._schedulers.factories import Factory
+from phalanx._schedulers.options import Option, options, parse
 from phalanx._schedulers.scheduler import LogLine, Scheduler, Stream
 from phalanx._schedulers.torchx_adapter import TorchxAdapter
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
 from phalanx._specs.mutable import frozen
-from phalanx.errors import ConfigError, PhalanxError, SchedulerError, UnknownApp, UnknownScheduler
+from phalanx.errors import ConfigError, SchedulerError, UnknownApp, UnknownScheduler
 
 __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
 
@@ -96,10 +90,10 @@ class Runner:
             raise ConfigError(f"invalid session name {name!r}.")
         self._name = name or handles.SESSION
         self._config = settings
-        self._factories = scheduler_factories
         self._component_defaults = component_defaults or {}
-        self._scheduler_params = dict(scheduler_params or {})
-        self._schedulers: dict[tuple[str, str], Scheduler[Any, Any]] = {}
+        self._schedulers = RunnerSchedulers(
+            scheduler_factories, scheduler_params or {}, lambda: self.config
+        )
 
     def __enter__(self) -> Self:
         """Nothing is started."""
@@ -111,13 +105,7 @@ class Runner:
 
     def close(self) -> None:
         """Let go of schedulers' connections. Apps go on."""
-        while self._schedulers:
-            (name, _), scheduler = self._schedulers.popitem()
-            try:
-                with asking(name):
-                    scheduler.close()
-            except SchedulerError as error:
-                logger.warning("phalanx: %s", error)
+        self._schedulers.close()
 
     # ── submitting ────────────────────────────────────────────────────────────
 
@@ -249,7 +237,8 @@ class Runner:
         app = frozen(app)
         given = parse(cfg) if isinstance(cfg, str) else dict(cfg or {})
         foreign = self.foreign_options(name, given)
-        chosen = self._options(name, found, {k: v for k, v in given.items() if k not in foreign})
+        own = {key: value for key, value in given.items() if key not in foreign}
+        chosen = self._schedulers.make_options(name, found, own)
         check_capabilities(name, found, app, workspace)
         env = {"PHALANX_JOB_ID": str(handles.Handle(name, self._name, macros.app_id))}
         if parent_run_id is not None:
@@ -600,8 +589,7 @@ class Runner:
     @property
     def default_scheduler(self) -> str:
         """The one that is used when none is named."""
-        configured = self.config.section("command", "run", {"scheduler": None}).get("scheduler")
-        return default_scheduler() if configured is None else str(configured.value)
+        return self._schedulers.default
 
     def scheduler_run_opts(self, scheduler: str) -> Sequence[Option]:
         """The options of a scheduler.
@@ -627,17 +615,7 @@ class Runner:
             UnknownScheduler: There is no such scheduler.
         """
         known = self.scheduler_run_opts(scheduler)
-        found = {o.name: ConfigValue(o.default, config.DEFAULT) for o in known if not o.required}
-        found |= self.config.section("scheduler", scheduler, {o.name: None for o in known})
-        cli = {key.replace("-", "_"): value for key, value in (given or {}).items()}
-        return found | {key: ConfigValue(value, config.COMMAND_LINE) for key, value in cli.items()}
-
-    def _options(self, name: str, scheduler: Scheduler[Any, Any], given: Mapping[str, Any]) -> Any:
-        effective = self.effective_options(name, given)
-        for problem in option_problems(name, options(scheduler.options), effective):
-            raise ConfigError(problem)
-        chosen = {k: v.value for k, v in effective.items() if v.origin != config.DEFAULT}
-        return make(name, scheduler.options, chosen)
+        return self._schedulers.effective_options(scheduler, known, given or {})
 
     def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:
         """The apps that a scheduler knows in a session.
@@ -665,36 +643,14 @@ class Runner:
         Returns:
             The name of a scheduler that has it, by option.
         """
-        names = {o.name for o in self.scheduler_run_opts(scheduler)}
-        rest = [key for key in given if key.replace("-", "_") not in names]
-        found: dict[str, str] = {}
-        for other in self.scheduler_backends() if rest else ():
-            try:
-                known = {o.name for o in self.scheduler_run_opts(other)}
-            except PhalanxError:
-                continue  # it is not the one that is asked for
-            found |= {k: other for k in rest if k not in found and k.replace("-", "_") in known}
-        return found
+        return self._schedulers.find_foreign(scheduler, self._name, given)
 
     def scheduler_backends(self) -> Sequence[str]:
         """The names of the schedulers that there are, the default one first."""
-        return [*(get_scheduler_factories() if self._factories is None else self._factories)]
+        return self._schedulers.names()
 
     def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
-        key = name, session or self._name
-        if key not in self._schedulers:
-            self._schedulers[key] = self._create(*key)
-        return self._schedulers[key]
-
-    def _create(self, name: str, session: str) -> Scheduler[Any, Any]:
-        if self._factories is None:
-            return create_scheduler(name, session, **self._scheduler_params)
-        if name not in self._factories:
-            raise UnknownScheduler(
-                f"unknown scheduler {name!r}. Choose one of {', '.join(self._factories)}."
-            )
-        with asking(name):
-            return adapted(self._factories[name](session, **self._scheduler_params))
+        return self._schedulers.get(name, session or self._name)
 
 
 def _recorded(handle: handles.Handle) -> RecordedApp | None:

@@ -8,8 +8,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from phalanx._core.environment import users
+from phalanx._core.ranks import RANK_VARIABLES
 from phalanx._core.rounds import signal_name
 
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +55,22 @@ def reset_signals() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def spawn_session(command: list[str], file_actions: Sequence[tuple[Any, ...]]) -> int:
+    """Start a program in a session of its own, with default signals; gives its pid.
+
+    It has the user's environment: a worker's own variables are not those of what it starts.
+    """
+    return os.posix_spawn(
+        command[0],
+        command,
+        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        file_actions=file_actions,
+    )
 
 
 def descendants(pid: int, sparing: Callable[[int], bool] | None = None) -> list[int]:

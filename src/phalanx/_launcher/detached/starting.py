@@ -9,17 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import signal
 import sys
 import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx._core.environment import users
-from phalanx._core.ranks import APP, RANK_VARIABLES
+from phalanx._core.ranks import APP
 from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.start import Work
 from phalanx._system.machine import python_command
+from phalanx._system.processes import spawn_session
 from phalanx.errors import ConfigError, LaunchError
 
 HOST_MODULE = "phalanx._launcher.detached_host"
@@ -28,7 +27,7 @@ TITLE_ROOM = " " * 120
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class DetachedLaunch:
     """What the host takes over of the program: workers start as if that had started them."""
 
     argv: list[str]
@@ -49,7 +48,7 @@ def start_host(options: LaunchOptions, work: Work) -> str:
             "detach=True cannot be used in a worker: what a worker starts ends with it. "
             "Start the app from the program that launches."
         )
-    surroundings = Surroundings(
+    detached = DetachedLaunch(
         argv=[str(word) for word in sys.argv],
         orig_argv=list(sys.orig_argv),
         path=[entry for entry in sys.path if isinstance(entry, str)],
@@ -60,7 +59,7 @@ def start_host(options: LaunchOptions, work: Work) -> str:
         open(os.memfd_create("phalanx-launch", os.MFD_CLOEXEC), "w+b") as sent,
         tempfile.TemporaryFile() as errors,
     ):
-        pickle.dump(surroundings, sent)
+        pickle.dump(detached, sent)
         sent.flush()
         sent.seek(0)
         answer, reply = os.pipe()
@@ -104,15 +103,7 @@ def _spawn(sent: int, reply: int, errors: int) -> None:
         *((os.POSIX_SPAWN_DUP2, number, at) for number, at in zip(high, (3, 4, 2), strict=True)),
     ]
     try:
-        pid = os.posix_spawn(
-            command[0],
-            command,
-            {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
-            setsid=True,
-            setsigmask=(),
-            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            file_actions=actions,
-        )
+        pid = spawn_session(command, actions)
     finally:
         for number in high:
             os.close(number)

@@ -13,7 +13,7 @@ import functools
 import platform
 import signal
 import time
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._channel.background import Background
 from phalanx._core.clock import Interval
-from phalanx._core.ids import AgentId, HostIndex
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
@@ -37,12 +37,12 @@ from phalanx._launcher.placement import NotPlaced, PlacedAgent, Placement
 from phalanx._launcher.planning.plan import Plan
 from phalanx._launcher.project.fetcher import FileFetcher
 from phalanx._launcher.session.decider import MakeDecider, host_of
+from phalanx._launcher.session.host_recalls import HostRecalls, ReplaceLost
 from phalanx._launcher.session.progress import Progress, in_words
 from phalanx._logs import logger
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p
-from phalanx._system.daemon_thread import in_daemon_thread
-from phalanx.errors import PhalanxError, StartFailed, WireError
+from phalanx.errors import StartFailed, WireError
 
 if TYPE_CHECKING:
     from phalanx._launcher.transport.dial import Dial
@@ -52,10 +52,6 @@ _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
 _REASON = 16 << 10
 """How much of an agent's last words is shown."""
-_RECALLED, _LONGEST = 1.0, 30.0
-"""Seconds after which a lost host is tried again, and the longest that this grows to."""
-
-ReplaceLost = Callable[[str, Callable[[], bool]], bool]
 
 
 class Session:
@@ -75,15 +71,12 @@ class Session:
     ) -> None:
         """`on_event` is called, on the loop, after every event, and every moment.
 
-        `decide` makes the one that decides, given the plan and the clock to go by. `replace_lost`
-        has another host added in the place of one that cannot be used, if there is one; it blocks,
-        and is told what says that the app ends.
+        `decide` makes the one that decides, given the plan and the clock to go by. For
+        `replace_lost` see `HostRecalls`.
         """
         self.plan = plan
         self.inboxes = Inboxes()
         self.notes: list[str] = []
-        self.missing: dict[AgentId, str] = {}
-        """Why hosts that were lost have not come back so far, by their numbers."""
         self.progress = Progress(plan, began)
         self.stacks = StackCollector()
         self._placement = placement
@@ -93,10 +86,16 @@ class Session:
         self._former: list[AgentHandle] = []
         """Agents that were lost, and have been replaced."""
         self._verdict: asyncio.Future[p.Verdict] = asyncio.get_running_loop().create_future()
-        self._recalls: set[asyncio.Task[None]] = set()
-        """Those that try to have an agent in a lost one's place; the end waits for them."""
         self._background = Background(self._failed)
         self._do = self._background.do
+        self._recalls = HostRecalls(
+            placement,
+            self._do,
+            self._wait_for_end,
+            lambda: self._is_ending,
+            self._welcome,
+            replace_lost,
+        )
         self._gave_up = asyncio.Event()
         self._stopped_by: float | None = None
         """When the workers should be gone, once they are told to stop."""
@@ -120,9 +119,6 @@ class Session:
             self._delay,
             self._do,
         )
-        self._replace_lost = replace_lost
-        self._replaced: dict[HostIndex, bool] = {}
-        """The hosts for which another was asked, and whether it has come."""
         self.decider = decide(plan, self._now)
 
     async def run(self) -> p.Verdict:
@@ -162,7 +158,7 @@ class Session:
             self.progress.tracker.lost(agent_id, placed.reason)
             self._feed(p.AgentGoneEvent(agent_id, placed.reason, Interval(now, now)))
             if self.plan.is_elastic:
-                self._do_recall(self._recall(placed.index))
+                self._recalls.begin(self._recalls.recall(self.plan, placed.index))
             return
         shipped = placed.is_remote and self.plan.project is not None
         agent = self._agents[agent_id] = AgentHandle(placed, self.plan.app, shipped=shipped)
@@ -170,43 +166,17 @@ class Session:
         agent.listening = self._do(self._listen(agent_id, agent))
 
     @property
+    def missing(self) -> dict[AgentId, str]:
+        """Why hosts that were lost have not come back so far, by their numbers."""
+        return self._recalls.missing
+
+    @property
     def _is_ending(self) -> bool:
         """No agent is started any more."""
         return self.decider.is_over or self._verdict.done()
 
-    def _do_recall(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = self._do(coroutine)
-        self._recalls.add(task)
-        task.add_done_callback(self._recalls.discard)
-
-    async def _recall(self, position: HostIndex, pause: float = _RECALLED) -> None:
-        """Try to have an agent on a host again, for as long as it is of use."""
-        while not self._is_ending:
-            await asyncio.wait([self._verdict], timeout=pause)
-            pause = min(2 * pause, _LONGEST) or _RECALLED
-            if self._is_ending or self._replaced.get(position):
-                return
-            try:
-                placed = await self._placement.again(position)
-            except Exception as error:  # noqa: BLE001 one host's misfortune must not end the app
-                placed = NotPlaced(position, f"{type(error).__name__}: {error}")
-            if isinstance(placed, PlacedAgent):
-                self._welcome(placed)
-                return
-            member = self.plan.members[position]
-            self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
-            if self._replace_lost is not None and position not in self._replaced:
-                self._replaced[position] = False
-                self._do_recall(self._replace_host(position, self._replace_lost))
-
-    async def _replace_host(self, position: HostIndex, replace: ReplaceLost) -> None:
-        """Have another host added in the place of one, which is tried again meanwhile."""
-        member = self.plan.members[position]
-        ask = functools.partial(replace, member.hostname, lambda: self._is_ending)
-        try:
-            self._replaced[position] = await in_daemon_thread(ask)
-        except PhalanxError as error:
-            self.missing[member.agent] = f"{member.hostname} is not replaced: {error}"
+    async def _wait_for_end(self, seconds: float) -> None:
+        await asyncio.wait([self._verdict], timeout=seconds)
 
     def add(self, plan: Plan, dial: Dial | None) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
@@ -215,9 +185,8 @@ class Session:
                 dial.give_up()
             return
         self.plan = plan
-        self._placement.extend(plan, dial)
         self.progress.tracker.expect(plan.members)
-        self._do_recall(self._recall(HostIndex(len(plan.hosts) - 1), 0.0))
+        self._recalls.extend(plan, dial)
 
     def cancel(self, grace: float | None, number: int = signal.SIGTERM) -> None:
         """Ask for the end; workers are told by this signal."""
@@ -429,7 +398,7 @@ class Session:
             self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher runs {ours}")
         else:
             agent.hello = hello
-            self.missing.pop(agent_id, None)
+            self._recalls.missing.pop(agent_id, None)
             self.progress.reach("agents up")
             self.progress.tracker.greeted(agent_id, hello.pid)
             self._do(agent.send(wire.Ping(sent=time.monotonic())))
@@ -459,14 +428,14 @@ class Session:
         left = agent.has_left and not self.plan.meets_others
         self._feed(p.AgentGoneEvent(agent_id, reason, when, left=left))
         if self.plan.is_elastic and not self._is_ending:
-            self._do_recall(self._replace(agent_id, agent))
+            self._recalls.begin(self._replace(agent_id, agent))
 
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.options.stop_grace, orderly=False)
         if self.plan.meets_others or not agent.has_left:
-            await self._recall(self.plan.index(agent_id))
+            await self._recalls.recall(self.plan, self.plan.index(agent_id))
 
     def _log(self, agent_id: AgentId, agent: AgentHandle, frame: wire.LogData) -> None:
         loop = asyncio.get_running_loop()
@@ -545,8 +514,7 @@ class Session:
     async def _dismiss(self, by_force: Container[AgentId]) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""
         self._placement.abandon()
-        if self._recalls:
-            await asyncio.wait(self._recalls)  # one that is there already has to be let go as well
+        await self._recalls.wait()  # one that is there already has to be let go as well
         agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
         grace = self.plan.options.stop_grace
         await asyncio.gather(

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from phalanx._core.environment import users
-from phalanx._core.ranks import RANK_VARIABLES, REPLICA
+from phalanx._core.ranks import REPLICA
 from phalanx._registry import directory, owner, replace, reserve
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_directory
@@ -282,10 +281,9 @@ _BURYING = threading.Lock()
 
 
 def _start(path: Path) -> int:
-    """Start the supervisor, in a session of its own, with nothing of ours but the environment; a
-    worker's own variables are not the app's that it submits.
-    """
+    """Start the supervisor, with nothing of ours but the environment."""
     from phalanx._system.machine import python_command
+    from phalanx._system.processes import spawn_session
 
     with _BURYING:
         for pid in list(_supervisors):
@@ -296,14 +294,9 @@ def _start(path: Path) -> int:
     command = python_command("phalanx._schedulers.supervised.supervisor", str(path))
     log = str(path / LOG)
     null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    pid = os.posix_spawn(
-        command[0],
+    pid = spawn_session(
         command,
-        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
-        setsid=True,
-        setsigmask=(),
-        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-        file_actions=[
+        [
             (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),

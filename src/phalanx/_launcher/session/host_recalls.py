@@ -1,0 +1,99 @@
+"""Hosts without an agent: tried again for as long as it is of use, or replaced by others."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from phalanx._core.ids import AgentId, HostIndex
+from phalanx._launcher.placement import NotPlaced, PlacedAgent, Placement
+from phalanx._launcher.planning.plan import Plan
+from phalanx._system.daemon_thread import in_daemon_thread
+from phalanx.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx._launcher.transport.dial import Dial
+
+_FIRST, _LONGEST = 1.0, 30.0
+"""Seconds after which a lost host is tried again, and the longest that this grows to."""
+
+ReplaceLost = Callable[[str, Callable[[], bool]], bool]
+Do = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
+
+
+class HostRecalls:
+    """Has agents on hosts that have none, or have lost theirs."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        do: Do,
+        wait_for_end: Callable[[float], Coroutine[None, None, None]],
+        is_ending: Callable[[], bool],
+        welcome: Callable[[PlacedAgent], None],
+        replace_lost: ReplaceLost | None,
+    ) -> None:
+        """`do` has something done beside; `welcome` takes the agents that have come.
+
+        `wait_for_end` waits for the app's verdict, so long at most. `replace_lost` has another host
+        added in the place of one that cannot be used, if there is one; it blocks, and is told what
+        says that the app ends.
+        """
+        self.missing: dict[AgentId, str] = {}
+        """Why hosts that were lost have not come back so far, by their numbers."""
+        self._placement = placement
+        self._do = do
+        self._wait_for_end = wait_for_end
+        self._is_ending = is_ending
+        self._welcome = welcome
+        self._replace_lost = replace_lost
+        self._replaced: dict[HostIndex, bool] = {}
+        """The hosts for which another was asked, and whether it has come."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Have something done that may end with an agent: the app's end waits for it."""
+        task = self._do(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        """Until none is under way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def extend(self, plan: Plan, dial: Dial | None) -> None:
+        """Start the agent of a host that the plan has got in addition, the last one."""
+        self._placement.extend(plan, dial)
+        self.begin(self.recall(plan, HostIndex(len(plan.hosts) - 1), 0.0))
+
+    async def recall(self, plan: Plan, index: HostIndex, pause: float = _FIRST) -> None:
+        """Try to have an agent on a host again, for as long as it is of use."""
+        member = plan.members[index]
+        while not self._is_ending():
+            await self._wait_for_end(pause)
+            pause = min(2 * pause, _LONGEST) or _FIRST
+            if self._is_ending() or self._replaced.get(index):
+                return
+            try:
+                placed = await self._placement.again(index)
+            except Exception as error:  # noqa: BLE001 one host's misfortune must not end the app
+                placed = NotPlaced(index, f"{type(error).__name__}: {error}")
+            if isinstance(placed, PlacedAgent):
+                self._welcome(placed)
+                return
+            self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
+            if self._replace_lost is not None and index not in self._replaced:
+                self._replaced[index] = False
+                self.begin(self._replace(plan, index, self._replace_lost))
+
+    async def _replace(self, plan: Plan, index: HostIndex, replace: ReplaceLost) -> None:
+        """Have another host added in the place of one, which is tried again meanwhile."""
+        member = plan.members[index]
+        ask = functools.partial(replace, member.hostname, self._is_ending)
+        try:
+            self._replaced[index] = await in_daemon_thread(ask)
+        except PhalanxError as error:
+            self.missing[member.agent] = f"{member.hostname} is not replaced: {error}"
