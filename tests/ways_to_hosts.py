@@ -6,9 +6,12 @@ killed, it hangs, or either side ends it.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
+import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +22,10 @@ from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.launcher import _pack
 from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.start import prepare_app
+from phalanx._launcher.transport import dial
+from phalanx._launcher.transport.login import LoginEnded
 from phalanx._launcher.transport.targets import Target
+from phalanx._launcher.warm.pool import Pool
 from tests.conftest import wait_until
 
 
@@ -31,6 +37,12 @@ class Way:
     refused: Target
     says: str
     """What it says then."""
+
+    def cut(self, pids, number):
+        """Signal the commands that these processes here are, each with what it has started here."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
 
     def through(self, shell):
         """The same, with some shell that runs there before what is given."""
@@ -151,3 +163,127 @@ class HostSuite:
             with pytest.raises(phalanx.Cancelled):
                 app.result(60)
             wait_until(lambda: not {*pids} & {*_children()})
+
+
+class ReconnectSuite:
+    """A stream that breaks is not a lost host. Subclass it, with a fixture `way` whose `cut` works.
+
+    What was started there must outlive the command that led to it.
+    """
+
+    def test_an_app_does_not_notice_that_its_stream_breaks(self, way):
+        """Every line comes once and in order, and so does a large value."""
+        count, data = 30_000, os.urandom(12 << 20)
+
+        def work(data):
+            for number in range(count):
+                print(number)
+                if number % 1000 == 0:
+                    sys.stdout.flush()
+                    time.sleep(0.05)
+            return data
+
+        with cuttable(way, work, {"data": data}) as (app, cut):
+            numbers = []
+            for line in app.logs(follow=True):
+                numbers.append(int(line.text))
+                if len(numbers) in (1, 5000, 20_000):
+                    cut()
+            assert numbers == list(range(count))
+            assert list(app.result(60)) == [data]
+
+    def test_a_command_that_hangs_is_replaced(self, way):
+        """After `host_timeout`; the app goes on meanwhile."""
+
+        def work():
+            print("here", flush=True)
+            time.sleep(4)
+            return 7
+
+        with cuttable(way, work, host_timeout=1.0) as (app, cut):
+            assert next(app.logs(follow=True)).text == "here"
+            cut(signal.SIGSTOP)
+            assert list(app.result(60)) == [7]
+
+    def test_an_agent_that_dies_there_is_lost_at_once(self, way):
+        """Nobody waits for one that will not come back."""
+
+        def kill_agent():
+            stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+            os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+            threading.Event().wait(120)
+
+        app = start(way.target, kill_agent, reconnect_timeout=600.0)
+        with pytest.raises(phalanx.AgentLost, match="the agent is gone"):
+            app.result(60)
+
+    def test_a_host_that_cannot_be_reached_again_is_lost(self, way, monkeypatch):
+        """After `reconnect_timeout`, with the reason; its agent ends by itself."""
+        with cuttable(way, wait_for_ever, reconnect_timeout=1.0) as (app, cut):
+            assert next(app.logs(follow=True)).text == "here"
+            monkeypatch.setattr(dial, "reattach", functools.partial(_refuse, way))
+            cut()
+            with pytest.raises(phalanx.AgentLost, match="reconnecting failed: .*not now"):
+                app.result(60)
+
+    def test_cancelling_ends_what_runs_there_also_without_a_stream(self, way, monkeypatch):
+        """The host is asked again, by another login."""
+        with cuttable(way, wait_for_ever) as (app, cut):
+            assert next(app.logs(follow=True)).text == "here"
+            monkeypatch.setattr(dial, "reattach", functools.partial(_refuse, way))
+            cut()
+            app.cancel(0.5)
+            with pytest.raises(phalanx.Cancelled):
+                app.result(60)
+
+    def test_an_agent_that_was_kept_warm_outlives_a_stream(self, way):
+        """Between two apps, and within the second."""
+        options = LaunchOptions(workers_per_host=1, reconnect_timeout=30.0)
+        hosts = [ListedHost(way.target.name, way.target)]
+        before, agents = set(_children()), []
+        with Pool() as pool:
+            for _ in range(2):
+                work = _pack(tell_agent, (), None)
+                app = prepare_app(options, work, hosts=hosts, pools=[pool]).start()
+                assert next(app.logs(follow=True)).text == "here"
+                way.cut([pid for pid in _children() if pid not in before], signal.SIGKILL)
+                agents += list(app.result(60))
+        assert agents[0] == agents[1]
+
+
+def wait_for_ever():
+    print("here", flush=True)
+    threading.Event().wait(120)
+
+
+def tell_agent():
+    """The process of the agent, after a while."""
+    print("here", flush=True)
+    time.sleep(1)
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _refuse(way, *_):
+    raise LoginEnded("not now", way.target)
+
+
+@contextlib.contextmanager
+def cuttable(way, func, kwargs=None, **options):
+    """An app over a stream that may break, and what breaks the one it has now."""
+    before = set(_children())
+    stopped = []
+
+    def cut(number=signal.SIGKILL):
+        pids = wait_until(lambda: [pid for pid in _children() if pid not in {*before, *stopped}])
+        if number == signal.SIGSTOP:
+            stopped.extend(pids)
+        way.cut(pids, number)
+
+    app = start(way.target, func, kwargs, **{"reconnect_timeout": 30.0, **options})
+    try:
+        yield app, cut
+    finally:
+        way.cut(stopped, signal.SIGKILL)
+        app.cancel(0.0)
+        app.wait(60)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from phalanx._launcher.transport.targets import Target
-from tests.ways_to_hosts import HostSuite, Way
+from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
 
 class TestPipe(HostSuite):
@@ -20,3 +20,13 @@ class TestPipe(HostSuite):
             Target("there", (sys.executable,), refuse, through_shell=False),
             "not today",
         )
+
+
+class TestBrokenPipe(ReconnectSuite):
+    """What runs does not end with the command that has started it."""
+
+    @pytest.fixture
+    def way(self):
+        run = ("sh", "-c", 'cat | setsid "$@" | cat', "pipe")
+        target = Target("here", (sys.executable,), run, through_shell=False, reconnect_timeout=0.0)
+        return Way(target, target, "")

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from phalanx._launcher.transport.targets import ssh_target
-from tests.ways_to_hosts import HostSuite, Way
+from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
 
-class TestSsh(HostSuite):
+class TestSsh(HostSuite, ReconnectSuite):
     """The user's ssh, and a real sshd."""
 
     @pytest.fixture

@@ -11,6 +11,7 @@ import platform
 import socket
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from phalanx import __version__
 from phalanx import _wire as wire
@@ -30,6 +31,9 @@ from phalanx._system import network, processes
 from phalanx._worker import leftovers
 from phalanx.errors import WireError
 
+if TYPE_CHECKING:
+    from phalanx._agent.reconnect_listener import ReconnectListener
+
 _STACKS_BEFORE_STOP = 1.0
 """Seconds for workers to tell where they are before they are stopped."""
 _ENFORCED = 0.3
@@ -46,12 +50,15 @@ class Agent:
         prepare: wire.Prepare,
         spool: str,
         tree: path_mapping.TreeLocation,
+        listener: ReconnectListener | None = None,
     ) -> None:
         """Take over a zygote that was started already. Owns nothing that is process-wide.
 
-        The project is put into `tree`, if it has to come here.
+        The project is put into `tree`, if it has to come here. By the `listener` the launcher may
+        come back.
         """
         self._channel = channel
+        self._listener = listener
         self._zygote = zygote
         self._spool = spool
         self._functions = Functions(spool)
@@ -67,6 +74,8 @@ class Agent:
     def _take_up(self, prepare: wire.Prepare, tree: path_mapping.TreeLocation) -> None:
         """Begin with an app."""
         self._prepare = prepare
+        if self._listener is not None:
+            self._listener.take_up(prepare)
         self._began = time.monotonic()
         self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
         self._probe_port = ProbePort() if prepare.networked else None
@@ -443,7 +452,8 @@ class Agent:
 
         def expected() -> bool:
             self._project.touch()
-            return self._serving or self._prepare.remote is not None
+            is_served = self._serving or self._prepare.remote is not None
+            return is_served and self._channel.is_connected
 
         silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
         await self._break(f"no contact to its launcher for {silent:g} s")
@@ -464,6 +474,8 @@ class Agent:
         processes.kill_descendants(processes.reap)
         self._close_ports()
         await self._project.close()
+        if self._listener is not None:
+            await self._listener.finish()
         leftovers.remove(self._spool)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.flush(), 1.0)

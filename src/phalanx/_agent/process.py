@@ -35,6 +35,12 @@ def main() -> None:
             raise WireError(f"the first frame was {type(prepare).__name__}, not Prepare")
         prepare, tree = path_mapping.localize(prepare)
         spool = leftovers.make_spool(prepare.app)
+        listener = None
+        if prepare.reconnect_timeout:
+            # Before the zygote: it writes where we do, and that must not break with a stream.
+            from phalanx._agent.reconnect_listener import ReconnectListener
+
+            listener = ReconnectListener(spool, prepare)
         zygote = _start_zygote(prepare, spool)
         processes.set_title(f"phalanx: {prepare.title} agent")
     except (WireError, OSError) as error:
@@ -52,8 +58,12 @@ def main() -> None:
         from phalanx._agent.agent import Agent
         from phalanx._channel.channel import PipeChannel
 
-        channel = await PipeChannel.open(*streams, decoder, frames)
-        agent = Agent(channel, zygote, prepare, spool, tree)
+        channel: PipeChannel
+        if listener is None:
+            channel = await PipeChannel.open(*streams, decoder, frames)
+        else:
+            channel = await listener.open(*streams, decoder, frames)
+        agent = Agent(channel, zygote, prepare, spool, tree, listener)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, agent.terminate)

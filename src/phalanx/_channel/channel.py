@@ -62,6 +62,7 @@ class PipeChannel:
         self._error: WireError | None = None
         self._reader: asyncio.ReadTransport | None = None
         self._writer: asyncio.WriteTransport | None = None
+        self._protocols: tuple[_Reading | _Writing, ...] = ()
 
     @classmethod
     async def open(
@@ -75,15 +76,27 @@ class PipeChannel:
 
         Where reading has begun before, `decoder` and the frames `held` continue it.
         """
-        loop = asyncio.get_running_loop()
         channel = cls(decoder)
         channel._frames.extend(held)
-        _OPEN[channel] = (read.fileno(), write.fileno())
-        reader, _ = await loop.connect_read_pipe(lambda: _Reading(channel), read)
-        writer, _ = await loop.connect_write_pipe(lambda: _Writing(channel), write)
-        writer.set_write_buffer_limits(high=1 << 20)
-        channel._reader, channel._writer = reader, writer
+        await channel._connect(read, write)
         return channel
+
+    async def _connect(self, read: IO[bytes], write: IO[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        _OPEN[self] = (read.fileno(), write.fileno())
+        self._protocols = reading, writing = _Reading(self), _Writing(self)
+        self._reader, _ = await loop.connect_read_pipe(lambda: reading, read)
+        self._writer, _ = await loop.connect_write_pipe(lambda: writing, write)
+        self._writer.set_write_buffer_limits(high=1 << 20)
+
+    @property
+    def is_connected(self) -> bool:
+        """There is a stream; always, but where one may break and be replaced."""
+        return True
+
+    def break_off(self) -> bool:
+        """Do without the stream that there is, for another; False where none would come."""
+        return False
 
     @property
     def congested(self) -> bool:
@@ -110,6 +123,10 @@ class PipeChannel:
             raise ConnectionResetError("the channel is closed")
         self._writer.write(data)
         await self._writable.wait()
+
+    def post(self, frame: Frame) -> None:
+        """Send one frame without waiting; nothing when closed."""
+        self.send_raw(encode(frame))
 
     def send_raw(self, data: bytes) -> None:
         """Send the rest of a frame whose beginning was written before the channel was opened."""
@@ -157,9 +174,25 @@ class PipeChannel:
 
     def abort(self) -> None:
         """Close without waiting for what was sent."""
-        if self._writer is not None:
-            self._writer.abort()
+        self._abort_writer()
         self.close()
+
+    def _abort_writer(self) -> None:
+        writer = self._writer
+        # One that has nothing left to write is closed already: it cannot be closed twice.
+        if writer is not None and not (writer.is_closing() and not writer.get_write_buffer_size()):
+            writer.abort()
+
+    def _drop(self) -> None:
+        """Let go of the stream; what it still says is not heard."""
+        for protocol in self._protocols:
+            protocol.channel = None
+        self._abort_writer()
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._writer = None
+        self._writable.set()
+        _OPEN.pop(self, None)
 
     def _decode(self, data: bytes) -> list[Frame]:
         return self._decoder.feed(data)
@@ -179,6 +212,10 @@ class PipeChannel:
     def _closed(self) -> None:
         self._ended = True
         self._changed.set()
+
+    def _unwritable(self) -> None:
+        self._writer = None
+        self._writable.set()
 
 
 class SocketChannel(PipeChannel):
@@ -228,28 +265,33 @@ async def wait_for_silence(
 
 class _Reading(asyncio.Protocol):
     def __init__(self, channel: PipeChannel) -> None:
-        self._channel = channel
+        self.channel: PipeChannel | None = channel
+        """None once it has another stream: what is still said of this one is old."""
 
     def data_received(self, data: bytes) -> None:
-        self._channel._received(data)
+        if self.channel is not None:
+            self.channel._received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._channel._closed()
+        if self.channel is not None:
+            self.channel._closed()
 
 
 class _Writing(asyncio.BaseProtocol):
     def __init__(self, channel: PipeChannel) -> None:
-        self._channel = channel
+        self.channel: PipeChannel | None = channel
 
     def pause_writing(self) -> None:
-        self._channel._writable.clear()
+        if self.channel is not None:
+            self.channel._writable.clear()
 
     def resume_writing(self) -> None:
-        self._channel._writable.set()
+        if self.channel is not None:
+            self.channel._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._channel._writer = None
-        self._channel._writable.set()
+        if self.channel is not None:
+            self.channel._unwritable()
 
 
 class _Both(_Reading, _Writing):

@@ -79,6 +79,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "process_group_timeout": "SECONDS",
         "host_timeout": "SECONDS",
         "orphan_timeout": "SECONDS",
+        "reconnect_timeout": "SECONDS",
         "stop_grace": "SECONDS",
     },
 }

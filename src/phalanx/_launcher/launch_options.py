@@ -120,6 +120,10 @@ class LaunchOptions:
     orphan_timeout: float = 3600.0
     """Seconds without contact to the launcher after which a host stops its workers."""
 
+    reconnect_timeout: float | None = None
+    """Seconds for which workers on another host go on when the connection to it breaks, while the
+    launcher reconnects; with 0 a broken connection is a lost host. Default: 0 over SSH."""
+
     name: str | None = None
     """App name, for process titles and ids. Default: the function's name."""
 
@@ -186,6 +190,7 @@ class LaunchOptionsDict(TypedDict, total=False):
     stop_grace: float
     host_timeout: float
     orphan_timeout: float
+    reconnect_timeout: float | None
     name: str | None
     log_spec: LogSpec | None
     ssh_config_file: str | None

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -24,12 +25,16 @@ from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, r
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
 from phalanx._remote.bootstrap import SOURCE_FAILED
+from phalanx._system import daemon_thread
 from phalanx._system.daemon_thread import in_daemon_thread
 from phalanx._worker import leftovers
-from phalanx.errors import StartFailed
+from phalanx.errors import StartFailed, WireError
 
 if TYPE_CHECKING:
-    from phalanx._launcher.transport.dial import Dial, Dials
+    from concurrent.futures import Future
+
+    from phalanx._channel.resumable import ResumableChannel
+    from phalanx._launcher.transport.dial import Dial, Dials, Reattached
 
 _TAIL = 64 << 10
 _PASSED_ON, _UNWRITTEN = 256 << 20, 1 << 20
@@ -40,6 +45,8 @@ _SWEEPING = 2.0
 """Seconds that a lost host's sweeping up may hold up the report of its loss."""
 _SWEEPING_AT_END = 5.0
 """The same at the end of an app, which nothing waits for but its user."""
+_RETRIED, _RETRIED_AT_LEAST_EVERY = 0.2, 2.0
+"""Seconds after which a broken stream is tried to be replaced again, and what this grows to."""
 _SECOND_WORD = 0.05
 """Seconds in which one that has lost its zygote meanwhile will have noticed."""
 
@@ -208,6 +215,12 @@ class Placement:
                 before = self._pythons[index]
                 return NotPlaced(index, f"its Python changed from {before} to {python}")
             child.say(wire.encode(_first_frame(start.host, child)))
+            if start.host.prepare.reconnect_timeout:
+                from phalanx._channel.resumable import ChannelState
+
+                child.state = (
+                    ChannelState()
+                )  # the first frame is not counted: it says that there is one
         assert start.child is not None
         return await PlacedAgent.open(index, start, start.child)
 
@@ -253,6 +266,12 @@ async def _is_well(channel: PipeChannel, app: str) -> bool:
     return not says(wire.AgentGone) and not channel.has_ended
 
 
+def _end_late(attempt: Future[Reattached]) -> None:
+    """A stream that nobody waits for any more."""
+    if attempt.exception() is None:
+        attempt.result().child.end(0.0)
+
+
 class PlacedAgent:
     """An agent that was started, and the channel to it."""
 
@@ -262,6 +281,7 @@ class PlacedAgent:
         """Use `open` instead."""
         self.index = index
         self.channel = channel
+        self._start = start
         self._child = child
         self._process = child.process
         self._pool = start.pool
@@ -273,17 +293,100 @@ class PlacedAgent:
         self._described = False
         self._killed = True
         """Where it had to be killed, that was seen to work."""
+        self._spool = ""
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._broke = ""
+        """Why a stream that broke was not replaced."""
 
     @classmethod
     async def open(cls, index: HostIndex, start: _Start, child: AgentProcess) -> PlacedAgent:
         """Open a channel over the child's streams."""
         read, write, errors, unsaid = child.streams()
-        channel = await PipeChannel.open(read, write)
+        channel: PipeChannel
+        if child.state is None:
+            channel = await PipeChannel.open(read, write)
+            agent = cls(index, start, child, channel)
+        else:
+            from phalanx._channel.resumable import ResumableChannel
+
+            broken = asyncio.Event()
+            channel = await ResumableChannel.over(read, write, child.state, lambda _: broken.set())
+            agent = cls(index, start, child, channel)
+            agent._reconnecting = asyncio.create_task(agent._keep_up(channel, broken))
         channel.send_raw(unsaid)
-        agent = cls(index, start, child, channel)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: agent._errors, errors)
         return agent
+
+    def greet(self, hello: wire.Hello) -> None:
+        """It has said where it can be found, should the stream break."""
+        self._spool = hello.spool
+
+    # ── streams that break ────────────────────────────────────────────────────
+
+    async def _keep_up(self, channel: ResumableChannel, broken: asyncio.Event) -> None:
+        """Replace the stream whenever it breaks, for as long as there is somebody to reach."""
+        limit = self._start.host.prepare.reconnect_timeout
+        while True:
+            await broken.wait()
+            broken.clear()
+            began = time.monotonic()
+            why = await self._describe_process()
+            logger.warning(
+                "phalanx: the connection to %s broke (%s); reconnecting for up to %g s",
+                *(self.host, why, limit),
+            )
+            problem = await self._reconnect(channel, began + limit)
+            if problem:
+                self._broke = f"the connection broke ({why}), and reconnecting failed: {problem}"
+                channel.give_up()
+                return
+            seconds = time.monotonic() - began
+            logger.warning("phalanx: reconnected to %s after %.1f s", self.host, seconds)
+
+    async def _reconnect(self, channel: ResumableChannel, deadline: float) -> str:
+        """Have another stream; gives why there is none."""
+        from phalanx._launcher.transport.dial import AgentIsGone, reattach
+        from phalanx._launcher.transport.login import LoginEnded
+
+        assert self._target is not None
+        if not self._spool:
+            return "the agent has not said where it can be found"
+        key = self._start.host.prepare.reconnect_key
+        pause = _RETRIED
+        while True:
+            patience = max(1.0, deadline - time.monotonic())
+            call = functools.partial(reattach, self._target, self._spool, key)
+            attempt = daemon_thread.start(functools.partial(call, channel.detach(), patience))
+            try:
+                found = await asyncio.shield(asyncio.wrap_future(attempt))
+                await self._go_on_with(channel, found)
+                return ""
+            except asyncio.CancelledError:
+                attempt.add_done_callback(_end_late)
+                raise
+            except AgentIsGone as gone:
+                return f"the agent is gone: {gone}"
+            except (LoginEnded, StartFailed, WireError) as error:
+                problem = error.describe() if isinstance(error, LoginEnded) else str(error)
+            if time.monotonic() + pause > deadline:
+                return problem
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRIED_AT_LEAST_EVERY)
+
+    async def _go_on_with(self, channel: ResumableChannel, found: Reattached) -> None:
+        child = found.child
+        before = self._child
+        child.remote_info, child.state = before.remote_info, before.state
+        read, write, errors, _ = child.streams()
+        await channel.resume(read, write, found.received, found.early)
+        self._child = self._start.child = child
+        self._process = child.process
+        self._errors = self._errors.successor(child.early)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: self._errors, errors)
+        await asyncio.to_thread(before.kill)
+        before.close()
 
     @property
     def is_remote(self) -> bool:
@@ -298,6 +401,7 @@ class PlacedAgent:
     def keep(self) -> None:
         """It has said that it rests: the next app may have it."""
         whole = self.channel.is_written
+        self._stop_reconnecting()
         self.channel.abort()
         self._errors.close()
         if self._pool is not None and whole:
@@ -323,6 +427,9 @@ class PlacedAgent:
     async def describe_end(self) -> str:
         """How it ended, for an error; called when its channel has ended."""
         self._described = True
+        return self._broke or await self._describe_process()
+
+    async def _describe_process(self) -> str:
         try:
             code = await self._wait(2.0)
         except TimeoutError:
@@ -357,10 +464,15 @@ class PlacedAgent:
         except TimeoutError:
             self._killed = await asyncio.to_thread(self._child.kill)
             clean = self._killed and not self.is_remote
+        self._stop_reconnecting()
         self.channel.abort()
         self._errors.close()
         self._child.close()
         return clean
+
+    def _stop_reconnecting(self) -> None:
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
 
     async def destroy(self, patience: float, hello: wire.Hello | None) -> bool:
         """End it, and whatever it can have left behind; whether nothing of it is left was seen.
@@ -454,6 +566,13 @@ class _Tail(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
+
+    def successor(self, early: bytes) -> _Tail:
+        """One for another stream, which goes on where this one stops."""
+        self.close()
+        tail = _Tail(early)
+        tail._take, tail._left = self._take, self._left
+        return tail
 
     def text(self) -> str:
         return self._data.decode("utf-8", "replace").strip()

@@ -98,6 +98,42 @@ def sweep(incoming: "IO[bytes]") -> None:
     _say(state="done" if gone else "left")
 
 
+RECONNECT = "reconnect"
+"""The socket in an agent's spool at which a launcher that has lost its stream comes back."""
+
+
+def attach(incoming: "IO[bytes]") -> None:
+    """Lead a launcher that comes back to its agent, and stay while the agent uses this stream.
+
+    What the two prove to each other only passes through here.
+    """
+    import socket
+
+    wanted = json.loads(incoming.readline().decode())
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        # By descriptor: the path of a socket may have only 107 bytes.
+        directory = os.open(wanted.pop("spool"), os.O_RDONLY | os.O_DIRECTORY)
+        connection.connect(f"/proc/self/fd/{directory}/{RECONNECT}")
+    except OSError as error:
+        _say(state="gone", message=error.strerror)
+        return
+    answers = connection.makefile("rb")
+    connection.sendall(json.dumps(wanted).encode() + b"\n")
+    for question in (True, False):
+        answer = answers.readline()
+        if not answer:
+            return
+        os.write(WRITE, answer)
+        if json.loads(answer.decode()).get("state") == "refused":
+            return
+        if question:
+            connection.sendall(incoming.readline())
+    # From here on nothing is read or written here.
+    socket.send_fds(connection, [b"\0"], [READ, WRITE, 2])
+    answers.read()
+
+
 BUILT = ".phalanx-built"
 """A file in a tree that is newer than all that was sent, and older than what workers write."""
 

@@ -107,6 +107,21 @@ class RankDump:
     problem: Message = ""
 
 
+# ── both ways, where a stream may break ───────────────────────────────────────
+
+
+@frame
+class FramesReceived(Frame):
+    """So many frames have come so far, this kind not counted."""
+
+    count: Size
+
+
+@frame
+class EndOfFrames(Frame):
+    """Nothing follows: the end of the stream is no accident."""
+
+
 # ── launcher to agent ─────────────────────────────────────────────────────────
 
 
@@ -141,6 +156,10 @@ class Prepare(Frame):
     """The network interface to use."""
     terminal: str = ""
     """The path of the terminal that debuggers, and the first worker of the host, may read."""
+    reconnect_timeout: Seconds = 0.0
+    """How long the agent goes on without its launcher when the stream breaks."""
+    reconnect_key: Name = ""
+    """What a launcher that comes back proves that it has."""
 
 
 @frame
@@ -535,6 +554,8 @@ class WorkerExited(Frame):
 
 
 MESSAGES: tuple[type[Frame], ...] = (
+    FramesReceived,
+    EndOfFrames,
     Prepare,
     BeginRound,
     HaltRound,

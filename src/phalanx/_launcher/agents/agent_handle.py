@@ -85,7 +85,7 @@ class AgentHandle:
 
     def pass_time(self, seconds: float) -> float:
         """So much time was waited for; gives how long it has been silent, once it has spoken."""
-        expected = self.hello is not None
+        expected = self.hello is not None and self.channel.is_connected
         return self._silence.pass_time(seconds, self.channel.heard, expected=expected)
 
     @property
@@ -207,7 +207,7 @@ class AgentHandle:
 
         def asked() -> bool:
             if not self.channel.congested:
-                self.channel.send_raw(wire.encode(wire.Ping(app=self._app, sent=time.monotonic())))
+                self.channel.post(wire.Ping(app=self._app, sent=time.monotonic()))
             return True
 
         await wait_for_silence(self.channel, ANSWER, asked, step=ANSWER / 8)

@@ -318,6 +318,9 @@ class FrameMaker:
             # Such as an editable install, which need not be in sys.path here.
             outside = [root.path for root in self.project.roots.values() if root.is_outside]
             path += [entry for entry in outside if entry not in path]
+        reconnect_timeout = target.reconnect_timeout or 0.0
+        if target.reconnect_timeout is not None and self.options.reconnect_timeout is not None:
+            reconnect_timeout = self.options.reconnect_timeout
         return dataclasses.replace(
             frame,
             preload=preload,
@@ -325,6 +328,8 @@ class FrameMaker:
             environment={**self._copied(target), **own},
             passing=False,
             remote=self.remote,
+            reconnect_timeout=reconnect_timeout,
+            reconnect_key=secrets.token_hex(32) if reconnect_timeout else "",
         )
 
     def _copied(self, target: Target) -> dict[str, str]:

@@ -29,6 +29,8 @@ def check(options: LaunchOptions) -> None:
     _one_of("start_method", options.start_method, START_METHODS)
     for name in _TIMES:
         _seconds(name, getattr(options, name), minimum_excluded=True)
+    if options.reconnect_timeout is not None:
+        _seconds("reconnect_timeout", options.reconnect_timeout, minimum_excluded=False)
     for name in ("stop_grace", "keep_warm", "restart_backoff"):
         _seconds(name, getattr(options, name), minimum_excluded=False)
     _check_environment(options)

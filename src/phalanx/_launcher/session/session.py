@@ -398,6 +398,7 @@ class Session:
             self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher runs {ours}")
         else:
             agent.hello = hello
+            agent.placed.greet(hello)
             self._recalls.missing.pop(agent_id, None)
             self.progress.reach("agents up")
             self.progress.tracker.greeted(agent_id, hello.pid)
@@ -551,8 +552,11 @@ class Session:
             self._asked_for = self._asked_for + wait if self._is_due(before=ANSWER) else 0.0
             for agent_id, agent in list(self._agents.items()):
                 silent = agent.pass_time(wait)
-                if silent >= limit:
+                if silent >= limit and not agent.channel.break_off():
                     self._give_up(agent_id, agent, f"no heartbeat for {limit:g} s")
+                elif not agent.channel.is_connected:
+                    if self._is_due():
+                        self._give_up(agent_id, agent, "there was no connection to stop it")
                 elif min(silent, self._asked_for) >= ANSWER and self._is_due():
                     self._give_up(agent_id, agent, "it did not answer the request to stop")
 

@@ -16,10 +16,14 @@ import time
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol, Self
+from typing import IO, TYPE_CHECKING, Protocol, Self
 
+from phalanx import _wire as wire
 from phalanx._core import environment
 from phalanx._system import machine, processes
+
+if TYPE_CHECKING:
+    from phalanx._channel.resumable import ChannelState
 
 _PIPE_SIZE = 1 << 20
 _BURIED = 5.0
@@ -79,6 +83,8 @@ class AgentProcess:
         """Where it is, if not on this machine."""
         self.early = b""
         """What it has said outside of its channel before anybody listened."""
+        self.state: ChannelState | None = None
+        """Where both directions stand, if the stream may break and be replaced."""
         self._read, self._write, self._errors = read, write, errors
         self._unsaid = b""
         os.set_blocking(write.fileno(), False)
@@ -144,6 +150,8 @@ class AgentProcess:
 
     def say(self, data: bytes) -> bool:
         """Write what the stream takes at once, and keep the rest; False if nobody is there."""
+        if self.state is not None:
+            self.state.ledger.keep(data)
         data = self._unsaid + data
         self._unsaid = b""
         try:
@@ -178,6 +186,8 @@ class AgentProcess:
 
     def end(self, patience: float) -> None:
         """Let go of it, and wait so long for its end before it is killed."""
+        if self.state is not None:
+            self.say(wire.encode(wire.EndOfFrames()))  # or it would wait for another stream
         self.close()
         try:
             self.process.wait(patience)

@@ -6,9 +6,11 @@ A refusal that may pass is tried again for a few seconds.
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import inspect
 import json
 import re
+import secrets
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx import _wire as wire
+from phalanx._channel.trust import resume_proof
 from phalanx._core.ids import HostIndex
 from phalanx._core.sanitize import sanitize, sanitize_line
 from phalanx._launcher.transport.agent_process import AgentProcess, RemoteInfo
@@ -192,6 +195,51 @@ def sweep(target: Target, code: str, agent: RemoteInfo, hello: wire.Hello | None
         return False  # then there is nobody who could be asked
     finally:
         line.child.end(0.0)
+
+
+class AgentIsGone(Exception):
+    """The host can be reached, and the agent is not there, or does not take us back."""
+
+
+@dataclass(frozen=True)
+class Reattached:
+    """Another stream to an agent."""
+
+    child: AgentProcess
+    received: int
+    """How many frames of ours the agent has."""
+    early: bytes
+    """What has come over the stream already."""
+
+
+def reattach(target: Target, spool: str, key: str, received: int, patience: float) -> Reattached:
+    """Make another stream to an agent, of whose frames we have so many.
+
+    Raises `AgentIsGone`, `LoginEnded`, `StartFailed`.
+    """
+    line = Login(target, "attach", patience)
+    try:
+        line.begin(inspect.getsource(bootstrap))
+        own = secrets.token_hex(32)
+        answer = line.ask(spool=spool, number=own, received=received)
+        match answer:
+            case {"number": str(theirs)}:
+                numbers = (own, theirs)
+            case _:
+                raise AgentIsGone(sanitize(str(answer.get("message"))))
+        answer = line.ask(proof=resume_proof(key, "launcher", numbers, received))
+        match answer:
+            case {"state": "attached", "received": int(count), "proof": str(proof)}:
+                wanted = resume_proof(key, "agent", numbers, count)
+                if not hmac.compare_digest(proof.encode(), wanted.encode()):
+                    raise AgentIsGone("it could not prove that it is the agent of this app")
+            case _:
+                raise AgentIsGone(sanitize(str(answer.get("message"))))
+    except BaseException:
+        line.child.end(0.0)
+        raise
+    line.child.early = bytes(line.early)
+    return Reattached(line.child, count, line.take_rest())
 
 
 class Dials:

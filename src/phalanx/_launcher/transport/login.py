@@ -151,6 +151,11 @@ class Login:
             raise LoginEnded(f"it sent {raw[:80]!r}", self._target, begun=True)
         return message
 
+    def take_rest(self) -> bytes:
+        """What has come behind the last message: it is the business of others."""
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        return rest
+
     def write(self, data: bytes) -> None:
         """Send all of it. Raises `LoginEnded`."""
         view = memoryview(data)

@@ -56,6 +56,9 @@ class Target:
     """What is given is read by a shell there; otherwise it is taken as it is."""
     without: frozenset[str] = frozenset()
     """Environment variables that the command must not have."""
+    reconnect_timeout: float | None = None
+    """The default of the launcher's option; None where what was started there ends with the command
+    that led to it."""
 
     @property
     def tool(self) -> str:
@@ -110,7 +113,7 @@ def ssh_target(
         transport += ["-l", user]
     if port is not None:
         transport += ["-p", port]
-    return Target(name, tuple(pythons), (*transport, "--", host))
+    return Target(name, tuple(pythons), (*transport, "--", host), reconnect_timeout=0.0)
 
 
 def parse(name: str) -> tuple[str | None, str, str | None]:

@@ -50,6 +50,7 @@ def remote_fingerprint(
         "env_file": env_file,
         "start_method": prepare.spawn,
         "several workers": prepare.workers > 1,
+        "reconnects": prepare.reconnect_timeout > 0,
     }
 
 

@@ -41,6 +41,9 @@ class SshOptions:
     host_timeout: float = option(
         30.0, help="seconds without a heartbeat after which a host is considered lost"
     )
+    reconnect_timeout: float = option(
+        0.0, help="seconds for which replicas go on when the connection breaks, until it is back"
+    )
     stop_grace: float = option(
         5.0, help="seconds between SIGTERM and SIGKILL when stopping replicas"
     )
@@ -52,6 +55,11 @@ class SshOptions:
         if not 0 < self.host_timeout < math.inf:
             raise ConfigError(
                 f"host_timeout={self.host_timeout}: must be a number of seconds, more than 0."
+            )
+        if not 0 <= self.reconnect_timeout < math.inf:
+            raise ConfigError(
+                f"reconnect_timeout={self.reconnect_timeout}: must be a number of seconds, 0 or "
+                "more."
             )
         for name in ("env_file", "ssh_config_file"):
             path = getattr(self, name)
@@ -89,7 +97,14 @@ class SshScheduler(SupervisedScheduler):
 
     def settings(self, options: SshOptions) -> dict[str, Any]:
         """How the launcher reaches the hosts."""
-        names = ("python", "env_file", "ssh_config_file", "address", "host_timeout")
+        names = (
+            "python",
+            "env_file",
+            "ssh_config_file",
+            "address",
+            "host_timeout",
+            "reconnect_timeout",
+        )
         launcher = {name: getattr(options, name) for name in names}
         for name in ("env_file", "ssh_config_file"):
             if launcher[name] is not None:
