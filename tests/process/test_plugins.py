@@ -538,7 +538,10 @@ def test_schedulers_that_misbehave_are_named_and_hinder_nobody(environment, tmp_
         assert (done.returncode, "Traceback" in done.stderr) == (1, False), verb
         assert "wild" in done.stderr
     assert "wild://phalanx/1234" in environment("status", "1234").stderr  # one of two
-    for name, said in (("odd", "gave 5, which is no id"), ("outside", "which is no id")):
+    for name, said in (
+        ("odd", "returned 5, which is not a valid id"),
+        ("outside", "not a valid id"),
+    ):
         done = environment("run", "-s", name, "utils.echo")
         assert (done.returncode, done.stdout) == (1, "")
         assert said in done.stderr

@@ -115,7 +115,7 @@ async def hear_greeting(connection: socket.socket) -> bytes:
             raise NotTrusted("it left")
         greeting += more
         if not greeting.startswith(GREETING[: len(greeting)]):
-            raise NotTrusted("it speaks something else", heard=greeting)
+            raise NotTrusted("it uses another protocol", heard=greeting)
     return greeting
 
 

@@ -158,7 +158,7 @@ class BorrowedHosts:
         wanted = self.lender.request.num_hosts
         if len(status.hosts) < wanted:
             raise SchedulerError(
-                f"{self.lender.name} lent {len(status.hosts)} hosts where {wanted} were asked for."
+                f"{self.lender.name} lent {len(status.hosts)} hosts; {wanted} were requested."
             )
         self._taken |= {host.name for host in status.hosts}
         return [self._listed_host(host) for host in status.hosts]

@@ -149,7 +149,7 @@ class LaunchOptions:
 
     scheduler: str | None = None
     """Scheduler to borrow the hosts from, such as slurm, instead of naming them with hostnames.
-    They are given back when the launch, or the launcher's `with`, ends."""
+    They are released when the launch, or the launcher's `with`, ends."""
 
     num_hosts: int | None = None
     """Number of hosts to borrow from the scheduler. Default: 1."""

@@ -270,7 +270,7 @@ class QueuedRun(Generic[R]):
     def add_host(self, hostname: str, workers: int | None = None) -> None:
         """See `App.add_host`: hosts are the scheduler's."""
         name = self._hosts.lender.name
-        raise ConfigError(f"cannot add {hostname}: the hosts are those of {name}.")
+        raise ConfigError(f"cannot add {hostname}: {name} chooses the hosts.")
 
     def signal(self, number: int) -> None:
         """See `App.signal`."""

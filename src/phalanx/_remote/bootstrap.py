@@ -387,7 +387,7 @@ def _wait_for(process: "Any") -> None:
         if select.select([READ], [], [], 0.02)[0]:
             os.killpg(process.pid, 9)
             process.wait()
-            raise BootstrapRefused("the launcher has gone")
+            raise BootstrapRefused("the launcher is gone")
 
 
 def _is_same(path: str, text: bytes) -> bool:

@@ -271,8 +271,8 @@ class Runner:
             app_id = found.submit(info if isinstance(found, TorchxAdapter) else info.request)
         if not isinstance(app_id, str) or not re.fullmatch(r"[^/\s]+", app_id):
             raise SchedulerError(
-                f"{info.scheduler} has submitted an app, and gave {app_id!r}, which is no id: it "
-                "cannot be followed."
+                f"{info.scheduler} submitted the app but returned {app_id!r}, which is not a valid "
+                "id: it cannot be followed."
             )
         handle = handles.Handle(info.scheduler, self._name, app_id)
         definition = {"app": serialization.to_dict(info.app), "options": plain(info.cfg)}
@@ -574,7 +574,7 @@ class Runner:
     def _first_role(self, app_handle: str) -> str:
         roles = self.replicas(app_handle)
         if not roles:
-            raise LookupError(f"say which role of {app_handle}: its scheduler does not tell")
+            raise LookupError(f"name a role of {app_handle}: its scheduler does not list them")
         return next(iter(roles))
 
     # ── schedulers and their options ──────────────────────────────────────────

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     parser = parsing.make(
         "builtins", "List the builtin components, or those that installed plugins register."
     )
-    parser.add_argument("--print", metavar="NAME", help="print a component as a file of its own")
+    parser.add_argument("--print", metavar="NAME", help="print the source of a component as a file")
     parser.add_argument(
         "--verbose",
         action="store_true",

@@ -14,8 +14,8 @@ def main(arguments: list[str]) -> int:
     """Remove the records of apps that ended long ago."""
     parser = parsing.make(
         "clean",
-        "Delete the records of apps that have ended. Log files of launches and those in a log_dir "
-        "are kept unless --logs is given.",
+        "Delete the records of apps that have ended. Log files of launches and those in a\n"
+        "log_dir are kept unless --logs is given.",
     )
     parser.add_argument(
         "--older-than",

@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> int:
     """Check; gives the exit code."""
     parser = parsing.make(
         "hosts",
-        "Check that hosts can run a launch: log in, show Python, torch, GPUs, memory and disk, and "
-        "test that hosts reach each other. Exits with 1 if a host cannot be used.",
+        "Check that hosts can run a launch: log in, show Python, torch, GPUs, memory and disk,\n"
+        "and test that hosts reach each other. Exits with 1 if a host cannot be used.",
     )
     parser.add_argument("verb", choices=["check"], help="log in to the hosts and report")
     parser.add_argument(

@@ -58,10 +58,10 @@ class _MapOptions:
     """Hosts of each call."""
 
     retries: int = 0
-    """How often to make a call again whose host was lost or preempted."""
+    """Maximum number of retries of a call whose host was lost or preempted."""
 
     checkpoint: str | None = None
-    """Directory for results: calls whose result is there are not made again."""
+    """Directory for results; calls that have a result there are skipped."""
 
     unordered: bool = False
     """Print results as calls end, not in the order of the items."""

@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
     """Print the Python stacks of every rank; exit code 1 if there are none."""
     parser = parsing.make(
         "stacks",
-        "Show the Python stacks of all ranks and threads of a running app, identical ones grouped. "
-        "The workers keep running.",
+        "Show the Python stacks of all ranks and threads of a running app, identical ones\n"
+        "grouped. The workers keep running.",
     )
     parser.add_argument(
         "app",

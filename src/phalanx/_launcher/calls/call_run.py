@@ -207,7 +207,7 @@ class CallRun:
                 self._keep(item, result)
             elif error is not None and again:
                 self._last_loss = error
-                logger.warning("phalanx: item %d is tried again: %s", item, _line(error))
+                logger.warning("phalanx: retrying item %d: %s", item, _line(error))
             elif error is not None:
                 if end is CallEnd.LOST:
                     self._last_loss = error

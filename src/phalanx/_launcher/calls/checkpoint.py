@@ -53,7 +53,7 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001 the user's classes, which may have changed
             path = self._path(digest)
             logger.warning(
-                "phalanx: cannot read %s: %s: %s. The call is made again.",
+                "phalanx: cannot read %s: %s: %s. Repeating the call.",
                 *(path, type(error).__name__, error),
             )
             return None
@@ -70,7 +70,7 @@ class Checkpoint:
             if not self._told:
                 self._told = True
                 logger.warning(
-                    "phalanx: cannot keep a result in %s: %s: %s (reported once)",
+                    "phalanx: cannot save a result to %s: %s: %s (reported once)",
                     *(self._directory, type(error).__name__, error),
                 )
 

@@ -374,8 +374,8 @@ def _check_fetch(options: LaunchOptions, project: Project | None, cwd: str | Non
     roots = [] if project is None else [root.path for root in project.roots.values()]
     if cwd is None or not any(f"{cwd}/".startswith(f"{root.rstrip('/')}/") for root in roots):
         raise ConfigError(
-            "fetch is for files of the project that hosts are sent, and workspace="
-            f"{options.workspace!r} leaves the working directory out. Change one of the two."
+            "fetch copies files of the project that is sent to hosts, but workspace="
+            f"{options.workspace!r} does not include the working directory. Change one of them."
         )
 
 

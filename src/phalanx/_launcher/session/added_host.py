@@ -35,7 +35,7 @@ def add_host(plan: Plan, hostname: str, workers: int | None) -> tuple[Plan, Dial
     """
     options = plan.options
     if options.scheduler is not None:
-        raise ConfigError(f"cannot add {hostname}: the hosts are those of {options.scheduler}.")
+        raise ConfigError(f"cannot add {hostname}: {options.scheduler} chooses the hosts.")
     if workers is None and not isinstance(options.workers_per_host, int | str):
         raise ConfigError(
             f"workers_per_host is a list: give the number of workers of {hostname}, as in "

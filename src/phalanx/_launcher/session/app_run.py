@@ -279,7 +279,7 @@ class AppRun(Generic[R]):
     def _replace_lost(self, hostname: str, is_ending: Callable[[], bool]) -> bool:
         """Have another host in the place of a lost one; whether there is one. Blocks."""
         assert self._replace_host is not None
-        logger.warning("phalanx: asking for another host in the place of %s", hostname)
+        logger.warning("phalanx: requesting a replacement for host %s", hostname)
         host = self._replace_host(hostname, lambda: self._done.is_set() or is_ending())
         if host is None:
             return False

@@ -74,7 +74,7 @@ class Lane:
     def run(self, function: Function, log_spec: LogSpec) -> LaunchResult[Any]:
         """Make a call; block until its end. Raises as `CallRunner.run`."""
         if self._cancelled:
-            raise Cancelled("the call was cancelled before it was made")
+            raise Cancelled("the call was cancelled before it started")
         try:
             self._ensure_agent()
         except OSError as error:

@@ -53,7 +53,7 @@ class LaneCalls:
     def _take(self, hosts: Sequence[int], log_spec: LogSpec | None) -> Lane:
         with self._lock:
             if self._cancelled:
-                raise Cancelled("the call was cancelled before it was made")
+                raise Cancelled("the call was cancelled before it started")
             if self._idle:
                 return self._idle.pop()
             lane = Lane(self._draft.only(hosts, log_spec).finish({}), self._pools)

@@ -16,7 +16,7 @@ def add_torchrunx_argument_group(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("torchrunx").add_argument
     words: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     add("--hostnames", default=["auto"], help="hosts, or auto, or slurm", **words)
-    add("--workers-per-host", default=["gpu"], help="gpu, cpu, or one number or more", **words)
+    add("--workers-per-host", default=["gpu"], help="gpu, cpu, or one or more numbers", **words)
     add("--ssh-config-file", help="ssh configuration file")
     add("--backend", default="nccl", choices=["nccl", "gloo", "mpi", "ucc", "None"])
     add("--worker-timeout", type=int, default=600, help="seconds, of the process group")
@@ -54,7 +54,7 @@ def _workers(words: list[str]) -> Any:
     except ValueError:
         text = " ".join(words)
         raise ConfigError(
-            f"--workers-per-host {text}: must be gpu, cpu, or one number or more"
+            f"--workers-per-host {text}: must be gpu, cpu, or one or more numbers"
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
 
