@@ -1,4 +1,4 @@
-"""Stand-ins for what a peer has and we do not: a test that uses one is told so; and helpers."""
+"""Stand-ins for what a peer has and we do not: a test that uses one is told so."""
 
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN204
 
@@ -22,16 +22,3 @@ class _Missing(abc.ABCMeta):
 def missing(name):
     """Something to import, which cannot be used."""
     return _Missing(name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
-
-
-def not_none(value):
-    """The value, for tests that have their types checked."""
-    assert value is not None
-    return value
-
-
-def create_scheduler(session_name, **kwargs):
-    """Ours for this host."""
-    from phalanx._schedulers.factories import get_scheduler_factories
-
-    return get_scheduler_factories()["local_cwd"](session_name, **kwargs)

@@ -36,10 +36,12 @@ def main() -> int:
     options = parser.parse_args()
     code = 0
     parts = []
+    before = written()
     for path in sorted(SUITES.glob("*.toml")):
-        if options.names and path.stem not in options.names:
-            continue
         suite = tomllib.loads(path.read_text())
+        if options.names and path.stem not in options.names:
+            parts.append(before.get(suite["title"], ""))
+            continue
         results = classify(suite, run(path.stem, suite))
         parts.append(page_of(path.stem, suite, results))
         counts = collections.Counter(kind for kind, _ in results.values())
@@ -53,6 +55,12 @@ def main() -> int:
         head += "that PEERS_TORCH and PEERS_TORCHX name, or clones.\n"
         PAGE.write_text("\n".join([head, *parts]))
     return code
+
+
+def written() -> dict[str, str]:
+    """The sections of the page as it is, by their titles."""
+    sections = PAGE.read_text().split("\n## ")[1:] if PAGE.exists() else []
+    return {text.partition("\n")[0]: f"## {text.rstrip()}\n" for text in sections}
 
 
 def checkout(suite: dict[str, Any]) -> Path:

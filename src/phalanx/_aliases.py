@@ -123,8 +123,10 @@ def _hint(fullname: str) -> str:
 
     top, _, rest = fullname.partition(".")
     absent = getattr(importlib.import_module(f"{ROOM}.{top}"), "ABSENT", {})
-    if instead := absent.get(rest.partition(".")[0]):
-        return f" Instead: {instead}."
+    parts = rest.split(".")
+    for count in range(len(parts), 0, -1):
+        if instead := absent.get(".".join(parts[:count])):
+            return f" Instead: {instead}."
     parent, _, last = fullname.rpartition(".")
     try:
         search_path = importlib.import_module(f"{ROOM}.{parent}").__path__

@@ -3,7 +3,8 @@
     PhalanxError
     ├── ConfigError          a mistake found before anything was started
     │   ├── ComponentError   there is no such component, or it is not one
-    │   ├── UnknownScheduler there is no such scheduler
+    │   ├── UnknownName      a name that is not there
+    │   │   └── UnknownScheduler  there is no such scheduler
     │   └── UsageError       a component was given arguments that it does not take
     ├── PluginError          what an installed package has registered cannot be used
     ├── SchedulerError       a scheduler could not do what it was asked for
@@ -50,6 +51,7 @@ __all__ = [
     "StartFailed",
     "StartTimeout",
     "UnknownApp",
+    "UnknownName",
     "UnknownScheduler",
     "UsageError",
     "WireError",
@@ -84,7 +86,13 @@ class ComponentError(ConfigError):
         self.name = name
 
 
-class UnknownScheduler(ConfigError):
+class UnknownName(ConfigError, KeyError):
+    """A name that is not there: a named resource's, a key of a mount."""
+
+    __str__ = Exception.__str__  # a `KeyError` would quote the sentence
+
+
+class UnknownScheduler(UnknownName):
     """There is no such scheduler."""
 
 

@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from phalanx._schedulers.scheduler import BUILT_IN
 from phalanx.runner import get_runner
+from phalanx.specs import AppState
 from tests.process.test_plugins import Environment
 
 
@@ -319,7 +322,7 @@ def test_plugins_of_torchx_are_found_and_run(tmp_path):
     shown = torchx("run", "--dryrun", "-s", "paper", "-cfg", "tray=4", "utils.echo")
     assert "<echo 4>" in shown
     handle = torchx("run", "-s", "paper", "utils.sh", "-h", "big", "x").strip()
-    assert handle == "paper://phalanx/sheet"
+    assert handle == "paper://torchx/sheet"
     assert "RUNNING" in torchx("status", handle)
     assert "Did you mean" not in environment("fold").stdout
 
@@ -350,7 +353,8 @@ def test_what_is_not_there_says_so():
         "0.7.0",
         "module 'phalanx.compat.torchx' has no attribute 'tracker': trackers are not part of "
         "Phalanx: set what yours needs in a role's env",
-        "phalanx.compat has no module 'torchx.schedulers.ray_scheduler'.",
+        "phalanx.compat has no module 'torchx.schedulers.ray_scheduler'. Instead: Phalanx has "
+        f"{', '.join(BUILT_IN)}, and schedulers that plugins add.",
         "True ['x']",
         "unknown component 'utils.ecco'. Did you mean 'utils.echo'?",
     ]
@@ -399,3 +403,159 @@ def test_its_command_runs_as_a_module():
     done = subprocess.run([*command, "builtins"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "dist.ddp" in done.stdout
+
+
+def test_its_command_shows_a_local_app_and_ends_with_it():
+    """The session is TorchX's, replicas find its variables, and the exit code says how it went."""
+    command = [sys.executable, "-m", "phalanx.compat", "torchx", "--", "-m", "torchx.cli.main"]
+    script = "echo on $TORCHX_RANK0_HOST by ${rank0_env}; exit $1"
+
+    def torchx(*words):
+        return subprocess.run([*command, *words], capture_output=True, text=True, timeout=60)
+
+    done = torchx("run", "-s", "local_cwd", "utils.sh", "--", "sh", "-c", script, "-", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("local_cwd://torchx/sh-")
+    assert "on localhost by TORCHX_RANK0_HOST" in done.stderr
+    assert done.stdout.strip() in torchx("list", "-s", "local_cwd").stdout
+    assert torchx("run", "utils.sh", "--", "sh", "-c", script, "-", "3").returncode == 3
+    assert torchx("--version").returncode == 0
+
+    running = subprocess.Popen(
+        [*command, "run", "utils.sh", "--", "sh", "-c", "echo up; exec sleep 600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    handle = running.stdout.readline().strip()
+    assert "up" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    with get_runner() as runner:
+        assert runner.wait(handle).state is AppState.CANCELLED
+
+
+def test_mistakes_are_caught_as_there():
+    """The types that TorchX raises; options and what was chosen of them, as it shows them."""
+    shown = program(
+        """
+        from torchx import specs
+        from torchx.runner import get_runner
+        from torchx.schedulers import get_scheduler_factories
+
+        app = specs.AppDef("a", [specs.Role("r", "", entrypoint="sleep", args=["600"])])
+        for mistake in (
+            lambda: specs.named_resources["gpu.smal"],
+            lambda: specs.resource(h="gpu.smal"),
+            lambda: specs.parse_mounts(["type=bind"]),
+            lambda: get_runner().run(app, "slrum"),
+            lambda: get_scheduler_factories()["slrum"],
+        ):
+            try:
+                mistake()
+            except KeyError as error:
+                print(error)
+        late = specs.Role("r", "", entrypoint="sleep", num_replicas=0)
+        with get_runner() as runner:
+            try:
+                runner.run(specs.AppDef("late", [late]), "local_cwd")
+            except ValueError as error:
+                print(error)
+            opts = runner.scheduler_run_opts("local_cwd")
+            print(opts.get("log_dir").opt_type, opts.resolve({})["prepend_cwd"])
+            info = runner.dryrun(app, "local_cwd", {"log_dir": "out"})
+            print(info._cfg["log_dir"], info._cfg.get("prepend_cwd"), type(info._cfg).__name__)
+            handle = runner.schedule(info)
+            print(runner.status(handle).state)
+            runner.cancel(handle)
+        """
+    )
+    lines = shown.splitlines()
+    assert lines[0] == lines[1] == "unknown named resource 'gpu.smal'. Did you mean 'gpu.small'?"
+    assert lines[2].startswith("mounts: a bind mount needs src=.")
+    assert lines[3] == "unknown scheduler 'slrum'. Did you mean 'slurm'?"
+    assert lines[4] == "'slrum'"
+    assert lines[5] == "role 'r': num_replicas: 0 is not a whole number, 1 or more."
+    assert lines[6] == "str | None False"
+    assert lines[7] == "out False dict"
+    assert lines[8] == "RUNNING"
+
+
+def test_helpers_and_single_schedulers():
+    """What launchers built on TorchX import: its helpers, and schedulers without a runner."""
+    shown = program(
+        """
+        import os, sys
+        from torchx import specs
+        from torchx.runner.events import log_event
+        from torchx.runner import Runner
+        from torchx.schedulers import SchedulerFactory
+        from torchx.schedulers.local_scheduler import LogIterator, create_scheduler
+        from torchx.specs.builders import parse_args
+        from torchx.specs.file_linter import get_fn_docstring, validate
+        from torchx.specs.finder import get_builtin_source
+        from torchx.util.entrypoints import load_group
+        from torchx.util.modules import load_module
+        from torchx.util.strings import normalize_str
+        from torchx.util.types import none_throws, to_dict
+
+        print(normalize_str("-My_App-1"), to_dict("A=x,y;B=1"), load_module("os.path:sep"))
+        print(load_group("nothing.here", default={"a": len})["a"]("xyz"))
+
+        def comp(*args: str, n: int = 1, parts: dict[str, list[str]] | None = None) -> specs.AppDef:
+            '''Say it.
+
+            Args:
+                n: how often
+            '''
+            return specs.AppDef("comp", [specs.Role("r", "", entrypoint="echo", args=[*args])])
+
+        print(parse_args(comp, ["--n", "2", "--parts", "a=1,2;b=3", "x"]))
+        print(get_fn_docstring(comp), validate("missing.py", "nothing")[0].name)
+        for module, name in (
+            ("slurm_scheduler", "SlurmBatchRequest"),
+            ("kubernetes_scheduler", "KubernetesScheduler"),
+            ("local_scheduler", "ImageProvider"),
+        ):
+            try:
+                exec(f"from torchx.schedulers.{module} import {name}")
+            except ImportError as error:
+                print(str(error).partition(":")[0])
+
+        scheduler = create_scheduler("alone")
+        with log_event("schedule", "local_cwd"):
+            info = scheduler.submit_dryrun(comp("hello"), {"log_dir": "out"})
+        app_id = scheduler.schedule(info)
+        print(*scheduler.log_iter(app_id, "r", should_tail=True), end="")
+        print(app_id in [app.app_id for app in scheduler.list()])
+        with open("own.log", "w") as file:
+            print("one", file=file)
+            print("two", file=file, end="")
+        print([*LogIterator(app_id, "own.log", scheduler)])
+        print(specs.is_terminal(none_throws(scheduler.describe(app_id)).state))
+        with Runner("own", {"here": create_scheduler}) as runner:
+            print(runner.wait(runner.run(comp("x"), "here")).state)
+        with open("copied.py", "w") as file:
+            file.write(get_builtin_source("utils.echo"))
+        with Runner() as runner:
+            handle = runner.run_component("copied.py:echo", ["--msg", "copied"], "local_cwd")
+            runner.wait(handle)
+            print(*runner.log_lines(handle, "echo"), end="")
+        """
+    )
+    assert shown.splitlines() == [
+        "myapp-1 {'A': 'x,y', 'B': '1'} /",
+        "3",
+        "Namespace(n=2, parts={'a': ['1', '2'], 'b': ['3']}, args=['x'])",
+        "('Say it.', {'n': 'how often'}) nothing",
+        "phalanx.compat.torchx.schedulers.slurm_scheduler has no SlurmBatchRequest",
+        "phalanx.compat has no module 'torchx.schedulers.kubernetes_scheduler'. Instead",
+        "phalanx.compat.torchx.schedulers.local_scheduler has no ImageProvider",
+        "hello",
+        "True",
+        r"['one\n', 'two']",
+        "True",
+        "SUCCEEDED",
+        "copied",
+    ]

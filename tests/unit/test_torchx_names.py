@@ -51,23 +51,33 @@ def test_frozen_lists_and_dicts_read_as_those_they_replace():
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "what", "recipe"),
     [
-        lambda: ROLE.args.append("x"),
-        lambda: ROLE.args.extend(["x"]),
-        lambda: ROLE.args.__iadd__(["x"]),
-        lambda: ROLE.args.sort(),
-        lambda: ROLE.args.__setitem__(0, "x"),
-        lambda: ROLE.env.update(B="2"),
-        lambda: ROLE.env.__setitem__("B", "2"),
-        lambda: ROLE.metadata["x"].append(3),
-        lambda: ROLE.metadata["x"][1].clear(),
+        (lambda: ROLE.args.append("x"), "role.args", "role.with_args('--flag')"),
+        (lambda: ROLE.args.extend(["x"]), "role.args", "role.with_args('--flag')"),
+        (lambda: ROLE.args.__iadd__(["x"]), "role.args", "role.with_args('--flag')"),
+        (lambda: ROLE.args.sort(), "role.args", "role.with_args('--flag')"),
+        (lambda: ROLE.args.__setitem__(0, "x"), "role.args", "role.with_args('--flag')"),
+        (lambda: ROLE.env.update(B="2"), "role.env", "role.with_env({'KEY': 'value'})"),
+        (lambda: ROLE.env.__setitem__("B", "2"), "role.env", "role.with_env({'KEY': 'value'})"),
+        (lambda: ROLE.metadata["x"].append(3), "role.metadata", "role.with_metadata({'key': …})"),
+        (lambda: ROLE.metadata["x"][1].clear(), "role.metadata", "role.with_metadata({'key': …})"),
+        (lambda: copy.deepcopy(ROLE).mounts.append(3), "role.mounts", "role.with_mounts(…)"),
+        (
+            lambda: ROLE.port_map.clear(),
+            "role.port_map",
+            "dataclasses.replace(role, port_map={**role.port_map, …})",
+        ),
+        (lambda: AppDef("a", [ROLE]).roles.pop(), "app.roles", "app.with_role(role)"),
     ],
 )
-def test_changing_one_says_how_to_make_another(change):
-    """The builders and `dataclasses.replace` are named."""
-    with pytest.raises(TypeError, match=r"dataclasses.replace.*with_args.*with_env"):
+def test_changing_one_says_how_to_make_another(change, what, recipe):
+    """The attribute is named, and what makes a spec with another."""
+    with pytest.raises(TypeError) as caught:
         change()
+    variable = what.partition(".")[0]
+    said = f"{what} cannot be changed in place: use {variable} = {recipe}"
+    assert str(caught.value) == said
 
 
 def test_assigning_says_how_to_make_another():

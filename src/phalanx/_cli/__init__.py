@@ -12,7 +12,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
@@ -132,8 +132,11 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; gives the exit code."""
+def main(
+    arguments: list[str] | None = None,
+    others: Mapping[str, Callable[[list[str]], int]] | None = None,
+) -> int:
+    """Run one verb; gives the exit code. `others` are used in the place of ours, by verb."""
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = arguments[0] if arguments else "--help"
     if verb in ("-h", "--help", "help"):
@@ -143,6 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
         verb = "version"
     _sweep()
     try:
+        if others is not None and verb in others:
+            return others[verb](arguments[1:])
         if verb in VERBS:
             code: int = importlib.import_module(f"phalanx._cli.commands.{verb}").main(arguments[1:])
             return code

@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read more."""
-        self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
+        end = "" if message.endswith(("?", ".")) else "."
+        self.exit(2, f"{self.prog}: {message}{end} See: {self.prog} --help\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """With what the configuration has under `[command.VERB]` as defaults."""
@@ -47,8 +48,14 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def find(self, flag: str) -> argparse.Action | None:
-        """What a flag is for, if there is one."""
-        return self._option_string_actions.get(flag)
+        """What a flag is for, if there is one; with dashes or underscores."""
+        return self._option_string_actions.get(self.spelt(flag))
+
+    def spelt(self, flag: str) -> str:
+        """A flag as this parser has it."""
+        other = "--" + flag[2:].replace("-", "_")
+        is_known = flag.startswith("--") and other in self._option_string_actions
+        return other if is_known and flag not in self._option_string_actions else flag
 
     def settings(self) -> dict[str, argparse.Action]:
         """The options that may be configured."""

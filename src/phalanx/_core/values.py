@@ -52,7 +52,10 @@ def problem(hint: Any) -> str:
             return "only tuple[TYPE, ...] is supported"
         return _problem_within(_item(inner))
     if inner in _DICTS or origin in _DICTS:
-        return next(filter(None, map(_problem_within, _pair(inner))), "")
+        of_key, of_value = _pair(inner)
+        if typing.get_origin(of_value) in _LISTS:  # KEY=a,b;KEY2=c
+            of_value = _item(of_value)
+        return _problem_within(of_key) or _problem_within(of_value)
     return f"{name(inner)} is not supported on the command line"
 
 

@@ -121,17 +121,7 @@ class Component:
         `defaults` are from the configuration; `wins` are values that count more than arguments.
         Raises `UsageError`, `HelpWanted`, and whatever the component itself does.
         """
-        if self.problem:
-            raise ComponentError(f"{self.name} is not a component: {self.problem}.", name=self.name)
-        if isinstance(arguments, Mapping):
-            given, rest = self._take(arguments)
-        else:
-            given, rest = self._read(list(arguments))
-        configured = self.accept_configured(defaults or {})
-        rest = rest or configured.get(self.rest or "", [])
-        configured.pop(self.rest or "", None)
-        given = configured | given | self._accept(wins or {})
-        self._check_complete(given)
+        given, rest = self.resolve(arguments, defaults, wins)
         positional, named = [], {}
         for p in inspect.signature(self.function).parameters.values():
             if p.kind is p.POSITIONAL_ONLY or (
@@ -147,6 +137,29 @@ class Component:
         if not isinstance(app, AppDef):
             raise ComponentError(f"{self.name} must return an AppDef, not {app!r}.", name=self.name)
         return app
+
+    def resolve(
+        self,
+        arguments: Sequence[str] | Mapping[str, Any],
+        defaults: Mapping[str, ConfigValue] | None = None,
+        wins: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The values that are given for its arguments by name, and the program's own words.
+
+        Raises as `build`.
+        """
+        if self.problem:
+            raise ComponentError(f"{self.name} is not a component: {self.problem}.", name=self.name)
+        if isinstance(arguments, Mapping):
+            given, rest = self._take(arguments)
+        else:
+            given, rest = self._read(list(arguments))
+        configured = self.accept_configured(defaults or {})
+        rest = rest or configured.get(self.rest or "", [])
+        configured.pop(self.rest or "", None)
+        given = configured | given | self._accept(wins or {})
+        self._check_complete(given)
+        return given, rest
 
     def _leads(self, parameter: inspect.Parameter) -> bool:
         """It stands before `*args`, and so cannot be given by name together with them."""

@@ -95,6 +95,11 @@ class Runner:
             scheduler_factories, scheduler_params or {}, lambda: self.config
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """TorchX's names for what has another here say so."""
+        hint = ": use cancel" if name == "stop" else ""
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
+
     def __enter__(self) -> Self:
         """Nothing is started."""
         return self
@@ -614,7 +619,7 @@ class Runner:
         Raises:
             UnknownScheduler: There is no such scheduler.
         """
-        known = self.scheduler_run_opts(scheduler)
+        known = options(self._scheduler(scheduler).options)
         return self._schedulers.effective_options(scheduler, known, given or {})
 
     def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:

@@ -18,10 +18,11 @@ from phalanx._schedulers.factories import (
     create_scheduler,
     default_scheduler,
     get_scheduler_factories,
+    unknown_scheduler,
 )
 from phalanx._schedulers.options import Option, make, options
 from phalanx._schedulers.scheduler import Scheduler
-from phalanx.errors import ConfigError, PhalanxError, SchedulerError, UnknownScheduler
+from phalanx.errors import ConfigError, PhalanxError, SchedulerError
 
 
 class RunnerSchedulers:
@@ -32,11 +33,15 @@ class RunnerSchedulers:
         factories: Mapping[str, Factory] | None,
         params: Mapping[str, object],
         load_config: Callable[[], Config],
+        adapt: Callable[[Any], Scheduler[Any, Any]] = adapted,
     ) -> None:
-        """`factories` are by default all that there are; `load_config` is called when needed."""
+        """`factories` are by default all that there are; `load_config` is called when needed;
+        `adapt` makes a scheduler of what one of `factories` gives.
+        """
         self._factories = factories
         self._params = dict(params)
         self._load_config = load_config
+        self._adapt = adapt
         self._created: dict[tuple[str, str], Scheduler[Any, Any]] = {}
 
     @property
@@ -104,8 +109,6 @@ class RunnerSchedulers:
         if self._factories is None:
             return create_scheduler(name, session, **self._params)
         if name not in self._factories:
-            raise UnknownScheduler(
-                f"unknown scheduler {name!r}. Choose one of {', '.join(self._factories)}."
-            )
+            raise unknown_scheduler(name, self._factories)
         with asking(name):
-            return adapted(self._factories[name](session, **self._params))
+            return self._adapt(self._factories[name](session, **self._params))

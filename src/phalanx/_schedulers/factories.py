@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
@@ -69,9 +69,14 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
     """
     factories = get_scheduler_factories()
     if name not in factories:
-        hint = did_you_mean(closest(name, factories), f"Choose one of {', '.join(factories)}.")
-        raise UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
+        raise unknown_scheduler(name, factories)
     return factories[name](session_name, **kwargs)
+
+
+def unknown_scheduler(name: str, known: Collection[str]) -> UnknownScheduler:
+    """The error for a scheduler that there is not."""
+    hint = did_you_mean(closest(name, known), f"Choose one of {', '.join(known)}.")
+    return UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
 
 
 def _built_in(module: str) -> Factory:

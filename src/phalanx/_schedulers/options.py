@@ -105,7 +105,8 @@ def make(scheduler: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in known:
-            hint = did_you_mean(closest(name, known))
+            instead: Mapping[str, str] = getattr(kind, "instead", {})
+            hint = f" {instead[name]}" if name in instead else did_you_mean(closest(name, known))
             raise ConfigError(f"{scheduler} has no option {key!r}.{hint} {more}")
         try:
             made[name] = known[name].decode(value)

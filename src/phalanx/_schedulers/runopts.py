@@ -58,6 +58,8 @@ class runopts:  # noqa: N801 TorchX's name
         """
         if required and default is not None:
             raise ValueError(f"required option {cfg_key!r} must not have a default: {default!r}")
+        if default == [] and typing.get_origin(values.unwrap(type_)[0]) is dict:
+            default = {}
         if default is not None and not self.is_type(default, type_):
             raise TypeError(f"option {cfg_key!r} must be of type {type_}, not {default!r}")
         self._opts[cfg_key] = runopt(default, type_, required, help)

@@ -84,7 +84,7 @@ class Scheduler(ABC, Generic[Options, Request]):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
-    rank0_env: ClassVar[str] = "PHALANX_RANK0_HOST"
+    rank0_env: str = "PHALANX_RANK0_HOST"
     """The variable in which a replica finds the address of its role's first."""
 
     poll_interval: ClassVar[float] = 2.0

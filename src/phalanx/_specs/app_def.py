@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from phalanx._specs.frozen import explained, freeze
+from phalanx._specs.frozen import explained, freeze_field
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx.errors import ConfigError
 
@@ -65,7 +65,8 @@ class Resource:
         for name in ("capabilities", "devices", "tags"):
             _check(self, name, Mapping, "a dict")
             _check_plain(getattr(self, name), f"Resource.{name}")
-        _freeze(self, "capabilities", "devices", "tags")
+        for name in ("capabilities", "devices", "tags"):
+            freeze_field(self, name)
         for name, kind, what in _NUMBERS:
             _check(self, name, kind, what, least=0 if getattr(self, name) != UNSPECIFIED else -1)
 
@@ -84,8 +85,8 @@ class Resource:
 @explained(
     args="role.with_args('--flag')",
     env="role.with_env({'KEY': 'value'})",
-    mounts="role.with_mounts(BindMount(…))",
-    metadata="role.with_metadata({'key': 'value'})",
+    mounts="role.with_mounts(…)",
+    metadata="role.with_metadata({'key': …})",
 )
 @dataclass(frozen=True)
 class Role:
@@ -149,7 +150,8 @@ class Role:
         for name in ("env", "port_map", "metadata"):
             _check(self, name, Mapping, "a dict", where)
         _check_plain(self.metadata, f"{where}metadata")
-        _freeze(self, "args", "mounts", "env", "port_map", "metadata")
+        for name in ("args", "mounts", "env", "port_map", "metadata"):
+            freeze_field(self, name)
         self._check_items(where)
 
     def _check_items(self, where: str) -> None:
@@ -205,7 +207,7 @@ class Role:
 
 @explained(
     roles="app.with_role(role)",
-    metadata="app.with_metadata({'key': 'value'})",
+    metadata="app.with_metadata({'key': …})",
 )
 @dataclass(frozen=True)
 class AppDef:
@@ -227,7 +229,8 @@ class AppDef:
             raise ConfigError(f"{where}roles: {self.roles!r} is not a list of roles.")
         _check(self, "metadata", Mapping, "a dict", where)
         _check_plain(self.metadata, f"{where}metadata")
-        _freeze(self, "roles", "metadata")
+        for name in ("roles", "metadata"):
+            freeze_field(self, name)
         names: set[str] = set()
         for i, role in enumerate(self.roles):
             if not isinstance(role, Role):
@@ -327,13 +330,6 @@ def _check_plain(value: Any, where: str) -> None:
             _check_plain(inner, f"{where}[{i}]")
     elif value is not None and not isinstance(value, str | int | float | bool):
         raise ConfigError(f"{where}: {value!r} is not a string, number, bool, list or dict.")
-
-
-def _freeze(spec: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(spec, name)
-        plain = dict(value) if isinstance(value, Mapping) else list(value)
-        object.__setattr__(spec, name, freeze(plain))
 
 
 NULL_RESOURCE = Resource(cpu=UNSPECIFIED, gpu=UNSPECIFIED, memMB=UNSPECIFIED)

@@ -7,26 +7,30 @@ what would change one says how to make another.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
-_RECIPE = (
-    "specs are immutable; use dataclasses.replace(role, args=[*role.args, …]), or "
-    "role.with_args(…), role.with_env(…), app.with_role(…)"
-)
+_RECIPE = "specs are immutable; use dataclasses.replace(…)"
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError(_RECIPE)
+def _refuse(self: Any, *_: object, **__: object) -> NoReturn:
+    raise TypeError(self.recipe)
 
 
 class FrozenList(list[Any]):
-    """A list that refuses to change; `[*this]`, `this[:]` and `this.copy()` are ones that do."""
+    """A list that refuses to change; `[*this]`, `this[:]` and `this.copy()` are ones that do.
 
-    __slots__ = ()
+    `recipe` is what it says then.
+    """
+
+    __slots__ = ("recipe",)
+
+    def __init__(self, items: Iterable[Any] = (), recipe: str = _RECIPE) -> None:
+        super().__init__(items)
+        self.recipe = recipe
 
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
@@ -47,31 +51,53 @@ class FrozenList(list[Any]):
         return hash(tuple(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenList, ([*self],)
+        return FrozenList, ([*self], self.recipe)
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that refuses to change; `{**this}` and `this.copy()` are ones that do."""
+    """A dict that refuses to change; `{**this}` and `this.copy()` are ones that do.
+
+    `recipe` is what it says then.
+    """
+
+    __slots__ = ("recipe",)
+
+    def __init__(self, items: Mapping[str, Any] | None = None, recipe: str = _RECIPE) -> None:
+        super().__init__(items or {})
+        self.recipe = recipe
 
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = _refuse
     __ior__ = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenDict, (dict(self),)
+        return FrozenDict, (dict(self), self.recipe)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self))
 
 
-def freeze(value: Any) -> Any:
-    """Lists and dicts, and those within them, as ones that do not change."""
+def freeze(value: Any, recipe: str = _RECIPE) -> Any:
+    """Lists and dicts, and those within them, as ones that do not change and say the recipe."""
     if isinstance(value, dict):
         _tell_yaml()
-        return FrozenDict({key: freeze(inner) for key, inner in value.items()})
+        return FrozenDict({key: freeze(inner, recipe) for key, inner in value.items()}, recipe)
     if isinstance(value, list | tuple):
         _tell_yaml()
-        return FrozenList(freeze(inner) for inner in value)
+        return FrozenList((freeze(inner, recipe) for inner in value), recipe)
     return value
+
+
+def freeze_field(spec: Any, name: str) -> None:
+    """Replace a list or dict of a dataclass that is `explained` by one that does not change."""
+    value = getattr(spec, name)
+    plain = dict(value) if isinstance(value, Mapping) else list(value)
+    opening, closing = "{}" if isinstance(value, Mapping) else "[]"
+    variable, recipes = type(spec)._recipes
+    stars = "**" if isinstance(value, Mapping) else "*"
+    other = f"{name}={opening}{stars}{variable}.{name}, …{closing}"
+    recipe = recipes.get(name, f"dataclasses.replace({variable}, {other})")
+    text = f"{variable}.{name} cannot be changed in place: use {variable} = {recipe}"
+    object.__setattr__(spec, name, freeze(plain, text))
 
 
 def _tell_yaml() -> None:
@@ -95,6 +121,7 @@ def explained(**recipes: str) -> Callable[[type[T]], type[T]]:
 
     def decorate(cls: type[T]) -> type[T]:
         variable = cls.__name__.lower().removesuffix("def")
+        setattr(cls, "_recipes", (variable, recipes))  # noqa: B010 it is not one of the fields
 
         def refuse(_self: object, name: str, *_value: object) -> NoReturn:
             recipe = recipes.get(name, f"dataclasses.replace({variable}, {name}=…)")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phalanx._core.suggestions import closest, did_you_mean
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, UnknownName
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def parse_mounts(words: Iterable[str]) -> list[Mount]:
         words: Each mount's words, `type=` first.
 
     Raises:
-        ConfigError: A word that is unknown, missing or given twice.
+        UnknownName: A key that is unknown or missing.
+        ConfigError: A key that is given twice, or a value that is wrong.
     """
     given: list[dict[str, str]] = []
     for word in words:
@@ -105,7 +106,7 @@ def parse_mounts(words: Iterable[str]) -> list[Mount]:
         if key == "type":
             given.append({"type": value})
         elif not given:
-            raise ConfigError(f"mounts: {word!r} comes before any type=. {_EXAMPLE}")
+            raise UnknownName(f"mounts: {word!r} comes before any type=. {_EXAMPLE}")
         else:
             _add(given[-1], key, value, word)
     return [_make(mount) for mount in given]
@@ -114,7 +115,7 @@ def parse_mounts(words: Iterable[str]) -> list[Mount]:
 def _add(mount: dict[str, str], key: str, value: str, word: str) -> None:
     if key not in _ALIASES:
         hint = did_you_mean(closest(key, _ALIASES), _EXAMPLE)
-        raise ConfigError(f"mounts: unknown key {key!r}.{hint}")
+        raise UnknownName(f"mounts: unknown key {key!r}.{hint}")
     if _ALIASES[key] in mount:
         raise ConfigError(f"mounts: {word!r}: {key!r} is given twice. {_EXAMPLE}")
     mount[_ALIASES[key]] = value
@@ -129,7 +130,7 @@ def _make(given: dict[str, str]) -> Mount:
         raise ConfigError(f"mounts: a {kind} mount has no {unfit!r}.")
     if not given.get("src") or not (given.get("dst") or kind == "device"):
         missing = "src" if not given.get("src") else "dst"
-        raise ConfigError(f"mounts: a {kind} mount needs {missing}=. {_EXAMPLE}")
+        raise UnknownName(f"mounts: a {kind} mount needs {missing}=. {_EXAMPLE}")
     src, dst = given["src"], given.get("dst") or given["src"]
     if kind == "bind" and src.startswith("~"):
         src = os.path.expanduser(src)

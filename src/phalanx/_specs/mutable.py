@@ -1,7 +1,7 @@
 """Specs that may be changed, for code that was written for TorchX's.
 
-They are specs of ours for everybody who asks, checked when they are made; `frozen` checks them once
-more, and gives what a scheduler gets.
+They are specs of ours for everybody who asks, and hold whatever they are given, as those do;
+`frozen` checks them, and gives what a scheduler gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class _Mutable:
     __delattr__ = object.__delattr__
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
         for name in _names(self):
             object.__setattr__(self, name, _plain(getattr(self, name)))
 

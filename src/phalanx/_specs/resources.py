@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from phalanx import _plugins as plugins
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs.app_def import Resource
-from phalanx.errors import ConfigError, PluginError
+from phalanx.errors import ConfigError, PluginError, UnknownName
 
 GROUP = "phalanx.named_resources"
 
@@ -60,7 +60,7 @@ def get_named_resources(name: str) -> Resource:
         name: Such as `gpu.small`, or one of `list(phalanx._specs.named_resources)`.
 
     Raises:
-        ConfigError: There is no resource of that name.
+        UnknownName: There is no resource of that name.
         PluginError: The plugin that has it is broken.
     """
     if not isinstance(name, str):
@@ -73,16 +73,14 @@ def get_named_resources(name: str) -> Resource:
         return found
     meant = closest(name, named_resources)
     hint = did_you_mean(meant, "List them with: list(phalanx.specs.named_resources)")
-    raise ConfigError(f"unknown named resource {name!r}.{hint}")
+    raise UnknownName(f"unknown named resource {name!r}.{hint}")
 
 
 class NamedResources(Mapping[str, Resource]):
     """All named resources. Iterating gives the names, and loads no plugin."""
 
     def __getitem__(self, name: str) -> Resource:
-        """As `get_named_resources`, but for the `KeyError` of a mapping."""
-        if name not in set(self):
-            raise KeyError(name)
+        """As `get_named_resources`."""
         return get_named_resources(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
@@ -47,58 +46,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _print_source(name: str) -> int:
-    import inspect
+    from phalanx._runner.standalone import source_of
 
     try:
         with stdout_to_stderr():
-            component = catalog.find(name)
-            module = inspect.getmodule(component.function)
-            source = inspect.getsource(component.function if module is None else module)
-        print(standalone(source, component.function.__name__), end="")
+            source = source_of(catalog.find(name))
+        print(source, end="")
     except (PhalanxError, OSError) as error:
         print(f"phalanx builtins: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def standalone(source: str, function: str) -> str:
-    """A file with one function of a module, and all of the module that it needs."""
-    import ast
-
-    tree = ast.parse(source)
-    lines = source.splitlines()
-    defined = {name: node for node in tree.body for name in _defines(node)}
-    wanted: list[str] = [function]
-    kept: list[ast.stmt] = [
-        n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"
-    ]
-    while wanted:
-        node = defined.get(wanted.pop())
-        if node is not None and node not in kept:
-            kept.append(node)
-            wanted += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-    parts: list[str] = []
-    for node in sorted(kept, key=lambda node: node.lineno):
-        imported = isinstance(node, ast.Import | ast.ImportFrom)
-        text = "\n".join(lines[_first_line(node) - 1 : node.end_lineno])
-        parts.append(text if imported else f"\n{text}")
-    return "\n".join(parts).strip() + "\n"
-
-
-def _defines(node: Any) -> list[str]:
-    import ast
-
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _first_line(node: Any) -> int:
-    found = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]
-    return min(map(int, found))
 
 
 def _as_json(found: catalog.Catalog) -> dict[str, object]:

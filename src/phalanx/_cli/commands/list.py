@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -10,14 +11,14 @@ from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._registry.recorded_app import RecordedApp, apps
 from phalanx._runner.overview import overview
-from phalanx._runner.runner import get_runner
+from phalanx._runner.runner import Runner, get_runner
 from phalanx._specs import AppState
 from phalanx.errors import PhalanxError
 
 _SHOWN = 20
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -> int:
     """Print one line for each app, the latest last."""
     parser = parsing.make("list", "List apps, the latest last.")
     parser.add_argument(
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     if options.scheduler is not None:
-        return _list_scheduler(options)
+        return _list_scheduler(options, make_runner)
     with stdout_to_stderr(), get_runner() as runner:
         found = overview(runner, apps())
     if options.running:
@@ -72,9 +73,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _list_scheduler(options: Any) -> int:
+def _list_scheduler(options: Any, make_runner: Callable[[], Runner]) -> int:
     try:
-        with stdout_to_stderr(), get_runner() as runner:
+        with stdout_to_stderr(), make_runner() as runner:
             known = runner.list(options.scheduler)
     except PhalanxError as error:
         print(f"phalanx list: {error}", file=sys.stderr)

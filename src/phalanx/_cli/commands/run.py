@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,16 @@ _REMEMBERED = 10_000
 _NOT_BEGUN = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
-def main(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class Habits:
+    """In what `run` of another launcher's may differ."""
+
+    make_runner: Callable[[], Runner] = get_runner
+    ends_local: bool = False
+    """An app on this host is shown while it runs, and ends with the command."""
+
+
+def main(arguments: list[str], habits: Habits = Habits()) -> int:  # noqa: B008 it is frozen
     """Run; gives the exit code."""
     parser = make_parser()
     try:
@@ -84,7 +93,7 @@ def main(arguments: list[str]) -> int:
         _notice_torchx_config()
         if wanted.component is None:
             parser.error("missing component; list components with 'phalanx builtins'")
-        return _run(wanted)
+        return _run(wanted, habits)
     except HelpWanted as text:
         print(text)
         return 0
@@ -194,7 +203,7 @@ def split(
         if not word.startswith("-") or word in ("-", "--"):
             return own, flags, *_component([word, *words])
         if action is not None:
-            own.append(word)
+            own.append(parser.spelt(flag) + equals + value)
             if action.nargs != 0 and not equals and words:
                 own.append(words.pop(0))
             continue
@@ -298,8 +307,8 @@ def _read_stdin() -> dict[str, Any]:
     return found
 
 
-def _run(wanted: _Wanted) -> int:
-    with get_runner() as runner:
+def _run(wanted: _Wanted, habits: Habits) -> int:
+    with habits.make_runner() as runner:
         with stdout_to_stderr():
             info = _dryrun(runner, wanted)
         if info is None:
@@ -313,6 +322,9 @@ def _run(wanted: _Wanted) -> int:
             print(info.describe())
             return 0
         handle = ""
+        is_ended = habits.ends_local and info.scheduler.startswith("local")
+        if is_ended:
+            wanted.wait = wanted.log = True
         try:
             with stdout_to_stderr():
                 handle = runner.schedule(info)
@@ -322,6 +334,9 @@ def _run(wanted: _Wanted) -> int:
             code = _wait(runner, handle, show=wanted.log) if wanted.wait else 0
             return code if printed else code or 1
         except KeyboardInterrupt:
+            if handle and is_ended:
+                runner.cancel(handle)
+                return 130
             text = f"{handle} keeps running. To cancel it: phalanx cancel {handle}"
             unsure = "interrupted during submission; check whether it was submitted: phalanx list"
             print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
@@ -330,7 +345,8 @@ def _run(wanted: _Wanted) -> int:
 
 def _placement_notes(info: AppDryRunInfo, *, typed: bool) -> Iterator[str]:
     """Where replicas and hosts are not as many; hosts of a configuration need not all be used."""
-    hosts = getattr(info.cfg, "hosts", None)
+    cfg = info.cfg
+    hosts = cfg.get("hosts") if isinstance(cfg, Mapping) else getattr(cfg, "hosts", None)
     if not hosts or not isinstance(info.request, AppRequest):
         return
     for role in info.request.roles:

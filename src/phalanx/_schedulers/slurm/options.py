@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
@@ -35,6 +36,11 @@ _SHORT = re.compile(r"[a-z0-9-]+")
 @dataclass(frozen=True)
 class SlurmOptions:
     """Options of `slurm`."""
+
+    instead: ClassVar[Mapping[str, str]] = {
+        "nomem": "Leave it out: memory is asked for only where a role or 'mem' says how much.",
+    }
+    """What to do in place of options that others have."""
 
     partition: str | None = option(None, help="partition, or several: the first that is free")
     account: str | None = option(None, help="account to charge")

@@ -106,6 +106,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             resource=role.resource,
             max_retries=role.max_retries,
             hosts=int(role.metadata.get(HOSTS, 1)),
+            rank0_env=self.rank0_env,
         )
 
     def submit(self, request: SlurmRequest) -> str:

@@ -38,6 +38,7 @@ class ScriptRole:
     max_retries: int = 0
     hosts: int = 1
     """How many hosts a replica has; it runs on the first."""
+    rank0_env: str = "PHALANX_RANK0_HOST"
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ first_of() { address_of "$(scontrol show hostnames "$1" | head -n 1)"; }""".spli
 def _role(index: int, role: ScriptRole, several: bool) -> Iterator[str]:  # noqa: FBT001
     yield f"role_{index}() {{ # {role.name}"
     nodes = f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if several else "SLURM_JOB_NODELIST"
-    yield f'    export PHALANX_RANK0_HOST=$(first_of "${nodes}")'
+    yield f'    export {role.rank0_env}=$(first_of "${nodes}")'
     for name, value in role.env.items():
         if name.isidentifier():
             yield f"    export {name}={shlex.quote(value)}"

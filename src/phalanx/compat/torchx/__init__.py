@@ -8,21 +8,44 @@ from importlib import import_module
 from typing import Any
 
 from phalanx._core.lazy import loader
+from phalanx._schedulers.scheduler import BUILT_IN
 from phalanx.compat.torchx.version import TORCHX_IMAGE as IMAGE
 from phalanx.compat.torchx.version import __version__
 
 __all__ = ["IMAGE", "__version__"]
+
+_SCHEDULERS = ", ".join(BUILT_IN)
 
 ABSENT = {
     "distributed": "call torch.distributed.init_process_group() in the program",
     "tracker": "trackers are not part of Phalanx: set what yours needs in a role's env",
     "pipelines": "run apps with a runner from the pipeline's own steps",
     "runtime": "read and write files with the program's own libraries, such as fsspec",
-    "util": "these are TorchX's own helpers, not part of its interface",
+    "apps": "write the program of the app into your project",
+    "util.cuda": "ask torch.cuda.device_count()",
+    "notebook": "call phalanx.launch in the cell",
+    **{
+        f"schedulers.{name}": f"Phalanx has {_SCHEDULERS}, and schedulers that plugins add"
+        for name in (
+            "aws_batch_scheduler",
+            "docker_scheduler",
+            "aws_sagemaker_scheduler",
+            "gcp_batch_scheduler",
+            "kubernetes_mcad_scheduler",
+            "kubernetes_scheduler",
+            "lsf_scheduler",
+            "ray",
+            "ray_scheduler",
+        )
+    },
+    **dict.fromkeys(
+        (f"cli.cmd_{verb}" for verb in ("cancel", "describe", "list", "log", "run", "status")),
+        "call torchx.cli.main.main([…]), or a runner",
+    ),
 }
 """Modules that are not here, and what to use instead."""
 
-_MODULES = ("cli", "components", "runner", "schedulers", "specs", "workspace")
+_MODULES = ("cli", "components", "runner", "schedulers", "specs", "util", "workspace")
 _absent = loader(__name__, {}, ABSENT)
 
 

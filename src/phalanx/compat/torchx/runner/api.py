@@ -9,17 +9,27 @@ from typing import Any
 
 from phalanx._logs.lines import Stream
 from phalanx._runner.config import Config
-from phalanx._runner.handles import Handle
+from phalanx._runner.handles import Handle, parse
 from phalanx._runner.runner import Runner as OurRunner
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
-from phalanx._schedulers.factories import Factory
-from phalanx._schedulers.torchx_interface import ListAppResponse
-from phalanx._specs import AppDef, macros
+from phalanx._runner.runner_schedulers import RunnerSchedulers
+from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
+from phalanx._schedulers.factories import Factory, adapted
+from phalanx._schedulers.runopts import as_dict, runopts
+from phalanx._schedulers.scheduler import Scheduler
+from phalanx._schedulers.torchx_adapter import TorchxAdapter
+from phalanx._schedulers.torchx_interface import ListAppResponse, TorchxScheduler
+from phalanx._specs import AppDef, is_started, macros
 from phalanx._specs.mutable import MutableAppDef, frozen, thawed
+from phalanx.compat.torchx.schedulers import get_scheduler_factories
+from phalanx.compat.torchx.schedulers._wrapped import options_of, unwrapped
 
 __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
 
 _SESSION = "torchx"
+_METHODS = ("schedule", "submit_dryrun", "describe", "log_iter", "run_opts")
+"""What a scheduler has that is none by its class."""
+_START_INTERVAL = 0.02
+"""Seconds between two looks at whether a local app has started."""
 
 
 def get_runner(
@@ -37,6 +47,20 @@ def get_runner(
     return Runner(name or "", None, component_defaults, scheduler_params)
 
 
+def _adapted(made: Any) -> Scheduler[Any, Any]:
+    """What a factory has made, as a scheduler; one with TorchX's methods need not be one by class.
+
+    Raises `TypeError`.
+    """
+    found = unwrapped(made)
+    is_one = isinstance(found, Scheduler | TorchxScheduler)
+    if not is_one and all(callable(getattr(found, method, None)) for method in _METHODS):
+        return TorchxAdapter(found)
+    scheduler = adapted(found)
+    scheduler.rank0_env = TorchxAdapter.rank0_env
+    return scheduler
+
+
 class Runner(OurRunner):
     """Submits apps. As in TorchX, no configuration is read."""
 
@@ -46,6 +70,8 @@ class Runner(OurRunner):
         scheduler_factories: Mapping[str, Factory] | None = None,
         component_defaults: Mapping[str, Mapping[str, Any]] | None = None,
         scheduler_params: Mapping[str, object] | None = None,
+        *,
+        settings: Config | None = None,
     ) -> None:
         """A runner of a session. Nothing is started yet.
 
@@ -54,14 +80,32 @@ class Runner(OurRunner):
             scheduler_factories: What creates each scheduler, by its name.
             component_defaults: Arguments of components, by the component's name.
             scheduler_params: What every scheduler is created with.
+            settings: The configuration of commands; by default none.
         """
         super().__init__(
             name or _SESSION,
             scheduler_factories,
             component_defaults,
             scheduler_params,
-            settings=Config((), {}),
+            settings=settings or Config((), {}),
         )
+        factories = (
+            get_scheduler_factories() if scheduler_factories is None else scheduler_factories
+        )
+        self._schedulers = RunnerSchedulers(
+            factories, scheduler_params or {}, lambda: self.config, _adapted
+        )
+
+    def scheduler_run_opts(self, scheduler: str) -> runopts:  # type: ignore[override]
+        """The options of a scheduler.
+
+        Args:
+            scheduler: Its name.
+
+        Raises:
+            KeyError: There is no such scheduler.
+        """
+        return options_of(self._scheduler(scheduler))
 
     def dryrun(
         self,
@@ -92,7 +136,22 @@ class Runner(OurRunner):
             workspace = ""
         info = super().dryrun(made, scheduler, cfg, workspace, parent_run_id)
         info._app = thawed(info.app)
+        adapter = isinstance(self._scheduler(info.scheduler), TorchxAdapter)
+        info._cfg = as_dict(info.cfg) if adapter else plain(info.cfg)
         return info
+
+    def schedule(self, info: AppDryRunInfo) -> str:
+        """Submit what a dry run has given; a local app has started then.
+
+        Args:
+            info: What `dryrun` or `dryrun_component` gave.
+        """
+        handle = super().schedule(info)
+        if parse(handle).scheduler.startswith("local"):
+            for status in self.watch(handle, _START_INTERVAL):
+                if status is None or is_started(status.state):
+                    break
+        return handle
 
     def describe(self, app_handle: str) -> MutableAppDef | None:
         """What an app was made from, if it was submitted from here.

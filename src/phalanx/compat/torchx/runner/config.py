@@ -7,22 +7,27 @@ from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from phalanx._core.lazy import loader
+from phalanx._core import values
 from phalanx._logs import logger
 from phalanx._runner import torchx_config
-from phalanx._schedulers.factories import adapted, create_scheduler
-from phalanx._schedulers.options import options
+from phalanx._schedulers.factories import unknown_scheduler
+from phalanx._schedulers.options import Option
+from phalanx._schedulers.runopts import runopts
+from phalanx.compat.torchx.schedulers import get_scheduler_factories
 
 CONFIG_FILE = torchx_config.FILE
 ENV_TORCHXCONFIG = "TORCHXCONFIG"
 DEFAULT_CONFIG_DIRS = [str(Path.home()), str(Path.cwd())]
 _SESSION = "config"
+_NOTHING, _TO_DO = "None", "#FIXME"
+"""How no value is written, and one that has to be filled in."""
 
 __all__ = [
     "CONFIG_FILE",
     "DEFAULT_CONFIG_DIRS",
     "ENV_TORCHXCONFIG",
     "apply",
+    "dump",
     "find_configs",
     "get_config",
     "get_configs",
@@ -57,13 +62,55 @@ def load(scheduler: str, f: TextIO, cfg: MutableMapping[str, Any]) -> None:
 
 
 def _fill(scheduler: str, sections: torchx_config.Sections, cfg: MutableMapping[str, Any]) -> None:
-    made = adapted(create_scheduler(scheduler, _SESSION))
-    known = {option.name: option for option in options(made.options)}
+    known = _options(scheduler)
     for key, value in sections.get("scheduler", {}).get(scheduler, {}).items():
-        if key in known:
-            cfg.setdefault(key, known[key].decode(value))
-        else:
+        opt = known.get(key)
+        if opt is None:
             logger.warning("phalanx: %s has no option %r", scheduler, key)
+        else:
+            described = Option(key, opt.opt_type, opt.default, opt.is_required, opt.help)
+            cfg.setdefault(key, described.decode(value))
+
+
+def _options(scheduler: str) -> runopts:
+    factories = get_scheduler_factories()
+    if scheduler not in factories:
+        raise unknown_scheduler(scheduler, factories)
+    found: runopts = factories[scheduler](_SESSION).run_opts()
+    return found
+
+
+def dump(
+    f: TextIO,
+    schedulers: Iterable[str] | None = None,
+    required_only: bool = False,  # noqa: FBT001, FBT002 TorchX's
+) -> None:
+    """Write a configuration with the options of schedulers, to be filled in.
+
+    Args:
+        f: The file.
+        schedulers: Their names; by default all.
+        required_only: Only options that have no default.
+
+    Raises:
+        ValueError: There is no such scheduler.
+    """
+    for name in get_scheduler_factories() if schedulers is None else schedulers:
+        print(f"[{name}]", file=f)
+        for key, opt in _options(name):
+            if opt.is_required:
+                print(f"{key} = {_TO_DO} ({values.name(opt.opt_type)}) {opt.help}", file=f)
+            elif not required_only:
+                print(f"{key} = {_text(opt.default)}", file=f)
+        print(file=f)
+
+
+def _text(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default)
+    if default is None or default in ([], {}, ""):
+        return _NOTHING
+    return values.encode(default, pair=":").replace(",", ";")
 
 
 def load_sections(prefix: str, dirs: Iterable[str] | None = None) -> dict[str, dict[str, str]]:
@@ -76,8 +123,8 @@ def load_sections(prefix: str, dirs: Iterable[str] | None = None) -> dict[str, d
     found: dict[str, dict[str, str]] = {}
     for path in find_configs(dirs):
         sections = torchx_config.read(Path(path)).get(_KINDS.get(prefix, prefix), {})
-        for name, values in sections.items():
-            found[name] = {**values, **found.get(name, {})}
+        for name, section in sections.items():
+            found[name] = {**section, **found.get(name, {})}
     return found
 
 
@@ -117,12 +164,3 @@ def find_configs(dirs: Iterable[str] | None = None) -> list[str]:
     directories = DEFAULT_CONFIG_DIRS if dirs is None else dirs
     files = [os.path.join(directory, CONFIG_FILE) for directory in directories]
     return [file for file in dict.fromkeys(files) if os.path.isfile(file)]
-
-
-__getattr__ = loader(
-    __name__,
-    {},
-    {
-        "dump": "run: phalanx configure",
-    },
-)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx._runner import builders
+from phalanx._runner.builders import parse_args
 from phalanx._runner.handles import make_app_handle
 from phalanx._specs import AppDef as FrozenAppDef
 from phalanx._specs import BindMount, DeviceMount, VolumeMount, parse_mounts
@@ -17,6 +18,7 @@ __all__ = [
     "VolumeMount",
     "make_app_handle",
     "materialize_appdef",
+    "parse_args",
     "parse_mounts",
 ]
 

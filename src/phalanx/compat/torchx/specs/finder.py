@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx._runner import catalog
 from phalanx._runner.component import Component
+from phalanx._runner.standalone import source_of
 from phalanx.compat.torchx.specs.api import AppDef, thawing
 from phalanx.errors import ComponentError as ComponentNotFoundException
 from phalanx.errors import ComponentError as ComponentValidationException
@@ -57,12 +57,12 @@ def get_component(name: str) -> FoundComponent:
 
 
 def get_builtin_source(name: str) -> str:
-    """The source of a component.
+    """A component as a file of its own, which can be run.
 
     Args:
         name: Its name.
     """
-    return inspect.getsource(catalog.find(name).function)
+    return source_of(catalog.find(name))
 
 
 def _described(component: Component) -> FoundComponent:

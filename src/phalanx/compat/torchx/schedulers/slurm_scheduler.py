@@ -1,0 +1,36 @@
+"""TorchX's scheduler for Slurm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
+
+__all__ = ["SlurmScheduler", "create_scheduler"]
+
+
+class SlurmScheduler(WrappedScheduler):
+    """Runs replicas as a job of Slurm."""
+
+    name = "slurm"
+
+
+def create_scheduler(session_name: str, **kwargs: Any) -> SlurmScheduler:
+    """Create it.
+
+    Args:
+        session_name: The middle part of handles.
+        **kwargs: What it is created with.
+    """
+    return SlurmScheduler(session_name, **kwargs)
+
+
+__getattr__ = absent(
+    __name__,
+    {
+        "SlurmBatchRequest": "str(info) shows the script that is submitted",
+        "SlurmReplicaRequest": "str(info) shows the script that is submitted",
+        "SlurmOpts": "runner.scheduler_run_opts('slurm') has the options",
+    },
+)

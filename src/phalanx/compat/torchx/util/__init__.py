@@ -1,0 +1,1 @@
+"""TorchX's helpers that other programs use."""

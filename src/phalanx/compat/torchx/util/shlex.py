@@ -1,0 +1,5 @@
+"""TorchX's place for `shlex.join`."""
+
+from shlex import join
+
+__all__ = ["join"]
