@@ -28,7 +28,6 @@ ABSENT = {
         f"schedulers.{name}": f"Phalanx has {_SCHEDULERS}, and schedulers that plugins add"
         for name in (
             "aws_batch_scheduler",
-            "docker_scheduler",
             "aws_sagemaker_scheduler",
             "gcp_batch_scheduler",
             "kubernetes_mcad_scheduler",

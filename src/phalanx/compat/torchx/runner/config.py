@@ -14,6 +14,7 @@ from phalanx._schedulers.factories import unknown_scheduler
 from phalanx._schedulers.options import Option
 from phalanx._schedulers.runopts import runopts
 from phalanx.compat.torchx.schedulers import get_scheduler_factories
+from phalanx.errors import ConfigError
 
 CONFIG_FILE = torchx_config.FILE
 ENV_TORCHXCONFIG = "TORCHXCONFIG"
@@ -96,8 +97,14 @@ def dump(
         ValueError: There is no such scheduler.
     """
     for name in get_scheduler_factories() if schedulers is None else schedulers:
+        try:
+            known = _options(name)
+        except ConfigError:
+            if schedulers is not None:
+                raise
+            continue  # a package that it needs is not installed
         print(f"[{name}]", file=f)
-        for key, opt in _options(name):
+        for key, opt in known:
             if opt.is_required:
                 print(f"{key} = {_TO_DO} ({values.name(opt.opt_type)}) {opt.help}", file=f)
             elif not required_only:
