@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls docs pictures peers lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls bench-docker docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -60,6 +60,9 @@ bench-slurm: $(VENV)/ready
 bench-calls: $(VENV)/ready
 	$(BIN)/python bench/calls.py
 
+bench-docker: $(VENV)/ready
+	$(BIN)/python bench/docker.py
+
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(VENV)
@@ -69,4 +72,4 @@ lock: $(VENV)/ready
 	$(BIN)/pip freeze --all --exclude-editable | grep -v '^phalanx\|^pip==' | sed 's/+cpu$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) site .venv-peers .venv-submitit .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .venv-peers .venv-submitit .venv-torchx .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -57,19 +57,43 @@ def provide(plan: ImagePlan, engine: APIClient, *, pull: Pull = "missing") -> st
         if not plan.is_pushed:
             ensure_image(engine, plan.base, pull)
         return plan.base  # as it is
-    base, text = _dockerfile(plan, engine, pull)
-    given = dockerfile.arguments(text, plan.base, plan.project)
-    parents = {name: ensure_image(engine, name, pull) for name in _parents(plan, text, given)}
-    if base is not None:
-        parents[plan.base] = base
-    name = plan.name(text, parents)
+    recipe = _recipe(plan, engine, pull)
+    name = plan.name(recipe.text, recipe.parents)
     if plan.is_pushed and registry.has_image(engine, name):
         return name
     if find_image(engine, name) is None:
-        _build(plan, engine, name, text, given)
+        _build(plan, engine, name, recipe)
     if plan.is_pushed:
         registry.push(engine, name)
     return name
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How an image is made."""
+
+    text: str
+    """The Dockerfile, as far as it is the content."""
+    parents: dict[str, str]
+    """The ids of the images that it stands on."""
+    sent: str
+    """The Dockerfile that the engine gets."""
+    labels: dict[str, str]
+    """What the engine adds at its end."""
+
+
+def _recipe(plan: ImagePlan, engine: APIClient, pull: Pull) -> _Recipe:
+    own = plan.own_dockerfile()
+    if own is not None:
+        given = dockerfile.arguments(own, plan.base, plan.project)
+        names = dockerfile.parents(own, given)
+        parents = {name: ensure_image(engine, name, pull) for name in names}
+        return _Recipe(own, parents, own, labels(plan))
+    base = ensure_image(engine, plan.base, pull)
+    config = (find_image(engine, base) or {}).get("Config") or {}
+    below = plan.base, config.get("WorkingDir") or "", config.get("User") or ""
+    text = dockerfile.overlay(*below)
+    return _Recipe(text, {plan.base: base}, dockerfile.overlay(*below, labels(plan)), {})
 
 
 def find_image(engine: APIClient, name: str) -> dict[str, Any] | None:
@@ -99,51 +123,35 @@ def ensure_image(engine: APIClient, name: str, pull: Pull = "missing") -> str:
     return str(found["Id"])
 
 
-def _dockerfile(plan: ImagePlan, engine: APIClient, pull: Pull) -> tuple[str | None, str]:
-    """The text of the Dockerfile; where it is ours, the id of the image that it stands on, too."""
-    own = plan.own_dockerfile()
-    if own is not None:
-        return None, own
-    base = ensure_image(engine, plan.base, pull)
-    found = find_image(engine, base) or {}
-    config = found.get("Config") or {}
-    text = dockerfile.overlay(plan.base, config.get("WorkingDir") or "", config.get("User") or "")
-    return base, text
-
-
-def _parents(plan: ImagePlan, text: str, given: dict[str, str]) -> list[str]:
-    return [] if plan.dockerfile is None else dockerfile.parents(text, given)
-
-
 def labels(plan: ImagePlan) -> dict[str, str]:
     """What says that an image is ours, and of which project. No path: images are pushed."""
     return {PROJECT_LABEL: project_name(plan.project), USER_LABEL: user_name()}
 
 
 def user_name() -> str:
-    """Who builds."""
+    """Who builds, as it can stand in a Dockerfile."""
     try:
-        return getpass.getuser()
+        return re.sub(r"[^\w.@-]", "_", getpass.getuser())
     except (KeyError, OSError):  # no such user, as in many containers
         return str(os.getuid())
 
 
-def _build(plan: ImagePlan, engine: APIClient, name: str, text: str, given: dict[str, str]) -> None:
+def _build(plan: ImagePlan, engine: APIClient, name: str, recipe: _Recipe) -> None:
     context = list_files(plan.project, plan.dockerfile)
     total = context.size / _MIB
     count = "1 file" if len(context.files) == 1 else f"{len(context.files)} files"
     title = f"building the image {name} ({count}, {total:.1f} MiB)"
     what = f"build the image of {plan.project}"
     with ImageProgress(title) as progress, engine_errors(what):
-        sent = _counted(context.tar(text, plan.digest), progress, total)
+        sent = _counted(context.tar(recipe.sent, plan.digest), progress, total)
         steps = _Steps(what)
         events = engine.build(
             fileobj=sent,
             custom_context=True,
             dockerfile=DOCKERFILE,
             tag=name,
-            buildargs=given,
-            labels=labels(plan),
+            buildargs=dockerfile.arguments(recipe.sent, plan.base, plan.project),
+            labels=recipe.labels,
             rm=True,
             forcerm=True,
             decode=True,

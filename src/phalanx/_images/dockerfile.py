@@ -16,11 +16,16 @@ WORKDIR = "/workspace"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
 
 
-def overlay(base: str, workdir: str, user: str) -> str:
-    """The Dockerfile for projects that have none of their own."""
+def overlay(base: str, workdir: str, user: str, labels: Mapping[str, str] | None = None) -> str:
+    """The Dockerfile for projects that have none of their own.
+
+    What changes is last: the engine keeps the steps before, each of which takes it a while.
+    """
     lines = [f"FROM {base}"]
     if workdir in ("", "/"):
         lines.append(f"WORKDIR {WORKDIR}")
+    if labels:
+        lines.append("LABEL " + " ".join(f'{name}="{text}"' for name, text in labels.items()))
     is_root = user.partition(":")[0] in ("", "0", "root")
     lines.append("COPY . ." if is_root else f"COPY --chown={user} . .")
     return "\n".join(lines) + "\n"
