@@ -132,6 +132,29 @@ def test_heads_with_the_wrong_fields_raise_only_wire_errors(name, fields):
     assert wire.encode(frame)
 
 
+@given(frames, st.data())
+def test_quick_reading_takes_what_careful_reading_takes(frame, data):
+    """And gives the same: what a field may be is written down twice."""
+    kind, fields = type(frame), codec._plain(frame)
+    changed = data.draw(st.sampled_from(sorted(fields)))
+    fields[changed] = data.draw(json | st.sampled_from(list(fields.values())))
+    fields = msgpack.unpackb(
+        msgpack.packb(fields, unicode_errors="surrogateescape"),
+        strict_map_key=False,
+        unicode_errors="surrogateescape",
+        use_list=False,
+    )
+    try:
+        careful = codec._typed(kind, fields, "frame")
+    except WireError:
+        careful = None
+    try:
+        quick = codec._frame_reader(kind)(fields)
+    except codec._UnreadableError:
+        quick = None
+    assert quick == careful
+
+
 def test_another_version_is_refused_with_what_to_do():
     """The message names both versions."""
     raw = bytearray(wire.encode(wire.ShutDown()))

@@ -78,6 +78,8 @@ class Agent:
             self._listener.take_up(prepare)
         self._began = time.monotonic()
         self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
+        self._interfaces: dict[str, str | None] = {}
+        """Towards addresses of this host."""
         self._probe_port = ProbePort() if prepare.networked else None
         self._project = ProjectTree(tree, prepare.app, self._tell)
         self._written = WrittenFiles(
@@ -290,8 +292,12 @@ class Agent:
         await asyncio.shield(self._ready)
         store = begin.membership.store.address
         interface: str | None = self._prepare.interface
-        if not interface:
+        if not interface and store in self._interfaces:
+            interface = self._interfaces[store]
+        elif not interface:
             interface = await asyncio.to_thread(network.interface_towards, store)
+            if network.is_loopback(store):  # others may come and go
+                self._interfaces[store] = interface
         if host_round.cleared.is_set():
             return
         carries_store = begin.uses_torch and host_round.member.first_rank == 0

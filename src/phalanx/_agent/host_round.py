@@ -243,6 +243,8 @@ class HostRound:
                     frame.clock
                 ):
                     self._entered.add(rank)
+                    if self.begin.is_call:
+                        continue  # nobody shows how far one of many is
                     entered = wire.WorkerEntered(rank=rank, clock=frame.clock)
                     self._spawn(self._send(self._stamp(entered)))
 

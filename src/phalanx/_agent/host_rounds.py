@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 
 from phalanx import _wire as wire
 from phalanx._agent.host_round import HostRound, Spawn
+from phalanx._worker.hooks import stack_signal
 
 
 class HostRounds:
@@ -69,7 +71,7 @@ class HostRounds:
 
     async def _finish(self, host_round: HostRound) -> None:
         await host_round.close(drain=True)
-        shutil.rmtree(host_round.directory, ignore_errors=True)
+        _remove(host_round)
         self._past.pop(host_round.begin.round, None)
 
     async def wait_until_clear(self) -> None:
@@ -94,3 +96,16 @@ class HostRounds:
         if self.current is not None:
             shutil.rmtree(self.current.directory, ignore_errors=True)
         self.current = None
+
+
+def _remove(host_round: HostRound) -> None:
+    """Remove a round's files: those that workers mostly have by their names, at little cost."""
+    try:
+        for rank in host_round.member.ranks:
+            directory = os.path.join(host_round.directory, str(rank))
+            for name in ("stdout", "stderr", stack_signal.FILE):
+                os.unlink(os.path.join(directory, name))
+            os.rmdir(directory)
+        os.rmdir(host_round.directory)
+    except OSError:  # there are others, or none
+        shutil.rmtree(host_round.directory, ignore_errors=True)

@@ -89,7 +89,7 @@ def run() -> NoReturn:
 
     from phalanx._worker.shutdown import exit_worker
 
-    exit_worker(code, preloaded=frozenset())
+    exit_worker(code, preloaded=())
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

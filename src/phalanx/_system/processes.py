@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -47,14 +48,32 @@ def reset_signals() -> None:
     What Python itself sets up (SIGPIPE ignored, SIGINT raising, the fault handler's signals) is as
     in a fresh interpreter.
     """
-    faults = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
-    for number in signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}:
+    for number in _handled() - _OF_PYTHON:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+_FAULTS = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+_OF_PYTHON = frozenset(map(int, _FAULTS | {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}))
+
+
+def _handled() -> set[int]:
+    """The signals that this process handles or ignores, also by what is not Python. Setting all
+    others would cost a fork a page fault for each.
+    """
+    mask = 0
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigIgn:", b"SigCgt:")):
+                    mask |= int(line[7:], 16)
+    except OSError:
+        return set(map(int, signal.valid_signals()))
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def spawn_session(command: list[str], file_actions: Sequence[tuple[Any, ...]]) -> int:
@@ -228,9 +247,7 @@ def kill_tree(pid: int, patience: float = _BURIED) -> bool:
 
 def set_title(title: str) -> None:
     """Show `title` in `ps` and `nvidia-smi`, cut to the length of our command line."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
+    start, end = _command_line()
     length = end - start
     if length < 2:
         return
@@ -238,6 +255,14 @@ def set_title(title: str) -> None:
     ctypes.memmove(start, text.ljust(length, b"\0"), length)
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
         comm.write(_short(title).encode("utf-8", "replace"))
+
+
+@functools.cache
+def _command_line() -> tuple[int, int]:
+    """Where the command line is in memory: in a fork, where it was."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[45]), int(fields[46])
 
 
 def _short(title: str) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Container
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from phalanx._system.machine import is_installed
@@ -23,8 +24,11 @@ UNWRITTEN = 120
 """The exit code of an interpreter that could not write what was printed, as Python has it."""
 
 
-def exit_worker(code: int, *, preloaded: Container[str]) -> NoReturn:
-    """End this process as `sys.exit(code)` in a script would. Blocks for non-daemon threads."""
+def exit_worker(code: int, *, preloaded: Sequence[str]) -> NoReturn:
+    """End this process as `sys.exit(code)` in a script would. Blocks for non-daemon threads.
+
+    `preloaded` are the modules that are not the user's, in the order of `sys.modules`.
+    """
     private_threading: Any = threading
     private_atexit: Any = atexit
     try:
@@ -57,16 +61,29 @@ def disown_finalizers() -> None:
         finalizer.atexit = False
 
 
-def _drop_modules(preloaded: Container[str]) -> None:
+def _drop_modules(preloaded: Sequence[str]) -> None:
     """Empty the user's own modules; installed ones and the standard library stay usable."""
     if threading.active_count() > 1:
         return  # a daemon thread may still use them
-    for name, module in list(sys.modules.items()):
+    # What was loaded under that name before was not the user's.
+    own = [module] if (module := sys.modules.get("__main__")) is not None else []
+    for name in _loaded_since(preloaded):
+        module = sys.modules[name]
         file = getattr(module, "__file__", None)
-        own = file is not None and not is_installed(file)
-        own = own and name not in preloaded and name.partition(".")[0] != "phalanx"
-        if own or name == "__main__":  # what was loaded under that name before was not the user's
-            names = vars(module)
-            for key in [n for n in names if not n.startswith("__")]:
-                names[key] = None
+        if file is not None and not is_installed(file) and name.partition(".")[0] != "phalanx":
+            own.append(module)
+    for module in own:
+        names = vars(module)
+        for key in [n for n in names if not n.startswith("__")]:
+            names[key] = None
     gc.collect()
+
+
+def _loaded_since(preloaded: Sequence[str]) -> list[str]:
+    """The modules that were not loaded before. They are the last: to look at all of them would
+    cost a fork a page of its own for each.
+    """
+    last = preloaded[-1] if preloaded else None
+    new = list(itertools.takewhile(lambda name: name != last, reversed(sys.modules)))
+    known = frozenset(preloaded) if new else frozenset()
+    return [name for name in reversed(new) if name not in known and name != "__main__"]

@@ -25,4 +25,4 @@ def main() -> None:
     worker.adopt(prepare)
     os.environ.update(variables)
     jax_cluster.announce()
-    worker.run(assignment, preloaded=frozenset())
+    worker.run(assignment, preloaded=())

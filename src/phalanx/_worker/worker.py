@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -85,7 +85,7 @@ def begin(assignment: Assignment) -> None:
     os.environ.update(assignment.variables)
 
 
-def run(assignment: Assignment, *, preloaded: Container[str]) -> NoReturn:
+def run(assignment: Assignment, *, preloaded: Sequence[str]) -> NoReturn:
     """Become the rank to the user, run the function, report how it ended, and leave."""
     began = time.monotonic()
     stack_signal.listen(assignment.directory)

@@ -63,7 +63,7 @@ class Zygote:
         self._worker_set: _WorkerSet | None = None
         self._spawn = prepare.spawn
         self._loaded = preload.Loaded()
-        self.preloaded: frozenset[str] = frozenset()
+        self.preloaded: tuple[str, ...] = ()
         self._wakeup, self._waker = socket.socketpair()
 
     # ── start ─────────────────────────────────────────────────────────────────
@@ -98,7 +98,7 @@ class Zygote:
         if "torch" in sys.modules:
             importlib.import_module("phalanx._torch.group").let_users_replace_it()
         shutdown.disown_finalizers()
-        self.preloaded = frozenset(sys.modules)
+        self.preloaded = tuple(sys.modules)
         preload.flush_streams()
         gc.collect()
         gc.freeze()
