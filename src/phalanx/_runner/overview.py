@@ -1,4 +1,4 @@
-"""How many apps stand at once."""
+"""How many apps stand at once, and what schedulers keep of those that have ended."""
 
 from __future__ import annotations
 
@@ -42,3 +42,14 @@ def _ask(runner: Runner, scheduler: str, session: str) -> dict[str, AppState]:
     except PhalanxError as error:
         logger.warning("phalanx: %s", error)
         return {}
+
+
+def is_kept(runner: Runner, app: RecordedApp) -> bool:
+    """Its scheduler keeps something of an app, beside our record."""
+    return app.facts["owner"] is None and runner.capabilities(app.scheduler).keeps_apps
+
+
+def has_ended(runner: Runner, app: RecordedApp) -> bool:
+    """Its scheduler says so, or does not know it. Raises `PhalanxError`."""
+    status = runner.status(app.handle)
+    return status is None or status.state.is_final

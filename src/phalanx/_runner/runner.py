@@ -25,7 +25,7 @@ from phalanx._runner.scheduler_calls import asking, expect, guarded
 from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
 from phalanx._schedulers.factories import Factory
 from phalanx._schedulers.options import Option, options, parse
-from phalanx._schedulers.scheduler import LogLine, Scheduler, Stream
+from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.torchx_adapter import TorchxAdapter
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
 from phalanx._specs.mutable import frozen
@@ -606,6 +606,17 @@ class Runner:
             UnknownScheduler: There is no such scheduler.
         """
         return options(self._scheduler(scheduler).options)
+
+    def capabilities(self, scheduler: str) -> Capabilities:
+        """What a scheduler can do.
+
+        Args:
+            scheduler: Its name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
+        return self._scheduler(scheduler).capabilities
 
     def effective_options(
         self, scheduler: str, given: Mapping[str, Any] | None = None

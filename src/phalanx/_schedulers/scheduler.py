@@ -71,6 +71,8 @@ class Capabilities:
     runs_images: bool = False
     """Replicas run in their role's image, with the workspace copied over it; `Role.workspace` is
     None where the image is to run as it is."""
+    keeps_apps: bool = False
+    """Apps that have ended take up room there, until they are deleted: `phalanx clean` does it."""
     lends_hosts: bool = False
     """`lend` gives hosts to launches: `Launcher(scheduler=…)`."""
 

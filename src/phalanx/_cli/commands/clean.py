@@ -7,15 +7,18 @@ import sys
 import time
 
 from phalanx._cli import parsing
-from phalanx._registry.recorded_app import apps, unreadable
+from phalanx._registry import LAUNCH
+from phalanx._registry.recorded_app import RecordedApp, apps, unreadable
+from phalanx.errors import PhalanxError, UnknownScheduler
 
 
 def main(arguments: list[str]) -> int:
     """Remove the records of apps that ended long ago."""
     parser = parsing.make(
         "clean",
-        "Delete the records of apps that have ended. Log files of launches and those in a\n"
-        "log_dir are kept unless --logs is given.",
+        "Delete the records of apps that have ended, and what their scheduler keeps of them, such\n"
+        "as containers. Log files of launches and those in a log_dir are kept unless --logs is\n"
+        "given.",
     )
     parser.add_argument(
         "--older-than",
@@ -31,13 +34,16 @@ def main(arguments: list[str]) -> int:
     limit = time.time() - options.older_than
     old = [app for app in apps(parts=True) if app.created <= limit]
     old = [app for app in old if app.facts["owner"] is None or app.state.is_final]
+    kept, staying, failed = _asked(old)
+    old = [app for app in old if app.id not in staying]
     rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
-    failed = False
     if not options.dry_run:
         for app in list(old):
             try:
+                if app.id in kept:
+                    _delete(app)
                 app.remove(logs=options.logs)
-            except OSError as error:
+            except (OSError, PhalanxError) as error:
                 print(f"phalanx clean: cannot delete {app.id}: {error}", file=sys.stderr)
                 old.remove(app)
                 failed = True
@@ -52,3 +58,37 @@ def main(arguments: list[str]) -> int:
         count = "1 app" if len(old) == 1 else f"{len(old)} apps"
         print(f"{count} {'would be deleted' if options.dry_run else 'deleted'}")
     return int(failed)
+
+
+def _asked(old: list[RecordedApp]) -> tuple[set[str], set[str], bool]:
+    """The ids of apps that a scheduler keeps something of, and of those that stay, since they have
+    not ended; and whether a scheduler could not be asked, which is said.
+    """
+    asked = [app for app in old if app.facts["owner"] is None and app.scheduler != LAUNCH]
+    kept: set[str] = set()
+    staying: set[str] = set()
+    failed = False
+    if not asked:
+        return kept, staying, failed
+    from phalanx._runner.overview import has_ended, is_kept
+    from phalanx._runner.runner import get_runner
+
+    with get_runner() as runner:
+        for app in asked:
+            try:
+                if is_kept(runner, app):
+                    (kept if has_ended(runner, app) else staying).add(app.id)
+            except UnknownScheduler:
+                continue  # it is not installed any more: the record is all there is
+            except PhalanxError as error:
+                print(f"phalanx clean: {app.id} is not deleted: {error}", file=sys.stderr)
+                staying.add(app.id)
+                failed = True
+    return kept, staying, failed
+
+
+def _delete(app: RecordedApp) -> None:
+    from phalanx._runner.runner import get_runner
+
+    with get_runner() as runner:
+        runner.delete(app.handle)

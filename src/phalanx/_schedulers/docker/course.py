@@ -69,7 +69,7 @@ class SeenContainer:
         """How it ended. The first process gives 128 and more for what a signal killed."""
         code = self.exit_code
         if self.could_not_start:
-            return ReplicaEnd(exit_code=code or 127, error=self.error)
+            return ReplicaEnd(error=self.error)
         return ReplicaEnd.of(128 - code if 128 < code <= 128 + 64 else code)
 
 
@@ -148,12 +148,12 @@ class _Replay:
     def _ended(self, key: ReplicaKey) -> float | None:
         """When a replica did; None while it goes on."""
         found = self.container(key)
-        if found is not None and found.could_not_start:
-            return -math.inf
+        if self.is_removed(key) or (found is not None and found.could_not_start):
+            return -math.inf  # nobody knows when: before all others, so that it stays the cause
         if found is not None and found.has_ended:
             return found.finished or 0.0
         is_stopped_before = key in self.stopping and (found is None or not found.has_started)
-        return math.inf if is_stopped_before or self.is_removed(key) else None
+        return math.inf if is_stopped_before else None
 
     def is_removed(self, key: ReplicaKey) -> bool:
         """Its container was there, and is not."""

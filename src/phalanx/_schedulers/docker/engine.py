@@ -19,7 +19,8 @@ from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.authoring import need
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.course import SeenApp, SeenContainer
-from phalanx._schedulers.docker.labels import course_of
+from phalanx._schedulers.docker.labels import Course, course_of
+from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx.errors import SchedulerError
 
 if TYPE_CHECKING:
@@ -88,9 +89,8 @@ class Engine:
 
     def find_all(self, wanted: Mapping[str, str]) -> list[SeenApp]:
         """The apps whose containers have these labels, the latest last."""
-        filters = {"label": [f"{key}={value}" for key, value in wanted.items()]}
-        with self.errors("list containers"):
-            listed = self.api.containers(all=True, filters=filters)
+        listed = self._listed(wanted)
+        with self.errors("list volumes"):
             volumes = self.api.volumes(filters={"label": [labels.CANCELLED]})
         cancelled = {
             v["Labels"].get(labels.APP): float(v["Labels"][labels.CANCELLED])
@@ -103,6 +103,26 @@ class Engine:
                 apps.setdefault(known["Config"]["Labels"].get(labels.APP, ""), []).append(known)
         found = [_seen_app(app_id, some, cancelled.get(app_id)) for app_id, some in apps.items()]
         return sorted(filter(None, found), key=lambda app: app.course.created)
+
+    def course(self, app_id: str, session: str) -> Course | None:
+        """What an app consists of; None if it is not there. One question, whatever its size."""
+        listed = self._listed({labels.APP: app_id, labels.SESSION: session})
+        return course_of(listed[0]["Labels"]) if listed else None
+
+    def attempts(self, app_id: str, session: str, key: ReplicaKey) -> dict[int, tuple[str, str]]:
+        """The containers that a replica has had: their ids and states, by attempt."""
+        wanted = {labels.APP: app_id, labels.SESSION: session}
+        wanted |= {labels.ROLE: key[0], labels.REPLICA: str(key[1])}
+        return {
+            int(entry["Labels"][labels.ATTEMPT]): (entry["Id"], entry["State"])
+            for entry in self._listed(wanted)
+        }
+
+    def _listed(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        filters = {"label": [f"{key}={value}" for key, value in wanted.items()]}
+        with self.errors("list containers"):
+            listed: list[dict[str, Any]] = self.api.containers(all=True, filters=filters)
+        return listed
 
     def inspect(self, container: str) -> dict[str, Any] | None:
         """What the engine knows of a container; None if it is not there."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx._logs.lines import LogLine, Stream
-from phalanx._schedulers.docker.course import SeenApp
 from phalanx._schedulers.docker.engine import (
     Engine,
     EngineGone,
@@ -16,6 +16,7 @@ from phalanx._schedulers.docker.engine import (
     moment,
     wait_for_engine,
 )
+from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 
 _STREAMS = {1: Stream.STDOUT, 2: Stream.STDERR}
 _HEADER = struct.Struct(">BxxxI")
@@ -25,60 +26,60 @@ _PATIENCE = 60.0
 _LAST = 200
 """Lines of stderr that are looked through for an error."""
 
-Look = Callable[[Engine], tuple[SeenApp, bool] | None]
-"""What there is of the app, and whether it has ended; None if it is not there any more."""
+
+@dataclass(frozen=True)
+class ReplicaOutput:
+    """Whose output is read."""
+
+    app_id: str
+    session: str
+    key: ReplicaKey
+    has_app_ended: Callable[[Engine], bool]
+
+    def read(
+        self, stream: Stream, since: float | None, until: float | None, *, follow: bool
+    ) -> Iterator[LogLine]:
+        """The lines of all of a replica's attempts, one after the other."""
+        role, replica = self.key
+        for when, kind, text in self._all_attempts(stream, follow=follow):
+            if (since is None or when >= since) and (until is None or when <= until):
+                yield LogLine(role=role, replica=replica, text=text, time=when, stream=kind)
+
+    def _all_attempts(self, stream: Stream, *, follow: bool) -> Iterator[tuple[float, Stream, str]]:
+        engine = Engine()
+        attempt, last, is_last_look = 0, "", False
+        try:
+            while True:
+                try:
+                    known = engine.attempts(self.app_id, self.session, self.key)
+                    container, state = known.get(attempt, ("", "created"))
+                    if state != "created":
+                        for stamp, kind, text in _lines(
+                            engine, container, stream, last, follow=follow
+                        ):
+                            last = stamp
+                            yield moment(stamp) or 0.0, kind, text
+                        if not _runs(engine, container):
+                            attempt, last = attempt + 1, ""
+                            continue
+                    if not follow or is_last_look:
+                        return
+                    # What was made before the app ended is seen by one more look.
+                    is_last_look = self.has_app_ended(engine)
+                except EngineGone:
+                    if not follow:
+                        raise
+                    engine.close()
+                    engine = wait_for_engine(_PATIENCE)
+                if not is_last_look:
+                    time.sleep(_PAUSE)
+        finally:
+            engine.close()
 
 
-def read_logs(
-    look: Look,
-    role: str,
-    replica: int,
-    stream: Stream,
-    since: float | None,
-    until: float | None,
-    *,
-    follow: bool,
-) -> Iterator[LogLine]:
-    """The lines of all of a replica's attempts, one after the other."""
-    for when, kind, text in _all_attempts(look, (role, replica), stream, follow=follow):
-        if (since is None or when >= since) and (until is None or when <= until):
-            yield LogLine(role=role, replica=replica, text=text, time=when, stream=kind)
-
-
-def _all_attempts(
-    look: Look, key: tuple[str, int], stream: Stream, *, follow: bool
-) -> Iterator[tuple[float, Stream, str]]:
-    engine = Engine()
-    attempt, last = 0, ""
-    try:
-        while True:
-            try:
-                found = look(engine)
-                if found is None:
-                    return
-                app, has_ended = found
-                own = {c.attempt: c for c in app.containers if c.key == key}
-                container = own.get(attempt)
-                if container is not None and (container.has_started or container.has_ended):
-                    lines = _lines(engine, container.id, stream, last, follow=follow)
-                    for stamp, kind, text in lines:
-                        last = stamp
-                        yield moment(stamp) or 0.0, kind, text
-                    now = engine.inspect(container.id)
-                    if now is None or now["State"]["Status"] not in ("running", "paused"):
-                        attempt, last = attempt + 1, ""
-                        continue
-                if (has_ended and attempt > max(own, default=0)) or not follow:
-                    return
-            except EngineGone:
-                if not follow:
-                    raise
-                engine.close()
-                engine = wait_for_engine(_PATIENCE)
-                continue
-            time.sleep(_PAUSE)
-    finally:
-        engine.close()
+def _runs(engine: Engine, container: str) -> bool:
+    known = engine.inspect(container)
+    return known is not None and known["State"]["Status"] in ("running", "paused")
 
 
 def last_output(engine: Engine, container: str) -> str:
@@ -113,7 +114,7 @@ def _lines(
     except NoSuchThing:
         return  # it was deleted meanwhile
     for kind, (first, pieces) in begun.items():
-        if first > after and not follow:
+        if first > after:
             yield first, kind, _text(pieces)
 
 

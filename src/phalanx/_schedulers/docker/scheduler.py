@@ -20,7 +20,7 @@ from phalanx._schedulers.docker.carrying import carry_out, for_all, stop_all
 from phalanx._schedulers.docker.course import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.errors_of import error_of
-from phalanx._schedulers.docker.logs import read_logs
+from phalanx._schedulers.docker.logs import ReplicaOutput
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import (
     CODE_PATH,
@@ -62,6 +62,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         mounts=True,
         grace=True,
         several_roles=True,
+        keeps_apps=True,
         retry_policies=frozenset(RetryPolicy),
         runs_images=True,
     )
@@ -165,20 +166,21 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
     ) -> Iterator[LogLine]:
         """What a replica has printed, all of its attempts."""
         with Engine() as engine:
-            found = engine.find(app_id, self.session_name)
-        if found is None:
+            course = engine.course(app_id, self.session_name)
+        if course is None:
             raise UnknownApp(f"no such app: {app_id!r}")
-        counts = {part.name: part.replicas for part in found.course.roles}
+        counts = {part.name: part.replicas for part in course.roles}
         if role not in counts:
             raise LookupError(f"{app_id} has no role {role!r}; choose one of {', '.join(counts)}")
         if not 0 <= replica < counts[role]:
             raise LookupError(f"{role} of {app_id} has {counts[role]} replicas, no {replica}")
 
-        def look(engine: Engine) -> tuple[SeenApp, bool] | None:
+        def has_ended(engine: Engine) -> bool:
             app = engine.find(app_id, self.session_name)
-            return None if app is None else (app, self._assess(app).state.is_final)
+            return app is None or self._assess(app).state.is_final
 
-        return read_logs(look, role, replica, stream, since, until, follow=follow)
+        output = ReplicaOutput(app_id, self.session_name, (role, replica), has_ended)
+        return output.read(stream, since, until, follow=follow)
 
     # ── ends ──────────────────────────────────────────────────────────────────
 

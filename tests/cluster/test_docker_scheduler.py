@@ -1,0 +1,454 @@
+"""`local_docker` beyond the suite, on a real engine: what goes wrong, and what is left."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from phalanx import specs
+from phalanx.errors import ConfigError, SchedulerError
+from phalanx.runner import get_runner
+from phalanx.schedulers import create_scheduler
+from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role
+from tests.cluster.docker import IMAGE, Engine
+from tests.conftest import wait_until
+
+QUICK = {"pull": "never", "stop_grace": 1.0}
+SMALL = Resource(cpu=1, gpu=0, memMB=256)
+
+
+class Apps:
+    """Apps of one test, through the scheduler itself: without a workspace, nothing is built."""
+
+    def __init__(self, session):
+        self.scheduler = create_scheduler("local_docker", session)
+        self.submitted = []
+
+    def submit(self, app, **options):
+        made = self.scheduler.options(**{**QUICK, **options})
+        self.submitted.append(self.scheduler.submit(self.scheduler.dryrun(app, made)))
+        return self.submitted[-1]
+
+    def status(self, app_id):
+        return self.scheduler.describe(app_id)
+
+    def ended(self, app_id, timeout=60):
+        final = lambda: (s := self.status(app_id)).state.is_final and s
+        return wait_until(final, timeout, f"{app_id} has not ended")
+
+    def run(self, app, **options):
+        return self.ended(self.submit(app, **options))
+
+    def lines(self, app_id, role="role", replica=0, **options):
+        return [line.text for line in self.scheduler.logs(app_id, role, replica, **options)]
+
+    def delete(self):
+        for app_id in self.submitted:
+            self.scheduler.delete(app_id)
+
+
+@pytest.fixture
+def apps(in_docker, tmp_path):
+    made = Apps(f"session-of-{tmp_path.name}")
+    yield made
+    made.delete()
+
+
+@pytest.fixture
+def own_engine(docker, monkeypatch, tmp_path):
+    """An engine that the test may stop, and apps on it."""
+    engine = Engine()
+    for name in ("DOCKER_HOST", "DOCKER_CONFIG"):
+        monkeypatch.setenv(name, engine.environ[name])
+    yield engine, Apps("restarts")
+    engine.close()
+
+
+def sh(command, **fields):
+    fields = {"resource": SMALL, "image": IMAGE, **fields}
+    return AppDef("app", [Role("role", entrypoint="sh", args=["-c", command], **fields)])
+
+
+def container(docker, app_id, replica=0):
+    filters = (f"label=phalanx.app={app_id}", f"label=phalanx.replica={replica}")
+    words = [word for f in filters for word in ("--filter", f)]
+    return docker.docker("ps", "-aq", "--no-trunc", *words).split()[0]
+
+
+def inspect(docker, app_id, replica=0):
+    return json.loads(docker.docker("inspect", container(docker, app_id, replica)))[0]
+
+
+# ── no engine, no image, no program ───────────────────────────────────────────
+
+
+def test_an_engine_that_is_not_there_is_said_with_the_next_command(tmp_path, monkeypatch):
+    place = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{place}")
+    scheduler = create_scheduler("local_docker", "test")
+    with pytest.raises(SchedulerError, match="no Docker engine at .*systemctl start docker"):
+        scheduler.describe("x")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+    with pytest.raises(SchedulerError, match="does not answer .*systemctl restart docker"):
+        scheduler.list()
+    code = f"""if True:
+        import os
+        from phalanx.schedulers import create_scheduler
+        os.chmod({str(place)!r}, 0o600)
+        scheduler = create_scheduler("local_docker", "test")
+        for user in (0, 65534):  # whose interpreter others may not be able to read
+            os.seteuid(user)
+            try:
+                scheduler.cancel("x")
+            except Exception as error:
+                told = f"{{type(error).__name__}} {{error}}"
+        print(told)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("EngineGone permission denied: ")
+    assert "usermod -aG docker" in done.stdout
+
+
+def test_without_the_client_the_extra_is_named_and_options_are_listed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "docker", None)
+    scheduler = create_scheduler("local_docker", "test")
+    request = scheduler.dryrun(sh("true"), scheduler.options())
+    with pytest.raises(ConfigError, match=r"pip install 'phalanx\[docker\]'"):
+        scheduler.submit(request)
+
+
+def test_a_missing_image_is_said_before_anything_is_made(apps, docker):
+    with pytest.raises(SchedulerError, match="no image 'no/such:1'.*docker pull no/such:1"):
+        apps.submit(sh("true", image="no/such:1"))
+    with pytest.raises(SchedulerError, match="cannot pull it"):
+        apps.submit(sh("true", image="127.0.0.1:1/no/such:1"), pull="missing")
+    with pytest.raises(ConfigError, match="role 'role' has no image .*--image"):
+        apps.submit(sh("true", image=""))
+
+
+def test_a_program_that_the_image_lacks(apps):
+    app = AppDef("app", [Role("role", image=IMAGE, entrypoint="nothing-here", resource=SMALL)])
+    status = apps.run(app)
+    assert status.state is AppState.FAILED
+    assert f"the image {IMAGE} has no program 'nothing-here'" in status.message
+
+
+def test_an_image_without_python(apps, docker):
+    bare = "phalanx-tests/no-python:1"
+    recipe = f"FROM {IMAGE}\nRUN rm /usr/bin/python3*\n"
+    docker.docker("build", "-t", bare, "-", input=recipe)
+    app = AppDef("app", [Role("role", image=bare, entrypoint="python", resource=SMALL)])
+    assert "has no program 'python3'" in apps.run(app).message
+
+
+def test_gpus_that_the_engine_does_not_have_are_one_sentence(apps):
+    status = apps.run(sh("true", resource=Resource(cpu=1, gpu=1, memMB=256)))
+    assert status.state is AppState.FAILED
+    assert "cannot give GPUs" in status.message
+    assert "nvidia-ctk runtime configure" in status.message
+    assert "\n" not in status.message
+
+
+def test_what_cannot_be_started_is_said_in_words(apps):
+    assert "has no user 'nobody-here'" in apps.run(sh("true"), user="nobody-here").message
+    assert "docker network create gone" in apps.run(sh("true"), network="gone").message
+    with pytest.raises(SchedulerError, match="there is no /no/such/path"):
+        mount = specs.BindMount("/no/such/path", "/there")
+        apps.submit(sh("true", mounts=[mount]))
+
+
+# ── what containers are given ─────────────────────────────────────────────────
+
+
+def test_limits_mounts_devices_user_and_shared_memory(apps, docker, tmp_path):
+    (tmp_path / "file").write_text("bound\n")
+    tmp_path.chmod(0o755)
+    mounts = [
+        specs.BindMount(str(tmp_path), "/bound", read_only=True),
+        specs.VolumeMount(f"volume-{tmp_path.name}", "/volume"),
+        specs.DeviceMount("/dev/null", "/dev/nothing", "r"),
+    ]
+    command = "cat /bound/file; touch /bound/new 2>/dev/null || echo read-only; id -un; "
+    command += "ls -d /volume /dev/nothing; df -k --output=size /dev/shm | tail -n 1; pwd"
+    resource = Resource(cpu=0.5, gpu=0, memMB=300)
+    app_id = apps.submit(sh(command, mounts=mounts, resource=resource), user="user", shm_size="64m")
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    printed = apps.lines(app_id)
+    assert [line.strip() for line in printed] == [
+        *("bound", "read-only", "user", "/dev/nothing", "/volume", str(64 << 10), "/"),
+    ]
+    host = inspect(docker, app_id)["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"]) == (500_000_000, 300 << 20)
+    apps.delete()
+    docker.docker("volume", "rm", f"volume-{tmp_path.name}")  # the user's own: it was left
+
+
+def test_shared_memory_is_large_unless_it_is_said(apps, docker):
+    app_id = apps.submit(sh("true"))
+    assert inspect(docker, app_id)["HostConfig"]["ShmSize"] > 1 << 30
+
+
+def test_a_port_is_published_on_this_machine(apps, docker):
+    role = Role(
+        "web",
+        image=IMAGE,
+        entrypoint="python",
+        args=["-m", "http.server", "8123"],
+        port_map={"http": 8123},
+        resource=SMALL,
+    )
+    app_id = apps.submit(AppDef("app", [role]))
+    code = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8123').status)"
+    answer = lambda: docker.inside("python3", "-c", code, check=False).strip() == "200"
+    wait_until(answer, 30)
+    again = apps.run(AppDef("app", [role]))
+    assert "port 8123 of this machine is taken" in again.message
+    apps.scheduler.cancel(app_id)
+
+
+def test_replicas_reach_each_other_by_name_and_know_the_first(apps):
+    command = "python3 -c 'import os, socket; print(socket.gethostname(), "
+    command += 'socket.gethostbyname("role-1") != "", os.environ["PHALANX_RANK0_HOST"])\'; sleep 2'
+    app_id = apps.submit(sh(command, num_replicas=2))
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert apps.lines(app_id, replica=0) == ["role-0 True role-0"]
+    assert apps.lines(app_id, replica=1) == ["role-1 True role-0"]
+
+
+def test_a_network_of_the_users_and_the_hosts(apps, docker, tmp_path):
+    name = f"net-{tmp_path.name}"
+    docker.docker("network", "create", name)
+    try:
+        app_id = apps.submit(sh('echo "$$PHALANX_RANK0_HOST"; hostname'), network=name)
+        assert apps.ended(app_id).state is AppState.SUCCEEDED
+        first, own = apps.lines(app_id)
+        assert first == own != "role-0"  # other apps are there as well
+        host = apps.submit(sh('echo "$$PHALANX_RANK0_HOST $$PHALANX_RANK0_PORT"'), network="host")
+        assert apps.ended(host).state is AppState.SUCCEEDED
+        assert apps.lines(host)[0].startswith("localhost ")
+        apps.delete()
+        assert name in docker.docker("network", "ls", "--format", "{{.Name}}").split()
+    finally:
+        docker.docker("network", "rm", name)
+
+
+def test_secrets_are_in_no_argument_label_or_dry_run(apps, docker, monkeypatch):
+    monkeypatch.setenv("TEST_TOKEN", "very-secret")
+    options = apps.scheduler.options(**QUICK, copy_env=["TEST_*"])
+    request = apps.scheduler.dryrun(sh('echo "$$TEST_TOKEN"'), options)
+    assert "very-secret" not in str(request) + repr(request)
+    assert "TEST_TOKEN" in str(request)
+    app_id = apps.scheduler.submit(request)
+    apps.submitted.append(app_id)
+    apps.ended(app_id)
+    assert apps.lines(app_id) == ["very-secret"]
+    known = inspect(docker, app_id)
+    shown = json.dumps([known["Config"]["Labels"], known["Args"], known["Path"], known["Name"]])
+    assert "very-secret" not in shown
+
+
+def test_names_of_every_kind(apps):
+    odd = 'Ümläut "quoted" $HOME `id` \\ ; & | <> ! 字 😀 \' ' * 7
+    roles = [
+        Role(name, image=IMAGE, entrypoint="echo", args=[str(i)], resource=SMALL)
+        for i, name in enumerate(["字字 😀 $$x ‘q’", "字字 😀 $$y ‘q’", "-" * 200, "A.b_c"])
+    ]
+    app_id = apps.submit(AppDef(odd[:300], roles))
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    for i, role in enumerate(roles):
+        assert apps.lines(app_id, role.name) == [str(i)]
+    (listed,) = apps.scheduler.list()
+    assert listed.name == odd[:300]
+
+
+def test_fifty_replicas(apps):
+    app_id = apps.submit(sh("echo ${replica_id}", num_replicas=50, resource=Resource(1, 0, 64)))
+    assert apps.ended(app_id, 110).state is AppState.SUCCEEDED
+    assert [apps.lines(app_id, replica=i) for i in range(50)] == [[str(i)] for i in range(50)]
+
+
+# ── how replicas end ──────────────────────────────────────────────────────────
+
+
+def test_the_first_error_of_a_worker_is_told_from_its_own_file(apps):
+    error = {"message": {"message": "ValueError: from the file", "extraInfo": {}}}
+    command = f"echo '{json.dumps(error)}' >\"$$TORCHELASTIC_ERROR_FILE\"; echo other >&2; exit 7"
+    status = apps.run(sh(command), user="nobody")
+    assert (status.exit_code, status.message) == (
+        7,
+        "role/0 exited with code 7: ValueError: from the file",
+    )
+
+
+def test_out_of_memory_is_said_as_such(apps):
+    role = Role("role", image=IMAGE, entrypoint="python", args=["-c", "bytearray(400 << 20)"])
+    role = specs.Role(**{**vars(role), "resource": Resource(cpu=1, gpu=0, memMB=64)})
+    status = apps.run(AppDef("app", [role]))
+    assert status.message == "role/0 was killed by SIGKILL: out of memory: its limit is 64 MB"
+    assert status.exit_code == 137
+
+
+def test_a_killed_container_fails_the_app_and_ends_the_others(apps, docker):
+    app_id = apps.submit(sh("echo up; exec sleep 600", num_replicas=3))
+    wait_until(lambda: apps.lines(app_id, replica=1) == ["up"])
+    docker.docker("kill", container(docker, app_id, 1))
+    status = apps.ended(app_id)
+    assert status.message == "role/1 was killed by SIGKILL"
+    states = [replica.state for replica in status.roles[0].replicas]
+    assert states == [AppState.CANCELLED, AppState.FAILED, AppState.CANCELLED]
+
+
+def test_a_paused_container_runs_and_can_be_cancelled(apps, docker):
+    app_id = apps.submit(sh("echo up; sleep 600"))
+    docker.docker("pause", container(docker, app_id))
+    assert apps.status(app_id).state is AppState.RUNNING
+    assert apps.lines(app_id) in (["up"], [])
+    apps.scheduler.cancel(app_id)
+    assert apps.status(app_id).state is AppState.CANCELLED
+
+
+def test_a_removed_container_is_a_failure_that_says_so(apps, docker):
+    app_id = apps.submit(sh("sleep 600", num_replicas=2))
+    docker.docker("rm", "-f", container(docker, app_id, 0))
+    status = apps.ended(app_id)
+    assert status.message == "role/0 failed: its container was removed"
+
+
+def test_a_long_line_and_one_without_an_end_are_whole(apps):
+    command = "python3 -c \"import sys; sys.stdout.write('x' * 100000 + '\\n' + 'y' * 50000)\""
+    app_id = apps.submit(sh(command))
+    apps.ended(app_id)
+    assert apps.lines(app_id) == ["x" * 100000, "y" * 50000]
+    assert apps.lines(app_id, follow=True) == ["x" * 100000, "y" * 50000]
+
+
+def test_a_killed_supervisor_is_replaced_by_who_looks(apps, docker):
+    app_id = apps.submit(sh("exec sleep 600", num_replicas=2))
+    (supervisor,) = wait_until(lambda: supervisors(app_id))
+    os.kill(supervisor, 9)
+    docker.docker("kill", container(docker, app_id, 1))
+    assert apps.ended(app_id).message == "role/1 was killed by SIGKILL"
+
+
+def supervisors(app_id):
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{entry}/status") as file:
+                is_dead = "State:\tZ" in file.read()
+        except OSError:
+            continue
+        if app_id.encode() in words and b"docker.supervisor" in b" ".join(words) and not is_dead:
+            found.append(int(entry))
+    return found
+
+
+def test_nothing_is_left_by_delete(apps, docker):
+    app = sh("exec sleep 600", num_replicas=2)
+    phalanx = Role("agent", image=IMAGE, entrypoint="python", args=["-m", "phalanx", "version"])
+    app_id = apps.submit(app.with_role(phalanx))
+    wait_until(lambda: apps.lines(app_id, "agent"))
+    before = docker.docker("volume", "ls", "-q")
+    assert f"{app_id}-phalanx" in before
+    apps.scheduler.delete(app_id)
+    apps.scheduler.delete(app_id)
+    for kind in ("container", "network", "volume"):
+        listed = docker.docker(kind, "ls", *(["-a"] if kind == "container" else []))
+        assert app_id not in listed
+    wait_until(lambda: not supervisors(app_id))
+
+
+def test_apps_of_another_user_are_not_listed(apps, monkeypatch):
+    app_id = apps.submit(sh("true"))
+    assert [app.app_id for app in apps.scheduler.list()] == [app_id]
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    assert apps.scheduler.list() == []
+
+
+# ── the engine goes away ──────────────────────────────────────────────────────
+
+
+def test_an_engine_that_restarts_knows_its_apps_and_retries_go_on(own_engine):
+    engine, apps = own_engine
+    ended = apps.submit(sh("echo done"))
+    apps.ended(ended)
+    command = "echo up; if [ -e /shared/again ]; then exit 0; fi; touch /shared/again; sleep 600"
+    mounts = [specs.VolumeMount("shared", "/shared")]
+    retried = apps.submit(sh(command, max_retries=1, mounts=mounts))
+    failing = apps.submit(sh("echo up; exec sleep 600"))
+    wait_until(lambda: apps.lines(failing) == apps.lines(retried) == ["up"])
+    engine.stop(kill=True)
+    with pytest.raises(SchedulerError):
+        apps.status(failing)
+    engine.start()
+    assert apps.status(ended).state is AppState.SUCCEEDED
+    assert apps.lines(ended) == ["done"]
+    assert apps.ended(failing).state is AppState.FAILED
+    status = apps.ended(retried)
+    assert (status.state, status.num_restarts) == (AppState.SUCCEEDED, 1)
+    assert apps.lines(retried) == ["up", "up"]
+    apps.delete()
+    wait_until(lambda: not supervisors(retried))
+
+
+def test_with_live_restore_an_app_does_not_notice(own_engine):
+    engine, apps = own_engine
+    engine.stop()
+    engine.start(**{"live-restore": True})
+    command = "i=0; while [ $$i -lt 50 ]; do echo $$i; i=$$((i+1)); sleep 0.1; done"
+    app_id = apps.submit(sh(command))
+    lines = iter(apps.scheduler.logs(app_id, "role", 0, follow=True))
+    first = next(lines)
+    engine.stop(kill=True)
+    engine.start(**{"live-restore": True})
+    followed = [first.text, *(line.text for line in lines)]
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert followed == apps.lines(app_id)
+    assert followed == [str(i) for i in range(50)]
+    apps.delete()
+
+
+# ── through the runner ────────────────────────────────────────────────────────
+
+
+def test_ddp_forms_its_group_in_an_image_with_python_alone(in_docker, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    project = tmp_path / "project"
+    project.mkdir()
+    code = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.getcwd())"
+    (project / "main.py").write_text(code)
+    with get_runner("ddp") as runner:
+        arguments = ["--image", IMAGE, "-j", "2x1", "--script", "main.py"]
+        handle = runner.run_component(
+            "dist.ddp", arguments, "local_docker", QUICK, workspace=str(project)
+        )
+        try:
+            status = runner.wait(handle, timeout=90)
+            assert status.state is AppState.SUCCEEDED, status
+            printed = [line for i in (0, 1) for line in runner.log_lines(handle, "main", i)]
+            ranks = sorted(line.rpartition("]:")[2] for line in printed)
+            assert ranks == ["0 2 /workspace", "1 2 /workspace"]
+        finally:
+            runner.delete(handle)
+
+
+def test_clean_deletes_what_has_ended_from_the_engine(in_docker, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with get_runner("clean") as runner:
+        going, ended = (
+            runner.run(sh(command), "local_docker", QUICK, workspace=str(tmp_path))
+            for command in ("sleep 600", "true")
+        )
+        runner.wait(ended, timeout=60)
+        clean = [sys.executable, "-m", "phalanx", "clean", "--older-than", "0"]
+        done = subprocess.run(clean, capture_output=True, text=True, check=True)
+        assert done.stdout == "1 app deleted\n"
+        assert runner.status(ended) is None
+        assert runner.status(going).state is AppState.RUNNING
+        runner.delete(going)
