@@ -125,3 +125,27 @@ def test_a_base_image_that_is_missing_is_said_with_the_next_command(in_docker, p
         "phalanx run: the Docker engine has no image 'nowhere/to/be:found', and pull=never. Try: "
         "docker pull nowhere/to/be:found\n"
     )
+
+
+def test_clean_deletes_images_that_no_container_has(in_docker, project, monkeypatch):
+    """Of apps that have ended, once they are deleted; and of this user's."""
+    monkeypatch.setenv("LOGNAME", project.name)  # or it would delete other tests' images
+    done = command("--wait", "utils.sh", "--image", IMAGE, "--", "true")
+    clean = lambda *more: json.loads(phalanx("clean", "--json", *more).stdout)
+    (image,) = images_of(in_docker, project)
+    assert image not in clean("--images", "--older-than", "0", "--dry-run")
+    assert image not in clean("--images")
+    phalanx("delete", done.stdout.strip())
+    assert image in clean("--images", "--older-than", "0", "--dry-run")
+    assert images_of(in_docker, project) == [image]
+    assert image in clean("--images", "--older-than", "0")
+    assert images_of(in_docker, project) == []
+
+
+def test_clean_without_an_engine_says_so(in_docker, monkeypatch):
+    """It was asked for."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    assert phalanx("clean").returncode == 0
+    done = phalanx("clean", "--images")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "/nowhere/docker.sock" in done.stderr

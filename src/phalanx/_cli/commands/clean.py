@@ -28,6 +28,11 @@ def main(arguments: list[str]) -> int:
         help="only apps started longer ago than this; 0 for all; default: 7d",
     )
     parser.add_argument("--logs", action="store_true", help="delete their log files, too")
+    parser.add_argument(
+        "--images",
+        action="store_true",
+        help="also delete images of your projects that no container has",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -52,12 +57,31 @@ def main(arguments: list[str]) -> int:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+    images: list[str] = []
+    if options.images:
+        try:
+            images = _clean_images(limit, dry_run=options.dry_run)
+        except PhalanxError as error:
+            print(f"phalanx clean: {error}", file=sys.stderr)
+            failed = True
     if options.json:
-        parsing.print_json([app.id for app in old])
+        parsing.print_json([*(app.id for app in old), *images])
     else:
         count = "1 app" if len(old) == 1 else f"{len(old)} apps"
+        if options.images:
+            count += ", 1 image" if len(images) == 1 else f", {len(images)} images"
         print(f"{count} {'would be deleted' if options.dry_run else 'deleted'}")
     return int(failed)
+
+
+def _clean_images(limit: float, *, dry_run: bool) -> list[str]:
+    """Delete images that were built before then; gives their names. Raises `PhalanxError`."""
+    from phalanx._images.old_images import old_images, remove_images
+    from phalanx._schedulers.docker.engine import Engine
+
+    with Engine() as engine:
+        found = old_images(engine.api, limit)
+        return found if dry_run else remove_images(engine.api, found)
 
 
 def _asked(old: list[RecordedApp]) -> tuple[set[str], set[str], bool]:
