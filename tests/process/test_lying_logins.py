@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.errors import StartFailed
 from phalanx._launcher.transport.bundle import make_bundle
-from phalanx._launcher.host_check import HostVisit
+from phalanx._launcher.host_check import HostCheck
 from phalanx._launcher.transport.dial import Dial, RemoteSetup
 from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.transport.targets import Target
@@ -108,7 +108,7 @@ time.sleep(60)
 def test_a_host_that_lies_when_it_is_checked_is_not_usable(tmp_path, said):
     """Its own report says so, under its own name."""
     place = ListedHost("box2", target(tmp_path, VISITS[said]))
-    visit = HostVisit(place, threading.Semaphore(), 20.0)
+    visit = HostCheck(place, threading.Semaphore(), 20.0)
     visit.arrive()
     visit.leave()
     assert visit.report.hostname == "box2"
@@ -125,7 +125,7 @@ say(json.dumps({**probe.facts(), "port": 5}) + "\\n" + '{"clock": 1.5}\\n' * 5)
 say('{"reached": {"nobody": "x", "box3": "", "box4": "no \\\\u001b[2J"}}\\n')
 time.sleep(60)
 """
-    visit = HostVisit(ListedHost("box2", target(tmp_path, code)), threading.Semaphore(), 20.0)
+    visit = HostCheck(ListedHost("box2", target(tmp_path, code)), threading.Semaphore(), 20.0)
     visit.arrive()
     visit.try_peers([("box3", "a", 1), ("box4", "b", 1), ("box5", "c", 1)])
     visit.leave()

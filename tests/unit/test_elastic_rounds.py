@@ -16,7 +16,7 @@ from phalanx._rendezvous.protocol import (
     AgentGoneEvent,
     HaltRoundAction,
     JoinedEvent,
-    Inheritance,
+    Handover,
     Phase,
     CoordinatorSettings,
     Reason,
@@ -383,7 +383,7 @@ def test_one_that_takes_over_goes_on_counting():
     d = begun(3, min_hosts=2, max_restarts=2, quorum=True)
     d.fail(0, 0, 1)
     (begin,) = d.clear(1, 0, 1, 2)
-    past = Inheritance(begin.round, frozenset({0}))
+    past = Handover(begin.round, frozenset({0}))
     d = Driver(0, past=past, open=True, min_hosts=2, max_hosts=3, max_restarts=2, quorum=True)
     assert d.join(1) == []
     assert d.join(2) == []

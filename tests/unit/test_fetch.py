@@ -13,7 +13,7 @@ import phalanx
 from phalanx import _wire as wire
 from phalanx._system.filetree import FileTree
 from phalanx._launcher.project.fetcher import FileFetcher
-from phalanx._launcher.project.remote_files import FILES_LIMIT, Listing, RemoteFiles
+from phalanx._launcher.project.remote_files import FILES_LIMIT, ReportedFiles, RemoteFiles
 from phalanx._launcher.project.file_versions import FileVersion, choose
 from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._core.patterns import Patterns, is_inside, shown, why_too_long
@@ -191,17 +191,17 @@ DIGEST = "0" * 64
 def test_a_listing_has_only_what_was_asked_for(path):
     """One such path, and nothing of that host is believed."""
     with pytest.raises(ValueError, match="not requested"):
-        Listing(Patterns(["ckpt/*"])).add([wire.WrittenFile(path, 1, DIGEST)])
+        ReportedFiles(Patterns(["ckpt/*"])).add([wire.WrittenFile(path, 1, DIGEST)])
 
 
 def test_a_listing_is_bounded():
     """In number, and sizes are sizes."""
-    listing = Listing(Patterns(["*"]))
+    listing = ReportedFiles(Patterns(["*"]))
     with pytest.raises(ValueError, match="not requested"):
         listing.add([wire.WrittenFile("a", -1, DIGEST)])
     with pytest.raises(ValueError, match="narrower patterns"):
         listing.add([wire.WrittenFile(f"f{i}", 1, DIGEST) for i in range(FILES_LIMIT + 1)])
-    unread = Listing(Patterns(["*"]))
+    unread = ReportedFiles(Patterns(["*"]))
     unread.add([wire.WrittenFile("a", 1), wire.WrittenFile("b", 1, "nonsense")])
     problem = "cannot be read"
     assert (unread.files, unread.unread) == ({}, {"a": problem, "b": problem})
@@ -210,7 +210,7 @@ def test_a_listing_is_bounded():
 def test_a_path_that_is_too_long_is_the_only_one_left_out(tmp_path):
     """It is no lie, and the others come; however deep those are."""
     deep = "/".join("d" * 400)
-    listing = Listing(Patterns(["**"]))
+    listing = ReportedFiles(Patterns(["**"]))
     names = ["a", deep, "b" * 300, "/".join("c" * 3000)]
     listing.add([wire.WrittenFile(name, 1, DIGEST) for name in names])
     assert [*listing.files] == names[:2]

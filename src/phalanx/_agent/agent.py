@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._agent import path_mapping, warm_wait
-from phalanx._agent.function_files import Functions
+from phalanx._agent.function_files import FunctionFiles
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach
@@ -61,7 +61,7 @@ class Agent:
         self._listener = listener
         self._zygote = zygote
         self._spool = spool
-        self._functions = Functions(spool)
+        self._functions = FunctionFiles(spool)
         self._left_out: set[str] = set()
         self._warming: str | None = prepare.app
         """The app for which the zygote is loading; while it is, it must not be spoken to."""

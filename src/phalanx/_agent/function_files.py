@@ -12,7 +12,7 @@ _KEPT = 4
 """How many are kept between apps, in case they are run again."""
 
 
-class Functions:
+class FunctionFiles:
     """Those that are there, and those that are on their way."""
 
     def __init__(self, spool: str) -> None:

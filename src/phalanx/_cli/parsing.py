@@ -132,7 +132,7 @@ def _configured(action: argparse.Action, value: Any) -> Any:
     return text
 
 
-class Once(argparse.Action):
+class StoreOnce(argparse.Action):
     """An option that is given once."""
 
     def __call__(

@@ -118,9 +118,9 @@ def check(options: LaunchOptions) -> HostsReport:
 def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsReport:
     turns = threading.BoundedSemaphore(options.parallel_logins)
     patience = min(options.start_timeout, _PATIENCE)
-    visits = [HostVisit(host, turns, patience) for host in dict.fromkeys(hosts)]
+    visits = [HostCheck(host, turns, patience) for host in dict.fromkeys(hosts)]
     try:
-        _all(visits, HostVisit.arrive)
+        _all(visits, HostCheck.arrive)
         peers = _peers(visits)
         _all(visits, lambda visit: visit.try_peers(peers))
     finally:
@@ -130,7 +130,7 @@ def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsRe
     return HostsReport(reports, tuple(warnings(reports, platform.python_version())))
 
 
-def _peers(visits: Sequence[HostVisit]) -> list[tuple[str, str, int]]:
+def _peers(visits: Sequence[HostCheck]) -> list[tuple[str, str, int]]:
     """Where each is found by the others; this machine, by the address that leads to them."""
     others = [v.peer[1] for v in visits if v.peer is not None and not v.is_here]
     for visit in visits:
@@ -140,7 +140,7 @@ def _peers(visits: Sequence[HostVisit]) -> list[tuple[str, str, int]]:
     return [visit.peer for visit in visits if visit.peer is not None]
 
 
-def _all(visits: Sequence[HostVisit], what: Callable[[HostVisit], None]) -> None:
+def _all(visits: Sequence[HostCheck], what: Callable[[HostCheck], None]) -> None:
     threads = [threading.Thread(target=what, args=(visit,), daemon=True) for visit in visits]
     for thread in threads:
         thread.start()
@@ -148,7 +148,7 @@ def _all(visits: Sequence[HostVisit], what: Callable[[HostVisit], None]) -> None
         thread.join()
 
 
-class HostVisit:
+class HostCheck:
     """One host, from the login on."""
 
     def __init__(self, host: ListedHost, turns: threading.Semaphore, patience: float) -> None:

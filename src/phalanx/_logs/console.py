@@ -22,7 +22,7 @@ from typing import TextIO
 
 from phalanx._logs import logger
 from phalanx._logs.collapse import Collapser
-from phalanx._logs.lines import Assembly, Source, prefix
+from phalanx._logs.lines import LineAssembler, Source, prefix
 from phalanx._logs.losses import Loss, StandardStream
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -148,7 +148,7 @@ class Console:
         self._streams: dict[str, TextIO | None] = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._outs = {name: StandardStream(name) for name in self._streams}
         self._colour = {name: shows_colour(stream) for name, stream in self._streams.items()}
-        self._assemblies = {source: Assembly() for source in shown} if prefixed else None
+        self._assemblies = {source: LineAssembler() for source in shown} if prefixed else None
         self._sources = {source.key: source for source in shown}
         wanted = prefixed and len(shown) > 1 and is_terminal(sys.stdout)
         self._collapser = Collapser[_Line](len(shown)) if wanted else None
@@ -178,7 +178,7 @@ class Console:
             self._put(data, stream)
             return
         self._sources[source.key] = source
-        lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
+        lines = self._assemblies.setdefault(source, LineAssembler()).add(stream, data)
         if self._collapser is None:
             self._put_lines([((source.key,), (stream, line)) for line in lines])
             return

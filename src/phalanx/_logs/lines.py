@@ -115,7 +115,7 @@ _LONGEST = 1 << 20
 """Bytes after which a line is passed on though it has not ended."""
 
 
-class Assembly:
+class LineAssembler:
     """Lines from one source's streams, each put together from its pieces.
 
     A carriage return starts a line over, as on a terminal: of a progress bar its last state counts.
@@ -165,7 +165,7 @@ def _last_state(line: bytes, *, keep_end: bool = False) -> bytes:
 # ── reading back ──────────────────────────────────────────────────────────────
 
 
-class Times:
+class LineTimes:
     """When which part of a log file was written: offsets and times, both ascending."""
 
     def __init__(self) -> None:

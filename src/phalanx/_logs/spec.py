@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from phalanx._core import ranks
 from phalanx._core.rounds import Member
 from phalanx._logs import logger
-from phalanx._logs.lines import Assembly, Source, sources
+from phalanx._logs.lines import LineAssembler, Source, sources
 from phalanx._logs.losses import Loss
 from phalanx._system import machine
 from phalanx.errors import ConfigError
@@ -78,7 +78,7 @@ class RankFile(logging.FileHandler):
         self._raw: IO[bytes] | None = None
         self._users = 0
         self._loss = Loss(str(self.path))
-        self._assemblies: dict[Source, Assembly] = {}
+        self._assemblies: dict[Source, LineAssembler] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As it was made; what is open stays here."""
@@ -107,7 +107,7 @@ class RankFile(logging.FileHandler):
         """
         with self._guard():
             if self.shared:
-                lines = self._assemblies.setdefault(source, Assembly()).add(stream, data)
+                lines = self._assemblies.setdefault(source, LineAssembler()).add(stream, data)
                 data = _named(source, lines)
             return self._append(data)
 

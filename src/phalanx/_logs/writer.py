@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from phalanx._core.sanitize import sanitize
 from phalanx._logs import logger
 from phalanx._logs.console import STATUS, Console
-from phalanx._logs.lines import Assembly, Source
+from phalanx._logs.lines import LineAssembler, Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.records import of_line, unpack
 from phalanx._logs.spec import Route
@@ -272,7 +272,7 @@ class HandlerThread:
         """Start the thread."""
         self._handler = handler
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._assemblies: dict[int, tuple[Source, Assembly]] = {}
+        self._assemblies: dict[int, tuple[Source, LineAssembler]] = {}
         self._reading = _Records(quiet=True)  # the writer has read them before
         self._held = 0
         self._left_out = 0
@@ -329,7 +329,7 @@ class HandlerThread:
                 for record, _ in self._reading.records(source, data):
                     self._handle(record)
             else:
-                _, assembly = self._assemblies.setdefault(source.key, (source, Assembly()))
+                _, assembly = self._assemblies.setdefault(source.key, (source, LineAssembler()))
                 for line in assembly.add(stream, data):
                     self._handle(of_line(line, source))
         for source, assembly in self._assemblies.values():

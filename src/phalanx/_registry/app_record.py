@@ -14,7 +14,7 @@ from typing import Any
 from phalanx._core.rounds import Member
 from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs import logger
-from phalanx._logs.lines import Times, agent_key
+from phalanx._logs.lines import LineTimes, agent_key
 from phalanx._logs.losses import Loss
 from phalanx._registry import (
     LAUNCH,
@@ -150,7 +150,7 @@ class AppRecord:
             return
         self._marks[rank] = now
         with contextlib.suppress(OSError):
-            append(self._path / f"times-{rank}", Times.mark(offset, now))
+            append(self._path / f"times-{rank}", LineTimes.mark(offset, now))
 
 
 def _describe(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from phalanx._logs.lines import Times, read_back, read_lines
+from phalanx._logs.lines import LineTimes, read_back, read_lines
 
 
 class _Timed(Protocol):
@@ -30,7 +30,7 @@ class LogReader:
         self._path = path
         self._marks = marks
         self._read_marks = 0
-        self._times = Times()
+        self._times = LineTimes()
         self._at = 0
 
     def read(self, *, final: bool) -> Iterator[tuple[float | None, str]]:

@@ -32,7 +32,7 @@ class Coordinator:
         policy: p.CoordinatorSettings,
         restarts: RestartPolicy,
         now: float,
-        past: p.Inheritance | None = None,
+        past: p.Handover | None = None,
     ) -> None:
         """Begin to wait for agents; or, with a `past`, for those of its round to be clear of it.
 
@@ -59,7 +59,7 @@ class Coordinator:
         if past is not None:
             self._resume(past, now)
 
-    def _resume(self, past: p.Inheritance, now: float) -> None:
+    def _resume(self, past: p.Handover, now: float) -> None:
         """Take over: the last round is to be stopped by all that are left of it."""
         self.round = past.round
         self._number = past.round.number

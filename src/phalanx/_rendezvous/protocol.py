@@ -55,7 +55,7 @@ class CoordinatorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class Handover:
     """What a coordinator that takes over from another has to know."""
 
     round: Round

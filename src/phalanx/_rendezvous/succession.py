@@ -14,15 +14,15 @@ from phalanx._core.ids import AgentId
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskMember:
     """Ask a member whether it decides."""
 
     agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """MakeDecider yourself; some have certainly ended, of others nothing is heard."""
+class BecomeLeader:
+    """Decide yourself; some have certainly ended, of others nothing is heard."""
 
     closed: frozenset[AgentId]
     silent: frozenset[AgentId]
@@ -46,14 +46,14 @@ class Succession:
         if not closed:
             self._failed.add(leader)
 
-    def next(self) -> Ask | Lead:
+    def next(self) -> AskMember | BecomeLeader:
         """What to do now."""
         for agent in self._order:
             if agent == self._own:
                 break
             if agent not in self._failed:
-                return Ask(agent)
-        return Lead(frozenset(self._closed), frozenset(self._failed - self._closed))
+                return AskMember(agent)
+        return BecomeLeader(frozenset(self._closed), frozenset(self._failed - self._closed))
 
     def fail(self, agent: AgentId, *, closed: bool) -> None:
         """One does not answer; `closed`: nobody is there to do so, for certain."""

@@ -74,7 +74,7 @@ def _write_of_worker(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Where:
+class ErrorOrigin:
     """The worker that an error is of; `elsewhere`: not one of the program that writes the file."""
 
     rank: int
@@ -82,7 +82,9 @@ class Where:
     elsewhere: bool = False
 
 
-def write(message: str, callstack: str, *, again: bool = True, where: Where | None = None) -> None:
+def write(
+    message: str, callstack: str, *, again: bool = True, where: ErrorOrigin | None = None
+) -> None:
     """Write the error file, if one is named. What cannot be written is left unsaid."""
     path = os.environ.get(VARIABLE)
     if not path or (not again and os.path.exists(path)):

@@ -48,7 +48,7 @@ class _Tried:
 
 
 @dataclass
-class Loaded:
+class LoadedPackages:
     """What was loaded here so far, and what came of it."""
 
     tainted: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ def _printed_since(before: tuple[int, int]) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def preload(prepare: Prepare, loaded: Loaded, announce: Callable[[str], None]) -> None:
+def preload(prepare: Prepare, loaded: LoadedPackages, announce: Callable[[str], None]) -> None:
     """Import in order. Each is announced before: one that ends the process can then be named."""
     plain = type(os.environ)
     os.environ.__class__ = _Watched

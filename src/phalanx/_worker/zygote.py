@@ -62,7 +62,7 @@ class Zygote:
         self._descriptors: list[int] = []
         self._worker_set: _WorkerSet | None = None
         self._spawn = prepare.spawn
-        self._loaded = preload.Loaded()
+        self._loaded = preload.LoadedPackages()
         self.preloaded: tuple[str, ...] = ()
         self._wakeup, self._waker = socket.socketpair()
 

@@ -118,7 +118,7 @@ def make_parser() -> parsing.Parser:
     parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
     parser.config_only = ("component",)
     parser.set_defaults(component=None)
-    parser.add_argument("-s", "--scheduler", action=parsing.Once, help="default: local_cwd")
+    parser.add_argument("-s", "--scheduler", action=parsing.StoreOnce, help="default: local_cwd")
     parser.add_argument(
         "-cfg",
         "--scheduler_args",
@@ -136,13 +136,13 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("--tee_logs", action="store_true", help="same as --log")
     parser.add_argument(
         "--workspace",
-        action=parsing.Once,
+        action=parsing.StoreOnce,
         metavar="DIR",
         help="directory to run in, or to copy into images ('' for none); default: the current one",
     )
     parser.add_argument(
         "--parent_run_id",
-        action=parsing.Once,
+        action=parsing.StoreOnce,
         metavar="ID",
         help="id of the run that this app is part of",
     )

@@ -102,7 +102,7 @@ def _write_error(cause: Failure, *, elsewhere: bool) -> None:
     error_file.write(
         f"stopped: {cause.describe()}" if elsewhere else said,
         outcome.stderr if fault is None else fault.traceback,
-        where=error_file.Where(outcome.rank, cause.hostname, elsewhere=elsewhere),
+        where=error_file.ErrorOrigin(outcome.rank, cause.hostname, elsewhere=elsewhere),
     )
 
 

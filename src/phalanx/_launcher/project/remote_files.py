@@ -34,7 +34,7 @@ _DROPPED = 500
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Listing:
+class ReportedFiles:
     """What a host says that workers wrote, as far as it is believed."""
 
     def __init__(self, patterns: Patterns, *, digests: bool = True) -> None:
@@ -110,9 +110,9 @@ class RemoteFiles:
 
     async def list(
         self, patterns: Patterns, on_bytes: OnBytes = lambda _: None, *, digests: bool = True
-    ) -> Listing:
+    ) -> ReportedFiles:
         """What workers wrote. Raises `OSError`."""
-        listing = Listing(patterns, digests=digests)
+        listing = ReportedFiles(patterns, digests=digests)
 
         def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
             if not isinstance(frame, wire.WrittenList):

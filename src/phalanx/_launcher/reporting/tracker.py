@@ -22,7 +22,7 @@ _ROUNDS_KEPT = 100
 _ORDER = (HostState.ACTIVE, HostState.STARTING, HostState.SPARE, HostState.LOST)
 
 
-class AppStanding(NamedTuple):
+class StatusSnapshot(NamedTuple):
     """What is known at one moment; see `AppStatus`."""
 
     round: int = 0
@@ -247,7 +247,7 @@ class StatusTracker:
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
-    def standing(self, logs: Mapping[int, Path]) -> AppStanding:
+    def standing(self, logs: Mapping[int, Path]) -> StatusSnapshot:
         """How things stand now; `logs` are the files of each rank of the plan."""
         with self._lock:
             restarts = [host.restarts for host in self._hosts.values()]
@@ -261,7 +261,7 @@ class StatusTracker:
             ]
             workers.sort(key=lambda worker: worker.rank)
             shown = tuple(map(_host_status, hosts))
-            return AppStanding(self.round, total, shown, tuple(workers), tuple(self._rounds))
+            return StatusSnapshot(self.round, total, shown, tuple(workers), tuple(self._rounds))
 
     def _worker(self, host: _Host, local: int, rank: int, logs: Mapping[int, Path]) -> WorkerStatus:
         worker = self._workers[rank]

@@ -33,7 +33,7 @@ from phalanx._launcher.reporting.report import (
     message_of,
     state_of,
 )
-from phalanx._launcher.reporting.tracker import AppStanding
+from phalanx._launcher.reporting.tracker import StatusSnapshot
 from phalanx._launcher.result import LaunchResult
 from phalanx._launcher.session.added_host import add_host, add_lent_host
 from phalanx._launcher.session.decider import MakeDecider
@@ -320,7 +320,9 @@ class AppRun(Generic[R]):
             session = self._session
             phases = dict(session.progress.phases) if session is not None else {}
             standing = (
-                AppStanding() if session is None else session.progress.tracker.standing(self._paths)
+                StatusSnapshot()
+                if session is None
+                else session.progress.tracker.standing(self._paths)
             )
             return AppStatus(
                 *(self.id, self._state, self._message(), self._outcomes, seconds, phases),

@@ -14,10 +14,10 @@ from phalanx._rendezvous.errors import RendezvousError, RendezvousTimeoutError
 from phalanx._rendezvous.protocol import (
     BeginRoundAction,
     HaltRoundAction,
+    Handover,
     Happening,
-    Inheritance,
 )
-from phalanx._rendezvous.succession import Ask, Lead, Succession
+from phalanx._rendezvous.succession import AskMember, BecomeLeader, Succession
 from phalanx._rendezvous.tcp.connections import torch_store
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import CONNECTING, Link, PeerUnreachable
@@ -64,7 +64,7 @@ class Follower:
         now: Callable[[], float],
         *,
         followed: Callable[[Link], None],
-        lead: Callable[[Inheritance], None],
+        lead: Callable[[Handover], None],
     ) -> None:
         """`followed` is told that another decides; `lead` has this host decide."""
         self._host = host
@@ -134,15 +134,15 @@ class Follower:
         if self._succession is None or round_ is None:
             return self._host.endpoint
         match self._succession.next():
-            case Ask(agent):
+            case AskMember(agent):
                 self._asked = agent
                 return self._state.contact_of(agent)
-            case Lead(closed, silent):
+            case BecomeLeader(closed, silent):
                 if not self._state.is_member:
                     # Only waiting, it may not decide: it asks again, also where all began.
                     self._begin_succession(closed=False)
                     return self._host.endpoint
-                self._lead(Inheritance(round_, closed, silent))
+                self._lead(Handover(round_, closed, silent))
                 return None
 
     async def _attempt(self, contact: Endpoint, left: float) -> _End:

@@ -25,8 +25,8 @@ from phalanx._rendezvous.protocol import (
     ExpelAction,
     FinishAction,
     HaltRoundAction,
+    Handover,
     Happening,
-    Inheritance,
     JoinedEvent,
     Phase,
     PreemptedEvent,
@@ -55,7 +55,7 @@ class Leader:
         act: Callable[[CoordinatorAction], None],
         do: Do,
         know: Callable[[Link], None],
-        past: Inheritance | None = None,
+        past: Handover | None = None,
         contacts: Mapping[AgentId, Endpoint] = MappingProxyType({}),
     ) -> None:
         """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in.

@@ -95,7 +95,7 @@ class TcpState:
         self._leader, self._leader_agent = leader, self._agent
 
     def abdicate(self) -> Leader | None:
-        """MakeDecider no more, unless something has begun here; gives the leader that was."""
+        """Decide no more, unless something has begun here; gives the leader that was."""
         if self._round is not None:
             return None
         leader, self._leader = self._leader, None

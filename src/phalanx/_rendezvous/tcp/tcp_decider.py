@@ -289,7 +289,7 @@ class TcpDecider:
 
     # ── leading and following ─────────────────────────────────────────────────
 
-    def _lead(self, past: p.Inheritance | None) -> None:
+    def _lead(self, past: p.Handover | None) -> None:
         """MakeDecider, from now on; after another, if there was one."""
         leader = Leader(
             *(self._host, self._now, self._actions.carry_out, self._do, self._know),

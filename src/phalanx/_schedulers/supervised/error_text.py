@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx._schedulers.supervised.request import ReplicaRequest
 from phalanx._worker import missing_package
-from phalanx._worker.error_file import Where
+from phalanx._worker.error_file import ErrorOrigin
 
 _READ = 1 << 18
 _LONGEST = 500
@@ -32,7 +32,7 @@ class ReplicaError:
     """In one line."""
     traceback: str = ""
     """All of it, where the replica has reported that."""
-    where: Where | None = None
+    where: ErrorOrigin | None = None
     """The worker that it happened to, where the replica has named one."""
     is_complete: bool = False
     """The text says where it happened as well."""
@@ -135,8 +135,8 @@ def reported(content: str) -> ReplicaError:
     )
 
 
-def _where(facts: dict[str, Any]) -> Where | None:
+def _where(facts: dict[str, Any]) -> ErrorOrigin | None:
     match facts:
         case {"rank": int(rank), "hostname": str(host), "elsewhere": bool(elsewhere)}:
-            return Where(rank, _UNSHOWN.sub("", host)[:_LONGEST], elsewhere=elsewhere)
+            return ErrorOrigin(rank, _UNSHOWN.sub("", host)[:_LONGEST], elsewhere=elsewhere)
     return None

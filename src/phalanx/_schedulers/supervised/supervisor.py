@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from phalanx._channel import trust
 from phalanx._core.stacks import RankStacks, to_dict
-from phalanx._logs.lines import Times
+from phalanx._logs.lines import LineTimes
 from phalanx._registry import append, cancel_asked, read, replace, stack_requests
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
@@ -439,7 +439,7 @@ class _Watch:
             return False
         try:
             self._marks.parent.mkdir(exist_ok=True)
-            append(self._marks, Times.mark(self._size, status.st_mtime, status.st_size))
+            append(self._marks, LineTimes.mark(self._size, status.st_mtime, status.st_size))
         except OSError:
             return False  # it is noted the next time
         self._size = status.st_size
