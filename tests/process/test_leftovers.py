@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx._system import cgroup
+from phalanx._registry import recorded_app
+from phalanx._system import cgroup, processes
 from phalanx._worker import leftovers
 from phalanx._system.identity import identity
 from tests.conftest import is_alive, phalanx_processes, wait_until
@@ -62,7 +63,7 @@ def test_all_of_ours_killed_at_once(script, tmp_path, next_one):
     next_one()
     wait_until(lambda: not any(map(is_alive, pids)), message="orphans are left")
     wait_until(lambda: not phalanx_processes())
-    wait_until(lambda: spools() == before)
+    wait_until(lambda: spools() <= before)
 
 
 def test_an_agent_killed_before_its_first_word(script, tmp_path):
@@ -215,22 +216,79 @@ def test_apps_that_run_are_not_touched(script, tmp_path):
     assert out == "2\n", errors
 
 
-def test_a_zygote_that_was_stopped_when_its_agent_was_killed(script, tmp_path):
-    """Nobody would ever continue it."""
+def ours_by_name(process):
+    return {"launcher": [process.pid], "agent": agents(), "zygote": find("zygote")}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "killed"),
+    [
+        (["agent"], ["launcher"]),
+        (["agent", "zygote"], ["launcher"]),
+        (["agent"], ["launcher", "zygote"]),
+        (["zygote"], ["agent"]),
+        (["zygote"], ["launcher", "agent"]),
+        (["launcher", "agent", "zygote", "workers"], ["launcher"]),
+    ],
+    ids=lambda names: "+".join(names),
+)
+def test_what_was_stopped_is_woken_by_the_end_of_who_started_it(script, tmp_path, stopped, killed):
+    """Nobody else would ever continue it, and it holds all that is below it."""
+    before = spools()
     process = script.start(SLEEPING)
     pids = wait_up(tmp_path)
-    (zygote,) = find("zygote")
-    os.kill(zygote, signal.SIGSTOP)
-    ours = [process.pid, *agents()]
-    for pid in ours:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in ours:
-        os.kill(pid, signal.SIGKILL)
+    ours = {**ours_by_name(process), "workers": pids}
+    for name in {*stopped, *killed}:  # all of them: none may see the other's end first
+        for pid in ours[name]:
+            os.kill(pid, signal.SIGSTOP)
+    for name in killed:
+        for pid in ours[name]:
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    everybody = [pid for pids in ours.values() for pid in pids]
+    wait_until(lambda: not any(map(is_alive, everybody)), message="something is left")
+    wait_until(lambda: spools() <= before)
+
+
+def below(pid, mask, number):
+    """A child of the process, once it ignores, catches or holds back a signal."""
+    for child in processes.children(pid):
+        if processes.in_mask(f"/proc/{child}/status", mask, number):
+            return child
+    return None
+
+
+def test_an_agent_stopped_before_its_first_word_does_not_outlive_its_launcher(script):
+    """Nor does it wait for ever for one."""
+    process = script.start("""
+        import subprocess, time
+        from phalanx._system import machine
+
+        pipe = subprocess.PIPE
+        agent = subprocess.Popen(machine.agent_command("0", "1"), stdin=pipe, stdout=pipe)
+        time.sleep(300)
+    """)
+    agent = wait_until(lambda: below(process.pid, "SigIgn", signal.SIGUSR1))
+    os.kill(agent, signal.SIGSTOP)
+    process.kill()
     process.communicate(timeout=10)
-    time.sleep(0.1)
-    assert is_alive(zygote)
-    a_command()
-    wait_until(lambda: not any(map(is_alive, [zygote, *pids])))
+    wait_until(lambda: not is_alive(agent))
+
+
+def test_an_app_whose_supervisor_is_stopped_goes_on_when_its_command_is_killed(tmp_path):
+    """It is submitted: neither lost, nor left where nothing would ever continue it."""
+    before = {app.id for app in recorded_app.apps()}
+    wait = f"until test -e {tmp_path}/go; do sleep 0.1; done; exit 3"
+    command = [sys.executable, "-m", "phalanx", "run", "--wait", "utils.sh", wait]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    keeper = wait_until(lambda: below(process.pid, "SigCgt", signal.SIGTERM))
+    os.kill(keeper, signal.SIGSTOP)
+    process.kill()
+    process.wait(timeout=10)
+    (tmp_path / "go").touch()
+    wait_until(lambda: not is_alive(keeper))
+    (app,) = (app for app in recorded_app.apps() if app.id not in before)
+    assert app.status()["state"] == "FAILED"
 
 
 def can_make_groups():

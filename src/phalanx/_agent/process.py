@@ -23,6 +23,7 @@ def main() -> None:
     _fill_standard_streams()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until there are workers to pass them on to
+    processes.wake_with_parent()  # of a login, on other hosts
     processes.become_subreaper()
     read, write = _take_streams()
     decoder = wire.Decoder()

@@ -15,10 +15,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from phalanx._system import processes
+
 # The directory that we are started in must not shadow the standard library, and it must be this
-# very phalanx that is found, wherever another may be installed.
+# very phalanx that is found, wherever another may be installed. First of all, long before our
+# modules are imported: `processes.wake_with_parent`.
 _BOOT = (
     "import sys; sys.path[:] = {first!r} + [p for p in sys.path if p] + {roots!r}; "
+    "{wake}"
     "import importlib.util as u; "
     "s = u.spec_from_file_location('phalanx', {init!r}, submodule_search_locations=[{package!r}]); "
     "m = sys.modules['phalanx'] = u.module_from_spec(s); s.loader.exec_module(m); "
@@ -97,13 +101,18 @@ def agent_command(*arguments: str, env_file: str | None = None) -> list[str]:
     return command
 
 
-def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs `main()` of one of our modules in an interpreter like this one."""
+def python_command(module: str, *arguments: str, wakes: bool = True) -> list[str]:
+    """The command that runs `main()` of one of our modules in an interpreter like this one.
+
+    While it is stopped, the end of the process that started it wakes it: it then sees what else
+    has ended, and ends in order. Not so with `wakes=False`, for what dies with its parent.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     roots = [_root("msgpack"), _root("cloudpickle")]
     sent = {os.path.dirname(package)} == set(roots)
     code = _BOOT.format(
         first=roots[:1] if sent else [],  # a directory with nothing but what was sent here
+        wake=processes.WAKE_WITH_PARENT if wakes else "",
         roots=list(dict.fromkeys(roots)),
         init=os.path.join(package, "__init__.py"),
         package=package,

@@ -19,6 +19,11 @@ from phalanx._core.rounds import signal_name
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+WAKE_WITH_PARENT = (
+    f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGCONT:d}, 0, 0, 0); "
+)
+"""`wake_with_parent`, as the first words of a program."""
+
 _BURIED = 5.0
 """Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
 
@@ -40,6 +45,14 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wake_with_parent() -> None:
+    """Be continued, if stopped, when the parent's thread that started us ends.
+
+    Nobody else would do so, and a stopped process does not notice that it is alone.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def reset_signals() -> None:

@@ -364,7 +364,7 @@ def _exec_worker(assignment: worker.Assignment, environ: dict[str, str]) -> None
     os.lseek(part, 0, os.SEEK_SET)
     assignment.report.set_inheritable(True)
     numbers = [str(part), str(assignment.report.fileno()), str(assignment.rank)]
-    command = python_command("phalanx._worker.spawned", *numbers, TITLE_ROOM)
+    command = python_command("phalanx._worker.spawned", *numbers, TITLE_ROOM, wakes=False)
     os.execve(sys.executable, command, environ)
 
 

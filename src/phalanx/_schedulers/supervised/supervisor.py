@@ -104,6 +104,7 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
 def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
     code = 1
     try:
+        processes.wake_with_parent()
         processes.become_subreaper()
         # Replicas that meet prove it to each other. It is in no file, and in no argument.
         os.environ[RENDEZVOUS_TOKEN] = trust.make_token()
