@@ -1,6 +1,10 @@
 """Apps in containers with the project in the image: `--workspace`, on a real engine."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -9,6 +13,7 @@ from phalanx.compat.torchx.runner.api import Runner as TorchxRunner
 from phalanx.runner import get_runner
 from phalanx.specs import AppDef, AppState, Role
 from tests.cluster.docker import IMAGE
+from tests.conftest import wait_until
 from tests.process.commands import phalanx
 
 OPTIONS = {"pull": "never", "stop_grace": 0}
@@ -30,6 +35,12 @@ def project(tmp_path, in_docker, monkeypatch):
 def images_of(docker, project):
     found = docker.docker("images", "--format", "{{.Repository}}:{{.Tag}}")
     return [name for name in found.split() if f"/{project.name}:" in name]
+
+
+def containers(docker, word):
+    """Those in whose command a word is: others' tests have containers, too."""
+    listed = docker.docker("ps", "-a", "--no-trunc", "--format", "{{.Command}}").splitlines()
+    return [line for line in listed if word in line]
 
 
 def app(*command, image=IMAGE):
@@ -105,16 +116,33 @@ def test_the_command_line(in_docker, project):
 
 def test_a_build_that_fails_is_one_sentence_and_leaves_nothing(in_docker, project):
     """Nothing was submitted."""
-    before = in_docker.left()
-    (project / "Dockerfile.phalanx").write_text(
-        "ARG IMAGE\nFROM $IMAGE\nRUN echo why >&2; exit 3\n"
-    )
+    text = f"ARG IMAGE\nFROM $IMAGE\nRUN echo why >&2; exit 3; {project.name}\n"
+    (project / "Dockerfile.phalanx").write_text(text)
     done = command("utils.echo", "--image", IMAGE)
     assert (done.returncode, done.stdout) == (1, "")
     text = done.stderr.partition("cannot build the image of ")[2]
     assert text.startswith(f"{project}: it failed in step 3, RUN echo why")
     assert text.endswith("non-zero code: 3. The output of that step:\n  why\n")
-    assert in_docker.left() == before
+    assert containers(in_docker, project.name) == []
+
+
+def test_ctrl_c_while_an_image_is_built_ends_the_build(in_docker, project):
+    """Nothing is submitted, nothing is left, and there is no traceback of ours."""
+    (project / "Dockerfile.phalanx").write_text(f"FROM {IMAGE}\nRUN : {project.name}; sleep 999\n")
+    words = ("run", "-s", "local_docker", "utils.echo", "--image", IMAGE)
+    with subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as process:
+        wait_until(lambda: containers(in_docker, project.name), 30)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, "Traceback" in err) == (130, "", False), err
+    wait_until(lambda: not containers(in_docker, project.name), 30)
+    assert images_of(in_docker, project) == []
 
 
 def test_a_base_image_that_is_missing_is_said_with_the_next_command(in_docker, project):

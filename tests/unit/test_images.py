@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._images import dockerfile
+from phalanx._images import dockerfile, progress
 from phalanx._images.context import DOCKERFILE, list_files
 from phalanx._images.dockerignore import DockerIgnore
 from phalanx._images.plan import plan_image, project_name
 from phalanx._runner.dryrun import with_workspace
 from phalanx._specs import Role
 from phalanx.errors import ConfigError, SchedulerError
+from tests.conftest import wait_until
 
 
 def write(place, *names):
@@ -390,3 +391,33 @@ def test_a_home_directory_is_copied_only_where_it_is_named(tmp_path, monkeypatch
     assert f"runs its image as it is: {tmp_path} is not taken for a project" in caplog.text
     assert meant(None, ".") == str(tmp_path)
     assert meant(runs_images=False) == str(tmp_path)
+
+
+# ── what is said meanwhile ────────────────────────────────────────────────────
+
+
+def test_long_work_says_what_it_does(monkeypatch, capsys):
+    """The steps, and now and then how far it is; nothing that a terminal would act on."""
+    monkeypatch.setattr(progress, "_QUIET", 0.0)
+    monkeypatch.setattr(progress, "_PAUSE", 0.0)
+    text = ""
+
+    def says(words):
+        nonlocal text
+        text += capsys.readouterr().err
+        return words in text
+
+    with progress.ImageProgress("building it") as shown:
+        wait_until(lambda: says("phalanx: building it\n"))
+        shown.step("step 1, \x1b[2Jx")
+        shown.how_far("10 of 20 MiB")
+        wait_until(lambda: says("phalanx: step 1, \\x1b[2Jx\nphalanx: 10 of 20 MiB\n"))
+    assert text.count("10 of 20") == 1
+
+
+def test_quick_work_says_nothing(monkeypatch, capsys):
+    """It has ended before anybody wonders."""
+    monkeypatch.setattr(progress, "_QUIET", 60.0)
+    with progress.ImageProgress("building it") as shown:
+        shown.step("step 1")
+    assert capsys.readouterr().err == ""

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from typing import Any
 
-from phalanx._launcher.project.project_files import is_too_wide
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import workspace_of
 from phalanx._schedulers.scheduler import Scheduler
@@ -26,6 +25,8 @@ def with_workspace(role: Role, workspace: str | None, *, runs_images: bool) -> R
     if runs_images and not role.workspace:
         if workspace == "":
             return role
+        from phalanx._launcher.project.project_files import is_too_wide
+
         if workspace is None and is_too_wide(current := workspace_of(role)):
             logger.warning(
                 "phalanx: role %r runs its image as it is: %s is not taken for a project. To copy "
