@@ -123,6 +123,47 @@ def test_a_lost_host_is_replaced(slurm, tmp_path):
         slurm.mend()
 
 
+def stay(place):
+    """The first time until the host is taken away."""
+    if not (up := Path(place, "up")).exists():
+        up.with_suffix(".new").write_text(os.environ["SLURM_JOB_ID"])
+        up.with_suffix(".new").rename(up)
+        threading.Event().wait(120)
+    return where()[0], os.environ["SLURM_JOB_ID"]
+
+
+@pytest.mark.parametrize("how", ["preempted", "out of time"])
+def test_a_host_that_slurm_takes_away_is_replaced(slurm, tmp_path, how):
+    """The job ends as a whole; the launch goes on in another one."""
+    options = {"nodelist": "n1", "exclusive": True}
+    elastic = launcher(max_restarts=3, scheduler_options=options)
+    app = elastic.start(stay, {"place": str(tmp_path)})
+    try:
+        wait_until((tmp_path / "up").exists, 60)
+        first = (tmp_path / "up").read_text()
+        if how == "preempted":
+            urgent = ("-p", "high", "-w", "n1", "--exclusive", "-o", "/dev/null")
+            slurm.run("sbatch", *urgent, "--job-name=urgent", "--wrap", "sleep 600")
+        else:
+            slurm.run("scontrol", "update", f"jobid={first}", "EndTime=now")
+        ((host, job),) = app.result(100)
+        assert host != "n1"
+        assert job != first
+    finally:
+        app.cancel(0.0)
+        app.wait(30)
+        slurm.run("scancel", "--name=urgent")
+
+
+def test_hosts_of_a_job_that_somebody_cancels_are_not_replaced(slurm, tmp_path):
+    """That would not be what they wanted."""
+    app = launcher(max_restarts=3).start(stay, {"place": str(tmp_path)})
+    wait_until((tmp_path / "up").exists, 60)
+    slurm.run("scancel", *jobs(slurm))
+    with pytest.raises(phalanx.LaunchError):
+        app.result(100)
+
+
 def test_a_full_partition_ends_with_queue_timeout(slurm):
     """In the queue's own words."""
     with full(slurm), pytest.raises(phalanx.QueueTimeout) as caught:

@@ -513,6 +513,16 @@ def test_one_that_was_told_to_leave_is_not_waited_for():
     assert finish.verdict.reason is Reason.FAILED
 
 
+def test_one_that_will_not_come_back_after_all_is_waited_for_no_longer():
+    """No other was found in its place."""
+    d = begun(2, max_restarts=3)
+    d.now += 1
+    d.feed(AgentGoneEvent(1, "taken away", Interval(1, 1)))
+    assert d.clear(1, 0) == []
+    (finish,) = d.feed(AgentGoneEvent(1, "there is no other", Interval(2, 2), left=True))
+    assert finish.verdict.reason is Reason.FAILED
+
+
 def test_an_app_that_is_ending_is_not_disturbed_for_a_newcomer():
     """Some have returned: the others will."""
     d = Driver(0, open=True, min_hosts=2, max_hosts=3, last_call=0)

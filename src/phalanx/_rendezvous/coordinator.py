@@ -272,6 +272,11 @@ class Coordinator:
 
     def _lose(self, event: p.AgentGoneEvent, now: float) -> list[p.CoordinatorAction]:
         agent = event.agent
+        if agent in self._roster.gone and event.left:
+            # It was waited for, and will not come back after all.
+            self._roster.left.add(agent)
+            waits = self._number and self.phase is p.Phase.GATHERING
+            return self._finish(now) if waits and not self._roster.may_recover else []
         if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
         self._roster.lose(agent, certain=event.closed, left=event.left)

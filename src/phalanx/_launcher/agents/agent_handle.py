@@ -50,6 +50,8 @@ class AgentHandle:
         """Its channel has ended, or it was given up: it is not spoken to any more."""
         self.has_left = False
         """It goes for good, by its own word or ours: its host is not wanted back."""
+        self.was_taken_away = False
+        """By its own word: somebody else ends what runs on its host."""
         self.is_dismissed = False
         """It was asked to end, or to rest."""
         self.is_silent = False

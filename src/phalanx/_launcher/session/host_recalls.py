@@ -85,15 +85,28 @@ class HostRecalls:
                 self._welcome(placed)
                 return
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
-            if self._replace_lost is not None and index not in self._replaced:
-                self._replaced[index] = False
-                self.begin(self._replace(plan, index, self._replace_lost))
+            if self.can_replace and index not in self._replaced:
+                self.begin(self._replace_beside(plan, index))
 
-    async def _replace(self, plan: Plan, index: HostIndex, replace: ReplaceLost) -> None:
-        """Have another host added in the place of one, which is tried again meanwhile."""
+    async def _replace_beside(self, plan: Plan, index: HostIndex) -> None:
+        await self.replace(plan, index)
+
+    @property
+    def can_replace(self) -> bool:
+        """Somebody can be asked for another host."""
+        return self._replace_lost is not None
+
+    async def replace(self, plan: Plan, index: HostIndex) -> bool:
+        """Have another host added in the place of one; whether there is one. The former may be
+        tried again meanwhile.
+        """
+        if self._replace_lost is None or index in self._replaced:
+            return self._replaced.get(index, False)
+        self._replaced[index] = False
         member = plan.members[index]
-        ask = functools.partial(replace, member.hostname, self._is_ending)
+        ask = functools.partial(self._replace_lost, member.hostname, self._is_ending)
         try:
             self._replaced[index] = await in_daemon_thread(ask)
         except PhalanxError as error:
             self.missing[member.agent] = f"{member.hostname} is not replaced: {error}"
+        return self._replaced[index]

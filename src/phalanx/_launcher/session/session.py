@@ -349,7 +349,7 @@ class Session:
                 self.preempted.add(agent_id)
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
-                agent.has_left = frame.left
+                agent.has_left = agent.was_taken_away = frame.left
                 self._lose(agent_id, agent, frame.message)
             case _ if frame.round == self.decider.round_of(agent_id):
                 self._hear_workers(agent_id, agent, frame)
@@ -426,17 +426,26 @@ class Session:
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
         if not self._verdict.done():  # otherwise it has only left
             self.progress.lost(agent_id, reason, time.monotonic() - agent.silent)
-        left = agent.has_left and not self.plan.meets_others
+        left = agent.has_left and not self.plan.meets_others and not self._is_replaced(agent)
         self._feed(p.AgentGoneEvent(agent_id, reason, when, left=left))
         if self.plan.is_elastic and not self._is_ending:
             self._recalls.begin(self._replace(agent_id, agent))
+
+    def _is_replaced(self, agent: AgentHandle) -> bool:
+        """Its host was taken away, and another is asked for."""
+        return agent.was_taken_away and self.plan.is_elastic and self._recalls.can_replace
 
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
         await agent.dismiss(self._gave_up, self.plan.options.stop_grace, orderly=False)
+        index = self.plan.index(agent_id)
         if self.plan.meets_others or not agent.has_left:
-            await self._recalls.recall(self.plan, self.plan.index(agent_id))
+            await self._recalls.recall(self.plan, index)
+        elif self._is_replaced(agent) and not await self._recalls.replace(self.plan, index):
+            now = time.monotonic()
+            reason = "its host was taken away, and there is no other"
+            self._feed(p.AgentGoneEvent(agent_id, reason, Interval(now, now), left=True))
 
     def _log(self, agent_id: AgentId, agent: AgentHandle, frame: wire.LogData) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -33,6 +34,8 @@ from phalanx.errors import ConfigError, PhalanxError
 
 _GIVING_BACK = 5.0
 """Seconds for an allocation to end when its pipe is closed, unless the controller is away."""
+_ENDING = 90.0
+"""Seconds for a job that ends to say how."""
 _SAID = 16 << 10
 _ALLOCATED = re.compile(rb"^phalanx-allocation (\d+) (.+)$", re.MULTILINE)
 _NUMBER = re.compile(r"job allocation (\d+)")
@@ -110,7 +113,14 @@ class SlurmLease(Lease):
             return LeaseStatus(LeasePhase.ENDED, reason="given back")
         first.look()
         if first.end is not None:
-            return LeaseStatus(LeasePhase.ENDED, reason=first.end)
+            with self._lock:
+                others = self._allocations[1:]
+            for other in others:
+                other.look()
+            if all(other.end is not None for other in others):
+                return LeaseStatus(LeasePhase.ENDED, reason=first.end)
+            # All of its hosts were taken away, and others were asked for.
+            return LeaseStatus(LeasePhase.READY, tuple(self._hosts()), "RUNNING")
         if not first.hosts:
             state, reason = first.queue()
             phase = LeasePhase.ENDED if reason in _NEVER else LeasePhase.WAITING
@@ -136,7 +146,12 @@ class SlurmLease(Lease):
         return ("srun", f"--jobid={number}", "-w", name, *STEP_OPTIONS, *own)
 
     def replace(self, name: str) -> bool:
-        """Ask for an allocation of one more host, which is none that there was."""
+        """Ask for an allocation of one more host, which is none that there was.
+
+        Not in the place of one whose job somebody has cancelled.
+        """
+        if self._is_cancelled(name):
+            return False
         with self._lock:
             if self._given_back:
                 return False
@@ -148,6 +163,22 @@ class SlurmLease(Lease):
         for allocation in idle:
             allocation.give_back()
         return True
+
+    def _is_cancelled(self, name: str) -> bool:
+        """The job that had the host was cancelled, not preempted or out of time."""
+        with self._lock:
+            numbers = [a.number for a in self._allocations if name in a.hosts]
+        limit = time.monotonic() + _ENDING
+        while numbers and time.monotonic() < limit:
+            try:
+                job = controller().jobs(numbers[-1:])[numbers[-1]]
+            except ControllerDown:
+                return False
+            if job is None or job.state != "COMPLETING":
+                controller().forget(numbers[-1])
+                return job is not None and job.state == "CANCELLED"
+            time.sleep(INTERVAL)
+        return False
 
     def give_back(self) -> None:
         """End all allocations, or withdraw the requests."""
