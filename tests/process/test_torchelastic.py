@@ -22,7 +22,7 @@ from phalanx.agent import (
     launch_agent,
 )
 from phalanx.errors import ConfigError
-from phalanx.rendezvous import get_handler
+from phalanx.rendezvous import RendezvousParameters, get_handler
 
 
 def config(**fields):
@@ -38,6 +38,15 @@ def fail():
     if os.environ["RANK"] == "1":
         raise KeyError("no such thing")
     signal.pause()
+
+
+def test_one_host_of_several_needs_no_run_id():
+    """One is made, and told, for those that come later."""
+    found = LaunchConfig(
+        1, 2, 1, rdzv_endpoint="localhost:0", rdzv_configs={"last_call_timeout": 0}
+    )
+    assert elastic_launch(found, role_of)("x") == {0: ("default_role", "0", "x")}
+    assert found.run_id
 
 
 def test_elastic_launch_gives_values_by_rank():
@@ -56,7 +65,7 @@ def test_launch_agent_raises_what_failed_first(tmp_path, monkeypatch):
     said = failure.error_file_data["message"]
     assert said["message"] == "KeyError: 'no such thing'"
     assert "in fail" in said["extraInfo"]["py_callstack"]
-    assert json.loads((tmp_path / "own.json").read_text()) == failure.error_file_data
+    assert json.loads((tmp_path / "own.json").read_text()) == {"message": {**said, "errorCode": 1}}
     assert failure.timestamp_isoformat()[:2] == "20"
 
 
@@ -79,7 +88,7 @@ def test_record_passes_on_what_torchs_own_error_says(script, tmp_path):
 
         @phalanx.record
         def main():
-            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "worker.json")})
+            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 3, "worker.json")})
 
         main()
         """,
@@ -88,6 +97,7 @@ def test_record_passes_on_what_torchs_own_error_says(script, tmp_path):
     assert "ChildFailedError" in done.stderr
     said = json.loads((tmp_path / "own.json").read_text())
     assert said["message"]["extraInfo"]["py_callstack"] == "the worker's"
+    assert said["message"]["errorCode"] == 3
 
 
 def test_torchs_own_log_specs_are_taken(script, tmp_path):
@@ -156,7 +166,9 @@ def test_an_agent_tells_of_its_workers():
         (lambda: LaunchConfig(2, 1, 1), "hosts"),
         (lambda: LaunchConfig(1, 1, 0), "nproc_per_node=0"),
         (lambda: LaunchConfig(1, 1, 1, shutdown_timeout=-1), "shutdown_timeout=-1"),
-        (lambda: LaunchConfig(1, 2, 1), "run_id is empty"),
+        (lambda: LaunchConfig(2, 2, 1), "run_id is empty"),
+        (lambda: RendezvousParameters("", "h:1", "id", 1, 1, {}), "backend is empty"),
+        (lambda: RendezvousParameters("c10d", "h:1", "id", 2, 1, {}), "min_hosts=2 is more"),
         (lambda: elastic_launch(config(), None), "neither a function nor a program"),
     ],
 )

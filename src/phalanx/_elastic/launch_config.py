@@ -11,6 +11,7 @@ from typing import Any
 from phalanx._core.host_bounds import check_bounds
 from phalanx._elastic.torchelastic import LocalElasticAgent
 from phalanx._elastic.worker_spec import ChildFailedError, WorkerSpec
+from phalanx._logs import logger
 from phalanx._rendezvous.handlers import get_handler
 from phalanx.errors import ConfigError
 
@@ -30,7 +31,7 @@ class LaunchConfig:
     logs_specs: Any = None
     """Where output goes: a log spec of ours or of torch's; by default to this process's streams."""
     run_id: str = ""
-    """What names the app; by default a random one, for a single host."""
+    """What names the app; by default a random one, which no host that comes later knows."""
     role: str = "default_role"
     """What these workers are."""
     rdzv_endpoint: str = ""
@@ -82,8 +83,8 @@ class LaunchConfig:
             self.shutdown_timeout = int(text)
         elif self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout={self.shutdown_timeout}: must be 0 or more.")
-        if not self.run_id and self.max_nodes > 1:
-            raise ConfigError(f"run_id is empty: {self.max_nodes} hosts need it to find each other")
+        if not self.run_id and self.min_nodes > 1:
+            raise ConfigError(f"run_id is empty: {self.min_nodes} hosts need it to find each other")
 
 
 class elastic_launch:  # noqa: N801 the name that programs know
@@ -150,10 +151,17 @@ def launch_agent(
         ConfigError: Something given is not what it should be.
         RendezvousError: Hosts could not meet.
     """
+    if not config.run_id:
+        config.run_id = uuid.uuid4().hex
+        if config.max_nodes > 1:
+            logger.warning(
+                "phalanx: LaunchConfig has no run_id; it is %s, which other hosts need to join",
+                config.run_id,
+            )
     handler = get_handler(
         config.rdzv_backend,
         config.rdzv_endpoint,
-        config.run_id or uuid.uuid4().hex,
+        config.run_id,
         config.min_nodes,
         config.max_nodes,
         **config.rdzv_configs,

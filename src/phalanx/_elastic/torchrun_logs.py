@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from phalanx._core.ranks import REPLICA
 from phalanx._core.rounds import Member
@@ -299,10 +301,24 @@ class _Terminal:
             if stream.is_gone:
                 return
             try:
+                replaced = _is_replaced(ours, number)
+                if replaced:
+                    ours.write(data.decode("utf-8", "backslashreplace"))
                 ours.flush()
             except OSError as error:
                 stream.fail(number, len(data), error)
             except (ValueError, AttributeError):
                 stream.is_gone = True  # it was closed
             else:
-                stream.write(number, data)
+                if not replaced:
+                    stream.write(number, data)
+
+
+def _is_replaced(stream: TextIO, number: int) -> bool:
+    """A program has put something else in the place of the process's own stream: a notebook's,
+    or a text that `redirect_stdout` fills.
+    """
+    try:
+        return stream.fileno() != number
+    except io.UnsupportedOperation:
+        return True

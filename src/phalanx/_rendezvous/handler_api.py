@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.host_bounds import check_bounds
 from phalanx.errors import ConfigError
 
 
@@ -53,6 +54,12 @@ class RendezvousParameters:
     """The settings."""
     local_addr: str | None = None
     """The address that others reach this host at, where it was given."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not self.backend:
+            raise ConfigError("backend is empty: name the kind of rendezvous, such as c10d.")
+        check_bounds(self.min_nodes, self.max_nodes)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default.

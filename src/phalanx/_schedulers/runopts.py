@@ -136,7 +136,9 @@ class runopts:  # noqa: N801 TorchX's name
             return isinstance(obj, dict) and all(
                 isinstance(k, args[0]) and isinstance(v, args[1]) for k, v in obj.items()
             )
-        return isinstance(obj, inner)
+        if origin is typing.Literal:
+            return obj in args
+        return isinstance(obj, origin or inner)
 
     def __iter__(self) -> Iterator[tuple[str, runopt]]:
         return iter(self._opts.items())

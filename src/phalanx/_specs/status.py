@@ -269,6 +269,10 @@ class AppStatus:
                 lines.append(f"  {role.role}/{replica.id}: {replica.state}{how}")
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        """As `format`."""
+        return self.format()
+
     def to_json(self, filter_roles: Collection[str] | None = None) -> dict[str, Any]:
         """The status as plain dicts, lists and texts.
 

@@ -68,6 +68,8 @@ def _write_of_worker(error: BaseException) -> bool:
         return False
     if not isinstance(data, dict) or data.get("message", "<NONE>") == "<NONE>":
         return False
+    if isinstance(data["message"], dict) and failure.exitcode:
+        data = {"message": {**data["message"], "errorCode": failure.exitcode}}
     if path := os.environ.get(VARIABLE):
         _write_file(path, data)
     return True

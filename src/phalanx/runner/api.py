@@ -1,9 +1,10 @@
 """TorchX's place for the names of `phalanx.runner`."""
 
 from phalanx._core.lazy import loader
+from phalanx._logs.lines import Stream
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 
-__all__ = ["AppDryRunInfo", "Runner", "get_runner"]
+__all__ = ["AppDryRunInfo", "Runner", "Stream", "get_runner"]
 
 __getattr__ = loader(
     __name__,

@@ -23,7 +23,7 @@ from phalanx._specs.mutable import MutableAppDef, frozen, thawed
 from phalanx.compat.torchx.schedulers import get_scheduler_factories
 from phalanx.compat.torchx.schedulers._wrapped import options_of, unwrapped
 
-__all__ = ["AppDryRunInfo", "Runner", "get_runner"]
+__all__ = ["AppDryRunInfo", "Runner", "Stream", "get_runner"]
 
 _SESSION = "torchx"
 _METHODS = ("schedule", "submit_dryrun", "describe", "log_iter", "run_opts")
