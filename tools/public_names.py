@@ -19,7 +19,8 @@ class Public(griffe.Extension):
         for name in map(str, module.exports or ()):
             if name not in module.members:
                 value = getattr(importlib.import_module(module.path), name)
-                module.set_member(name, griffe.Alias(name, f"{value.__module__}.{name}"))
+                if (home := getattr(value, "__module__", None)) is not None:  # a constant has none
+                    module.set_member(name, griffe.Alias(name, f"{home}.{name}"))
         for inner in module.modules.values():
             if not inner.is_alias:
                 self._follow(inner)
