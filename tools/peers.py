@@ -148,7 +148,8 @@ def classify(
 
 def page_of(name: str, suite: dict[str, Any], results: dict[str, tuple[str, str]]) -> str:
     """A section of the page: counts for each file, and the reasons."""
-    lines = [f"## {suite['title']}", "", f"{suite['repository']}, {suite['tag']}.", ""]
+    note = f" {suite['note']}" if "note" in suite else ""
+    lines = [f"## {suite['title']}", "", f"{suite['repository']}, {suite['tag']}.{note}", ""]
     lines += ["| file | pass | differ | not applicable |", "|---|---|---|---|"]
     for file in suite["files"]:
         kinds = [kind for test, (kind, _) in results.items() if test.partition("::")[0] == file]
