@@ -148,10 +148,10 @@ def id_of(handle):
     return handle.rpartition("/")[2]
 
 
-def phalanx(slurm, *arguments, **options):
-    """The command, in a process of its own."""
+def phalanx(slurm, *arguments, through=(), **options):
+    """The command, in a process of its own, started by the command `through`."""
     return subprocess.run(
-        [sys.executable, "-m", "phalanx", *arguments],
+        [*through, sys.executable, "-m", "phalanx", *arguments],
         env={**slurm.environ, "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
         capture_output=True,
         text=True,
@@ -224,19 +224,21 @@ def test_the_project_is_copied_by_content(apps):
     assert apps.lines(handle) == ["before", "sub", str(own)]
 
 
-def test_another_process_knows_the_apps(apps):
-    """By list, status, log, cancel and delete."""
+def test_another_login_host_knows_the_apps(apps):
+    """With the same home, by list, status, log, cancel and delete: it has no process of theirs."""
     handle = apps.submit("echo hello; sleep 600")
     apps.until_line(handle, "hello")
-    listed = phalanx(apps.slurm, "list").stdout
+    elsewhere = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c")
+    elsewhere = (*elsewhere, 'hostname elsewhere && exec "$@"', "sh")
+    listed = phalanx(apps.slurm, "list", through=elsewhere).stdout
     assert id_of(handle) in listed
     assert "RUNNING" in listed
-    assert "RUNNING" in phalanx(apps.slurm, "status", handle).stdout
-    assert "hello" in phalanx(apps.slurm, "log", handle).stdout
-    assert phalanx(apps.slurm, "cancel", handle).returncode == 0
+    assert "RUNNING" in phalanx(apps.slurm, "status", handle, through=elsewhere).stdout
+    assert "hello" in phalanx(apps.slurm, "log", handle, through=elsewhere).stdout
+    assert phalanx(apps.slurm, "cancel", handle, through=elsewhere).returncode == 0
     assert apps.status(handle).state is AppState.CANCELLED
     place = apps.directory(handle)
-    assert phalanx(apps.slurm, "delete", handle).returncode == 0
+    assert phalanx(apps.slurm, "delete", handle, through=elsewhere).returncode == 0
     assert not place.exists()
 
 
@@ -477,6 +479,19 @@ def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
         assert lost not in {r.hostname for r in apps.status(again).roles[0].replicas}
     finally:
         apps.slurm.mend_hosts()
+
+
+def test_roles_start_again_together(apps):
+    """A job of several components is requeued as a whole, and counts on."""
+    command = "echo restart $$PHALANX_RESTART_COUNT; [ $$PHALANX_RESTART_COUNT = 1 ] || sleep 600"
+    roles = [Role(name, entrypoint="sh", args=["-c", command]) for name in ("reader", "trainer")]
+    handle = apps.submit(AppDef("app", roles), requeue=True)
+    for role in ("reader", "trainer"):
+        wait_until(lambda: apps.lines(handle, role) == ["restart 0"], 90)  # noqa: B023
+    apps.slurm.run("scontrol", "requeue", apps.job(handle))
+    assert apps.finish(handle).num_restarts == 1
+    for role in ("reader", "trainer"):
+        assert apps.lines(handle, role) == ["restart 0", "restart 1"]
 
 
 def test_a_failed_replica_is_named_with_its_error(apps):

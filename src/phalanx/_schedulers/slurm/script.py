@@ -142,24 +142,29 @@ def _beginning(
     yield f"job_dir={shlex.quote(job_dir)}"
     yield f"replica=({shlex.join(replica_command)})"
     yield from """\
-PHALANX_RANK0_PORT=$("${replica[@]}" --free-port) || {
-    echo "cannot run ${replica[0]} on $SLURMD_NODENAME. Set -cfg python=… to one that nodes have"
-    echo 127 >"$job_dir/result"
-    exit 127
-}
-export PHALANX_RANK0_PORT
+exec {port}< <("${replica[@]}" --free-port) # meanwhile:
 (
     umask 077
     mkdir -p "$job_dir/replicas"
     [ -s "$job_dir/token" ] || od -An -N32 -v -tx1 /dev/urandom | tr -d ' \\n' >"$job_dir/token"
     : >>"$job_dir/control"
 )
+read -r PHALANX_RANK0_PORT <&$port || {
+    echo "cannot run ${replica[0]} on $SLURMD_NODENAME. Set -cfg python=… to one that nodes have"
+    echo 127 >"$job_dir/result"
+    exit 127
+}
+export PHALANX_RANK0_PORT
+exec {port}<&-
 address_of() { # a host's name; where that does not resolve, what Slurm reaches it by
     getent ahosts "$1" >/dev/null && echo "$1" && return
     scontrol show node "$1" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
 }
 pause() { read -r -t "$1" <> <(:) || :; } # no process that could be killed before this one
-first_of() { address_of "$(scontrol show hostnames "$1" | head -n 1)"; }""".splitlines()
+first_of() { # of a list of hosts, as Slurm writes it
+    case $1 in *[[,]*) set -- "$(scontrol show hostnames "$1" | head -n 1)" ;; esac
+    address_of "$1"
+}""".splitlines()
     if path is not None:
         yield f'export PATH={shlex.quote(path)}:"$PATH"'
     yield f"export PYTHONUNBUFFERED=1 PHALANX_STOP_GRACE={options.stop_grace:g}"
