@@ -4,7 +4,7 @@
 |---|---|---|
 | `script.sh` | submit | what was submitted |
 | `job.json` | submit | the job's number |
-| `token` | the script | the secret by which replicas know each other; for the user alone |
+| `token` | submit, the script | the secret by which replicas know each other; for the user alone |
 | `control` | replicas, the script | what replicas tell each other: see `_remote.slurm_replica` |
 | `replicas/ROLE-N.json` | each replica | how it stands; ROLE is the role's index |
 | `logs/ROLE/N/` | each replica | its streams, and the error that it reports |
@@ -30,6 +30,8 @@ JOB_FILE = "job.json"
 SLURM_LOG = "slurm.log"
 RESULT = "result"
 CONTROL = "control"
+TOKEN = "token"  # noqa: S105 a file's name
+REPLICAS = "replicas"
 WORKSPACE = "workspace"
 
 _CANCELLED = re.compile(
@@ -50,7 +52,7 @@ class JobDirectory:
 
     def replica(self, role_index: int, number: int) -> dict[str, Any] | None:
         """What a replica has written of itself; None before it has."""
-        return read(self.path / "replicas" / f"{role_index}-{number}.json")
+        return read(self.path / REPLICAS / f"{role_index}-{number}.json")
 
     def job(self) -> str | None:
         """The number of the app's job, where it was noted."""

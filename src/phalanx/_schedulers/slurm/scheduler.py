@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -25,7 +26,14 @@ from phalanx._schedulers.replica_logs import (
 )
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.slurm.controller import ControllerDown, JobState, controller
-from phalanx._schedulers.slurm.layout import JOB_FILE, SCRIPT_FILE, WORKSPACE, JobDirectory
+from phalanx._schedulers.slurm.layout import (
+    JOB_FILE,
+    REPLICAS,
+    SCRIPT_FILE,
+    TOKEN,
+    WORKSPACE,
+    JobDirectory,
+)
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, SlurmRequest, make_script
 from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
@@ -127,6 +135,9 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             files.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.path.chmod(0o700)
             _write_private(files.path / SCRIPT_FILE, request.script)
+            # The script makes these itself where it is submitted by hand; that takes longer there.
+            (files.path / REPLICAS).mkdir(mode=0o700)
+            _write_private(files.path / TOKEN, secrets.token_hex(32))
             facts = facts_of(
                 request.app_id, request.name, _NAME, request.session, _roles(request, files)
             )

@@ -79,6 +79,7 @@ def make_script(
         *_directives(app_id, job_dir, roles, options),
         "",
         *_beginning(job_dir, options, replica_command, path),
+        *_meeting_point(len(roles)),
         "",
         *(line for index, role in enumerate(roles) for line in _role(index, role, len(roles) > 1)),
         *_steps(roles, options),
@@ -145,17 +146,10 @@ def _beginning(
 exec {port}< <("${replica[@]}" --free-port) # meanwhile:
 (
     umask 077
-    mkdir -p "$job_dir/replicas"
+    [ -d "$job_dir/replicas" ] || mkdir -p "$job_dir/replicas"
     [ -s "$job_dir/token" ] || od -An -N32 -v -tx1 /dev/urandom | tr -d ' \\n' >"$job_dir/token"
     : >>"$job_dir/control"
 )
-read -r PHALANX_RANK0_PORT <&$port || {
-    echo "cannot run ${replica[0]} on $SLURMD_NODENAME. Set -cfg python=… to one that nodes have"
-    echo 127 >"$job_dir/result"
-    exit 127
-}
-export PHALANX_RANK0_PORT
-exec {port}<&-
 address_of() { # a host's name; where that does not resolve, what Slurm reaches it by
     getent ahosts "$1" >/dev/null && echo "$1" && return
     scontrol show node "$1" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
@@ -181,10 +175,28 @@ first_of() { # of a list of hosts, as Slurm writes it
         yield "trap warn USR1"
 
 
+def _nodes(index: int, several: bool) -> str:  # noqa: FBT001
+    """The variable with a role's hosts."""
+    return f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if several else "SLURM_JOB_NODELIST"
+
+
+def _meeting_point(count: int) -> Iterator[str]:
+    """Where the replicas of each role can meet."""
+    for index in range(count):
+        yield f'host_{index}=$(first_of "${_nodes(index, count > 1)}")'
+    yield from """\
+read -r PHALANX_RANK0_PORT <&$port || {
+    echo "cannot run ${replica[0]} on $SLURMD_NODENAME. Set -cfg python=… to one that nodes have"
+    echo 127 >"$job_dir/result"
+    exit 127
+}
+export PHALANX_RANK0_PORT
+exec {port}<&-""".splitlines()
+
+
 def _role(index: int, role: ScriptRole, several: bool) -> Iterator[str]:  # noqa: FBT001
     yield f"role_{index}() {{ # {role.name}"
-    nodes = f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if several else "SLURM_JOB_NODELIST"
-    yield f'    export {role.rank0_env}=$(first_of "${nodes}")'
+    yield f"    export {role.rank0_env}=$host_{index}"
     for name, value in role.env.items():
         if name.isidentifier():
             yield f"    export {name}={shlex.quote(value)}"
