@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib
 import typing
 from collections import Counter
@@ -97,6 +98,12 @@ def module_of(path):
 MODULES = {module_of(path): path for path in SOURCE.rglob("*.py")}
 
 
+@functools.cache
+def tree_of(path):
+    """A file, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
 def room_of(module):
     """The most specific room that a module is in."""
     parts = module.split(".")
@@ -106,9 +113,14 @@ def room_of(module):
     raise AssertionError(f"{module} is in no layer")
 
 
+@functools.cache
 def imports_of(path, *, typing_only=True):
     """Modules that a file imports, at its top or later; also those for type checkers alone."""
-    tree = ast.parse(path.read_text())
+    return list(_imports_of(path, typing_only=typing_only))
+
+
+def _imports_of(path, *, typing_only):
+    tree = tree_of(path)
     checking = {
         inner
         for node in ast.walk(tree)
@@ -189,7 +201,7 @@ def test_no_class_name_exists_twice():
         node.name
         for module, path in MODULES.items()
         if not module.startswith("compat.")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
@@ -198,7 +210,7 @@ def test_no_class_name_exists_twice():
 def test_every_module_says_what_it_is_for():
     """One responsibility each."""
     for path in MODULES.values():
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(tree_of(path)), path
 
 
 def test_every_option_of_a_launch_is_documented():
