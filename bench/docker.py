@@ -3,9 +3,10 @@
 The engine is `tests/cluster/docker.py`'s, of this machine alone, and so is the registry that the
 image was pulled from. Every row is the time from the command's start to the moment at which the
 user's first line runs, which that line prints. `docker run` is what the engine itself allows, and
-`docker build` before it where the project is to be in the image. The project has 200 files of
-10 KiB; before a row with a change, one of them is written anew. Rounds are interleaved. TorchX
-0.7.0 is installed into an environment of its own.
+`docker build` before it where the project is to be in the image. A function's values are timed from
+the call to the last value, beside four `docker run` at once. The project has 200 files of 10 KiB;
+before a row with a change, one of them is written anew. Rounds are interleaved. TorchX 0.7.0 is
+installed into an environment of its own.
 `BENCH_ROUNDS` (7) sets the rounds, `BENCH_PEERS=0` leaves TorchX out.
 """
 
@@ -20,12 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import run as common  # noqa: E402 found by the line above
+from phalanx.schedulers import create_scheduler  # noqa: E402
 from tests.cluster import registry  # noqa: E402
 from tests.cluster.docker import IMAGE, Engine, why_not  # noqa: E402
 
@@ -36,6 +39,7 @@ NOTE = "import time; print(time.time(), flush=True)"
 """The user's program: its first line says when it ran."""
 PATIENCE = 60.0
 UNCHANGED, CHANGED = "the project as before", "one file changed"
+CONTAINERS = 4
 
 IN_PROCESS = """
 import sys, time
@@ -46,6 +50,21 @@ with get_runner() as runner:
     began = time.time()
     runner.run(AppDef("bench", [role]), "local_docker")
     print(began)
+"""
+FUNCTION = """
+import sys, time
+import phalanx
+
+def value():
+    return 1
+
+began = time.time()
+launcher = phalanx.Launcher(
+    scheduler="local_docker", num_hosts=int(sys.argv[2]), workers_per_host=1, workspace=None,
+    scheduler_options={"image": sys.argv[1]},
+)
+assert list(launcher.run(value)) == [1] * int(sys.argv[2])
+print(time.time() - began)
 """
 
 
@@ -117,6 +136,25 @@ class Rows:
             rows |= {(state, name): row for name, row in by_name.items()}
         return rows
 
+    def values(self) -> dict[str, Callable[[], float]]:
+        """Seconds to the values of a function in several containers; none if it lends no hosts."""
+        if not create_scheduler("local_docker", "bench").capabilities.lends_hosts:
+            return {}
+        return {
+            "limit: docker run, at once": self._many_runs,
+            "phalanx: Launcher.run": lambda: float(
+                self.output(sys.executable, "-c", FUNCTION, self.image, str(CONTAINERS))
+            ),
+        }
+
+    def _many_runs(self) -> float:
+        words = ("docker", "run", "--rm", self.image, "python3", "-c", "print(1)")
+        began = time.time()
+        with ThreadPoolExecutor(CONTAINERS) as threads:
+            printed = [*threads.map(lambda _: self.output(*words), range(CONTAINERS))]
+        assert printed == ["1\n"] * CONTAINERS
+        return time.time() - began
+
     def measure(self, state: str, began: Callable[[], float]) -> float:
         """Seconds to the user's first line."""
         if state == CHANGED:
@@ -143,7 +181,7 @@ class Rows:
         self.engine.clear()
 
 
-def table(times: dict[tuple[str, str], list[float]]) -> str:
+def table(what: str, times: dict[tuple[str, str], list[float]]) -> str:
     limits = {
         state: statistics.median(values)
         for (state, name), values in times.items()
@@ -154,7 +192,7 @@ def table(times: dict[tuple[str, str], list[float]]) -> str:
         median = statistics.median(values)
         spread = f"{min(values):.2f}–{max(values):.2f}"
         rows.append((state, name, f"{median:.2f} s", spread, f"{median / limits[state]:.2f}"))
-    heads = ("submit → first line in a container", "", "median", "fastest–slowest", "× limit")
+    heads = (what, "", "median", "fastest–slowest", "× limit")
     return common.table(heads, rows)
 
 
@@ -165,6 +203,7 @@ def main() -> None:
         install_torchx()
     engine = Engine()
     times: dict[tuple[str, str], list[float]] = {}
+    values: dict[tuple[str, str], list[float]] = {}
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
             directory = Path(place)
@@ -179,16 +218,23 @@ def main() -> None:
                     seconds = rows.measure(state, began)
                     if i:  # the first is for the caches
                         times.setdefault((state, name), []).append(seconds)
+                for name, timed in rows.values().items():
+                    seconds = timed()
+                    if i:
+                        values.setdefault(("values", name), []).append(seconds)
             images.close()
         version = engine.docker("version", "--format", "{{.Server.Version}}").strip()
     finally:
         engine.close()
     machine = f"{os.cpu_count()} processors, Python {platform.python_version()}, Docker {version}"
-    text = f"{machine}, {common.ROUNDS} rounds\n\n{table(times)}"
+    text = f"{machine}, {common.ROUNDS} rounds\n\n"
+    text += table("submit → first line in a container", times)
+    if values:
+        text += "\n\n" + table(f"a function in {CONTAINERS} containers → its values", values)
     print(text)
     common.RESULTS.mkdir(exist_ok=True)
     (common.RESULTS / "docker.md").write_text(text + "\n")
-    rows_of = [[*key, values] for key, values in times.items()]
+    rows_of = [[*key, seconds] for key, seconds in {**times, **values}.items()]
     (common.RESULTS / "docker.json").write_text(json.dumps({"machine": machine, "rows": rows_of}))
 
 
