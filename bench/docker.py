@@ -28,9 +28,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import run as common  # noqa: E402 found by the line above
-from phalanx.schedulers import create_scheduler  # noqa: E402
 from tests.cluster import registry  # noqa: E402
 from tests.cluster.docker import IMAGE, Engine, why_not  # noqa: E402
+
+from phalanx.schedulers import create_scheduler  # noqa: E402
 
 PHALANX = str(Path(sys.executable).parent / "phalanx")
 VENV = HERE.parent / ".venv-torchx"
