@@ -15,7 +15,7 @@ from phalanx.specs import AppState, RetryPolicy
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 
 
-def course(policy=RetryPolicy.APPLICATION, retries=0):
+def lifecycle(policy=RetryPolicy.APPLICATION, retries=0):
     made = AppLifecycle([RoleLifecycle("a", 2, retries, policy), RoleLifecycle("b", 1)])
     assert made.begin() == [StartReplica(A0), StartReplica(A1), StartReplica(B0)]
     return made
@@ -23,7 +23,7 @@ def course(policy=RetryPolicy.APPLICATION, retries=0):
 
 def test_all_succeed():
     """Then so does the app."""
-    c = course()
+    c = lifecycle()
     assert c.ended(A0, succeeded=True) == []
     assert c.ended(B0, succeeded=True) == []
     assert c.ended(A1, succeeded=True) == [FinishApp(AppState.SUCCEEDED)]
@@ -31,7 +31,7 @@ def test_all_succeed():
 
 def test_the_first_failure_ends_the_rest():
     """And is the cause, whatever they do then."""
-    c = course()
+    c = lifecycle()
     assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
     assert c.ended(A0, succeeded=False, asked=True) == []
     assert c.ended(B0, succeeded=True, asked=True) == [FinishApp(AppState.FAILED)]
@@ -41,7 +41,7 @@ def test_the_first_failure_ends_the_rest():
 
 def test_a_replica_is_started_again():
     """The others go on."""
-    c = course(RetryPolicy.REPLICA, 1)
+    c = lifecycle(RetryPolicy.REPLICA, 1)
     assert c.ended(A1, succeeded=False) == [StartReplica(A1)]
     assert c.ended(A0, succeeded=False) == [StartReplica(A0)], "each has its own"
     assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
@@ -50,11 +50,11 @@ def test_a_replica_is_started_again():
 
 def test_a_role_is_started_again():
     """When all of it has stopped; what had succeeded is done again."""
-    c = course(RetryPolicy.ROLE, 1)
+    c = lifecycle(RetryPolicy.ROLE, 1)
     assert c.ended(A0, succeeded=True) == []
     assert c.ended(A1, succeeded=False) == [StartReplica(A0), StartReplica(A1)]
     assert c.ended(A1, succeeded=False) == [StopReplica(A0), StopReplica(B0)]
-    c = course(RetryPolicy.ROLE, 1)
+    c = lifecycle(RetryPolicy.ROLE, 1)
     assert c.ended(A0, succeeded=False) == [StopReplica(A1)]
     assert c.ended(A1, succeeded=False) == [StartReplica(A0), StartReplica(A1)]
     assert c.retries == {A0: 1, A1: 1, B0: 0}
@@ -62,7 +62,7 @@ def test_a_role_is_started_again():
 
 def test_an_app_is_started_again():
     """All of it."""
-    c = course(RetryPolicy.APPLICATION, 1)
+    c = lifecycle(RetryPolicy.APPLICATION, 1)
     assert c.ended(A0, succeeded=False) == [StopReplica(A1), StopReplica(B0)]
     assert c.ended(B0, succeeded=False) == []
     assert c.ended(A1, succeeded=True) == [StartReplica(A0), StartReplica(A1), StartReplica(B0)]
@@ -96,7 +96,7 @@ def test_retries_are_counted_for_the_role_that_fails():
 
 def test_cancelling():
     """Once; also while it stops to start again."""
-    c = course(RetryPolicy.APPLICATION, 1)
+    c = lifecycle(RetryPolicy.APPLICATION, 1)
     assert c.ended(A0, succeeded=False) == [StopReplica(A1), StopReplica(B0)]
     assert c.cancel() == []
     assert c.cancel() == []

@@ -1,4 +1,4 @@
-"""What follows when a replica ends: the course of an app on a scheduler of ours. Pure.
+"""What follows when a replica ends, for an app on a scheduler of ours. Pure.
 
 `AppLifecycle.ended(…)` and `AppLifecycle.cancel()` give the actions to take. The first failure that
 no retry makes good is the app's; everything else is stopped then.
@@ -17,7 +17,7 @@ ReplicaKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class RoleLifecycle:
-    """A role, as far as its course is concerned."""
+    """A role, as far as its lifecycle is concerned."""
 
     name: str
     replicas: int

@@ -63,7 +63,7 @@ class RoleRequest:
 
     @property
     def part(self) -> RoleLifecycle:
-        """The role, as far as its course is concerned."""
+        """The role, as far as its lifecycle is concerned."""
         policy = RetryPolicy(self.retry_policy)
         return RoleLifecycle(self.name, len(self.replicas), self.max_retries, policy)
 
