@@ -1,12 +1,19 @@
 """A flood of clients that speak the store's own protocol does not keep a group from forming."""
 
+import asyncio
 import contextlib
 import os
+import resource
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from phalanx._core.rounds import Endpoint
+from phalanx._rendezvous.tcp.connections.crowd import Standing
+from phalanx._rendezvous.tcp.connections.store_gate import StoreGate
+from phalanx._system import network
 from tests.conftest import wait_until
 from tests.process import store_flood
 from tests.process.strangers import ENVIRON
@@ -106,3 +113,75 @@ def test_a_flood_from_another_host(torchrun, other_host):  # noqa: F811
     """One that has not joined: it gets what is left over."""
     attack = lambda port: flood(f"{NETWORK}.1", port, *KINDS, prefix=other_host)
     group_forms(torchrun, f"{NETWORK}.1", attack)
+
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)"
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_confined_port_is_reached_from_this_machine_alone(other_host, confined):
+    """By its loopback address, where the gate comes from; unconfined, the way there is open."""
+    with network.bind(anywhere=True) as bound:
+        if confined:
+            network.confine_to_loopback(bound)
+        bound.listen()
+        port = str(bound.getsockname()[1])
+
+        def reaches(*prefix, address):
+            command = [*prefix, sys.executable, "-c", CONNECT, address, port]
+            return subprocess.run(command, capture_output=True).returncode == 0
+
+        assert reaches(address="127.0.0.1")
+        assert reaches(*other_host, address=f"{NETWORK}.1") is not confined
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(4096, 64), (288, 4)])
+def test_strangers_take_few_descriptors_on_their_way_to_the_store(monkeypatch, descriptors, most):
+    """However many come, from however many places; those that are known come past them."""
+    # What the gate is told, not what is so: the other ends of all connections are here as well.
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
+    asyncio.run(crowd(most))
+
+
+async def crowd(most):
+    async def serve(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    gate, tasks, ends = StoreGate(), [], []
+    gate.store = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    loop = asyncio.get_running_loop()
+
+    async def come(origin, standing):
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        tasks.append(asyncio.create_task(gate.pass_on(theirs, origin, standing)))
+        tasks[-1].add_done_callback(lambda _: theirs.close())
+        ends.append(ours)
+        await asyncio.sleep(0)
+        return ours
+
+    async def is_answered(end):
+        await loop.sock_sendall(end, b"word")
+        async with asyncio.timeout(30):
+            return await loop.sock_recv(end, 4) == b"word"
+
+    for number in range(400):
+        await come(number % 50, Standing.STRANGER)
+    async with asyncio.timeout(30):
+        while sum(not task.done() for task in tasks) > most:
+            await asyncio.sleep(0.01)
+    for origin, standing in (("a host", Standing.PROVEN), (os.geteuid(), Standing.OWN)):
+        for _ in range(4):
+            assert await is_answered(await come(origin, standing))
+    for end in ends:
+        end.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    server.close()
+    await server.wait_closed()

@@ -57,6 +57,7 @@ class Pair:
         outs = [host.communicate(timeout=60) for host in (self.leader, self.follower)]
         assert [host.returncode for host in (self.leader, self.follower)] == [0, 0], outs
         assert [out for out, _ in outs] == ["", ""], outs
+        return [errors for _, errors in outs]
 
 
 @pytest.fixture
@@ -198,7 +199,25 @@ def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_p
     assert "Do all hosts have the same token?" in other.stderr
     assert "quite another" not in other.stderr
     two.join()
-    two.end()
+    assert two.end()[0].count("refused a") == 1  # and nothing of torch's launcher, which it is not
+
+
+@pytest.mark.parametrize("busy", ["listens", "is bound"])
+def test_hosts_that_found_their_port_taken_meet_when_it_is_left(torchrun, tmp_path, busy):  # noqa: F811
+    """Both had it that the other leads."""
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        port = squatter.getsockname()[1]
+        if busy == "listens":
+            squatter.listen()
+        where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+        flags = ("--nnodes", "2", *where, "--rdzv-id", "run", "--rdzv-conf", "join_timeout=120")
+        hosts = [torchrun.start(RUNS, *flags, env=ENVIRON) for _ in range(2)]
+        for host in hosts:
+            assert f"waiting for the rendezvous at localhost:{port}" in host.stderr.readline()
+    (tmp_path / "go").touch()
+    outs = [host.communicate(timeout=60) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outs
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,16 @@ class NotTrusted(Exception):
     """The other side did not prove that it has the secret, or does not accept ours.
 
     `is_wrong`: it gave a proof, of another secret. `heard`: what it said instead of a greeting.
+    `greeted`: it speaks our protocol.
     """
 
-    def __init__(self, reason: str, *, is_wrong: bool = False, heard: bytes = b"") -> None:
+    def __init__(
+        self, reason: str, *, is_wrong: bool = False, heard: bytes = b"", greeted: bool = False
+    ) -> None:
         super().__init__(reason)
         self.is_wrong = is_wrong
         self.heard = heard
+        self.greeted = greeted
 
 
 class ConnectionSeal:
@@ -99,9 +103,10 @@ async def prove(connection: socket.socket, key: bytes) -> ConnectionSeal:
     await loop.sock_sendall(connection, GREETING + own)
     numbers = own + await _receive(connection, _RANDOM, "it did not greet back")
     await loop.sock_sendall(connection, _derive(key, b"opener", numbers))
-    proof = await _receive(connection, _PROOF, "it does not accept our token")
+    proof = await _receive(connection, _PROOF, "it does not accept our token", greeted=True)
     if not hmac.compare_digest(proof, _derive(key, b"listener", numbers)):
-        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
+        reason = "it could not prove that it has the secret"
+        raise NotTrusted(reason, is_wrong=True, greeted=True)
     return ConnectionSeal(key, numbers, opener=True)
 
 
@@ -132,13 +137,15 @@ async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> Conne
     return ConnectionSeal(key, numbers, opener=False)
 
 
-async def _receive(connection: socket.socket, size: int, reason: str) -> bytes:
+async def _receive(
+    connection: socket.socket, size: int, reason: str, *, greeted: bool = False
+) -> bytes:
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
         more = await loop.sock_recv(connection, size - len(data))
         if not more:
-            raise NotTrusted(reason)
+            raise NotTrusted(reason, greeted=greeted)
         data += more
     return data
 

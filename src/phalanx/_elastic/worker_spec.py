@@ -158,7 +158,8 @@ class WorkerFailure:
 
     def __str__(self) -> str:
         """What happened, and the worker's traceback."""
-        text = f"rank {self.rank} on {self.hostname} (pid {self.pid}) {self.message}"
+        pid = f" (pid {self.pid})" if self.pid else ""  # of a worker that was never seen, none
+        text = f"rank {self.rank} on {self.hostname}{pid} {self.message}"
         return f"{text}\n{self.traceback}".rstrip()
 
     def signal_name(self) -> str:

@@ -137,7 +137,7 @@ def describe_failure(
     if cause is None:
         return "failed for an unknown reason"
     outcome = cause.outcome
-    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {outcome.describe()}"]
+    lines = [f"{_who(cause)} {outcome.describe()}"]
     if shown:
         lines[0] += " (traceback above)"
     else:
@@ -299,12 +299,18 @@ def _raised(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     )
 
 
+def _who(cause: Failure) -> str:
+    """The worker; of one whose start was never heard of, there is no process to name."""
+    pid = f" (pid {cause.outcome.pid})" if cause.outcome.pid is not None else ""
+    return f"rank {cause.outcome.rank} on {cause.hostname}{pid}"
+
+
 def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     outcome = cause.outcome
     what = outcome.describe()
     if outcome.kind is Ended.EXITED and outcome.code == 0:
         what += " before its function returned"
-    lines = [f"rank {outcome.rank} on {cause.hostname} (pid {outcome.pid}) {what}."]
+    lines = [f"{_who(cause)} {what}."]
     if outcome.stderr:
         last = outcome.stderr.splitlines()
         lines.append(f"Last {len(last)} lines of stderr:")

@@ -64,9 +64,13 @@ class Follower:
         now: Callable[[], float],
         *,
         followed: Callable[[Link], None],
-        lead: Callable[[Handover], None],
+        lead: Callable[[Handover | None], None],
+        take_endpoint: Callable[[], bool],
     ) -> None:
-        """`followed` is told that another decides; `lead` has this host decide."""
+        """`followed` is told that another decides; `lead` has this host decide.
+
+        `take_endpoint` takes the port where all begins, if that is this host's to take.
+        """
         self._host = host
         self._state = state
         self._actions = actions
@@ -74,6 +78,7 @@ class Follower:
         self._now = now
         self._followed = followed
         self._lead = lead
+        self._take_endpoint = take_endpoint
         self._patience = host.settings.join_timeout
         self._succession: Succession | None = None
         self._asked: AgentId | None = None
@@ -107,6 +112,9 @@ class Follower:
                 self._succession.fail(self._asked, closed=end.closed)
             if self._now() > limit:
                 raise self._timeout(end.reason)
+            if gone and end.closed and self._is_unmet() and self._take_endpoint():
+                self._lead(None)  # who had the port was not of this run, and has left
+                return
             if not end.followed:
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, _LONGEST)
@@ -201,9 +209,16 @@ class Follower:
         return _End("the connection was closed", closed=link.silent < limit, followed=True)
 
     async def _meets_torch(self, contact: Endpoint, error: PeerUnreachable) -> bool:
-        """Whether torch's own launcher is at the endpoint; asked before anybody was met there."""
-        unmet = self._succession is None and self._state.round is None
-        return unmet and not error.closed and await torch_store.listens_at(contact)
+        """Whether torch's own launcher is at the endpoint; asked before anybody was met there.
+
+        Not of one that speaks as we do: it would take us for torch's launcher, and say so.
+        """
+        may_be = self._is_unmet() and not error.closed and not error.greeted
+        return may_be and await torch_store.listens_at(contact)
+
+    def _is_unmet(self) -> bool:
+        """Nobody of this run was ever met."""
+        return self._succession is None and self._state.round is None
 
     def _obey(self, frame: wire.Frame) -> None:
         """Do what another has decided."""

@@ -62,6 +62,9 @@ class TcpDecider:
         """The address that others reach this host at, once it was looked up."""
         self._key = secrets.token_hex(16)
         self._listener: Listener | None = None
+        self._endpoint_listener: Listener | None = None
+        """The one at the endpoint, if it was taken after another had left it."""
+        self._may_take_endpoint = False
         self._background = Background(self._broken)
         self._do = self._background.do
         self._state = TcpState(host.agent, host.endpoint)
@@ -135,6 +138,7 @@ class TcpDecider:
             is_host = await self._look_up(machine.is_this_machine, self._host.endpoint.address)
         self._own = self._host.known_address or await self._look_up(self._host.own_address)
         leads = self._open(is_host=is_host)
+        self._may_take_endpoint = is_host and not leads
         if self._listener is not None:
             take = None if self._host.is_alone else self._incoming.take
             self._listener.serve(take, self._do)
@@ -175,6 +179,19 @@ class TcpDecider:
         self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
 
+    def _take_endpoint(self) -> bool:
+        """Take the endpoint's port, which another program had; whether it could be had."""
+        if not self._may_take_endpoint:
+            return False
+        endpoint, anywhere = self._host.endpoint, not self._host.is_local
+        try:
+            self._endpoint_listener = self._connector.listen(endpoint.port, anywhere=anywhere)
+        except OSError:
+            return False
+        self._may_take_endpoint = False
+        self._endpoint_listener.serve(self._incoming.take, self._do)
+        return True
+
     async def close(self) -> None:
         """The app has ended here: let the others have the last word, and go."""
         leader = self._state.leader
@@ -188,8 +205,12 @@ class TcpDecider:
         self._incoming.close()
         if (link := self._state.link) is not None:
             link.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners():
+            listener.close()
+
+    def _listeners(self) -> list[Listener]:
+        both = self._listener, self._endpoint_listener
+        return [listener for listener in both if listener is not None]
 
     def _have_done(self, action: p.CoordinatorAction) -> None:
         """Have it done on this host."""
@@ -306,14 +327,14 @@ class TcpDecider:
 
     def _know(self, link: Link) -> None:
         """One that has connected takes part."""
-        if self._listener is not None:
-            self._listener.know(link)
+        for listener in self._listeners():
+            listener.know(link)
 
     def _share_port(self, store: Endpoint | None) -> None:
         if store is not None and store.address == self._own:
             store = replace(store, address="127.0.0.1")  # which it knows the name of by itself
-        if self._listener is not None:
-            self._listener.share_with(store)
+        if (listener := self._endpoint_listener or self._listener) is not None:
+            listener.share_with(store)
 
     def _follow(self, contact: Endpoint) -> None:
         """Look for the one that decides, beginning there."""
@@ -321,6 +342,7 @@ class TcpDecider:
             *(self._host, self._state, self._actions, self._connector, self._now),
             followed=self._followed,
             lead=self._lead,
+            take_endpoint=self._take_endpoint,
         )
         self._do(follower.run(contact))
 

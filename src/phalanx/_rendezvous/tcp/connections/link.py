@@ -27,13 +27,16 @@ _LONGEST = 8 << 20
 class PeerUnreachable(Exception):
     """A host could not be reached; `closed`: nobody listens there, for certain.
 
-    `stranger`: somebody does who is not of this run.
+    `stranger`: somebody does who is not of this run; `greeted`: but of another one of ours.
     """
 
-    def __init__(self, reason: str, *, closed: bool, stranger: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, closed: bool, stranger: bool = False, greeted: bool = False
+    ) -> None:
         super().__init__(reason)
         self.closed = closed
         self.stranger = stranger
+        self.greeted = greeted
 
 
 class Link:
@@ -70,7 +73,10 @@ class Link:
             problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
-                f"another program or run listens there: {error}", closed=False, stranger=True
+                f"another program or run listens there: {error}",
+                closed=False,
+                stranger=True,
+                greeted=error.greeted,
             )
         except OSError as error:
             gone = isinstance(error, ConnectionRefusedError | ConnectionResetError)
