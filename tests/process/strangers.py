@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 
 from phalanx._channel import trust
@@ -31,6 +33,18 @@ def join_request(**fields):
         "bounds": (2, 2),
     }
     return rendezvous_frames.JoinRequest(**{**defaults, **fields})
+
+
+@contextlib.contextmanager
+def room_for_descriptors(count):
+    """Let this process open so many more; a user's shell often allows 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, len(os.listdir("/proc/self/fd")) + count + 64)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def say(port, data, patience=5.0):

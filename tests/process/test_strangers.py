@@ -142,17 +142,18 @@ def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
     pid = two.leader.pid
     before = len(os.listdir(f"/proc/{pid}/fd"))
     idle = []
-    try:
-        for _ in range(1500):
-            idle.append(socket.create_connection(("127.0.0.1", two.port), timeout=5))
-        for connection in idle[::10]:
-            with contextlib.suppress(OSError):
-                connection.sendall(b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big"))
-        wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300, timeout=30)
-        assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
-    finally:
-        for connection in idle:
-            connection.close()
+    with strangers.room_for_descriptors(1500):
+        try:
+            for _ in range(1500):
+                idle.append(socket.create_connection(("127.0.0.1", two.port), timeout=5))
+            for connection in idle[::10]:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big"))
+            wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300, timeout=30)
+            assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+        finally:
+            for connection in idle:
+                connection.close()
     two.end()
 
 
