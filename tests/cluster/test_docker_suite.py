@@ -19,3 +19,6 @@ class TestDocker(SchedulerSuite):
 
     def scheduler_options(self):
         return {"pull": "never", "stop_grace": 1}
+
+    def lease_options(self):
+        return {"image": IMAGE, "pull": "never"}

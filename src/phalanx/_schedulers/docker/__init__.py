@@ -6,11 +6,13 @@
 | `labels` | what a container's labels say: the only record of an app |
 | `request` | pure: an app and its options → the containers |
 | `engine` | all calls of the engine's API, and what its complaints mean |
+| `creation` | what is made of a request |
 | `course` | pure: what the engine has of an app → how it stands, and what is to be done |
 | `carrying` | does it |
 | `supervisor` | a process that does it whenever a container ends |
 | `errors_of` | what went wrong in a replica, from what its container has left |
 | `logs` | what replicas have printed, from the engine |
+| `lease` | hosts for launches: containers that end with this process |
 | `scheduler` | puts them together |
 """
 

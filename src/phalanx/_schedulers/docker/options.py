@@ -41,6 +41,12 @@ class DockerOptions:
     image_repo: str | None = option(
         None, help="repository to push images with your workspace to; default: not pushed"
     )
+    image: str | None = option(
+        None, help="image of hosts for Launcher(scheduler=…); apps: that of their roles"
+    )
+    gpus: int = option(
+        0, help="GPUs of each host for Launcher(scheduler=…); apps: what their roles request"
+    )
     python: str = option("python3", help="what 'python' is in the image")
     stop_grace: float = option(
         10.0, help="seconds between SIGTERM and SIGKILL when stopping containers"
@@ -54,6 +60,8 @@ class DockerOptions:
             )
         if self.network is not None and (not self.network or ":" in self.network):
             raise ConfigError(f"network={self.network}: must be the name of a network, or host.")
+        if self.gpus < 0:
+            raise ConfigError(f"gpus={self.gpus}: must be a number of GPUs, 0 or more.")
         if not self.python:
             raise ConfigError("python: must be a program of the image, such as python3.")
         for name in self.env:

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from phalanx._channel import trust
-from phalanx._images.builder import ensure_image, provide
 from phalanx._images.plan import ImagePlan, plan_image
-from phalanx._logs import logger
-from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.carrying import carry_out, for_all, stop_all
 from phalanx._schedulers.docker.course import REMOVED, Assessment, SeenApp, assess
+from phalanx._schedulers.docker.creation import create_containers, have_images
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.errors_of import error_of
 from phalanx._schedulers.docker.logs import ReplicaOutput
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import (
-    CODE_PATH,
-    ContainerRequest,
     DockerRequest,
-    code_volume,
     make_request,
     user_name,
 )
 from phalanx._schedulers.docker.supervisor import start_supervisor
+from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.supervised.error_text import ReplicaError
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
-from phalanx._schedulers.supervised.request import RANK0_PORT
 from phalanx._specs import (
     AppDef,
     AppState,
@@ -63,6 +54,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         grace=True,
         several_roles=True,
         keeps_apps=True,
+        lends_hosts=True,
         retry_policies=frozenset(RetryPolicy),
         runs_images=True,
     )
@@ -99,11 +91,11 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         Raises `ConfigError`, and `SchedulerError` with the engine's own reason.
         """
         with Engine() as engine:
-            images = _images(engine, request)
+            images = have_images(engine, request)
             if engine.find(request.app_id) is not None:
                 raise SchedulerError(f"{request.app_id} has already been submitted.")
             try:
-                made = _create(engine, request, images)
+                made = create_containers(engine, request, images)
                 for_all(engine.start, made)
             except BaseException:
                 engine.remove_all(request.app_id)
@@ -182,6 +174,14 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         output = ReplicaOutput(app_id, self.session_name, (role, replica), has_ended)
         return output.read(stream, since, until, follow=follow)
 
+    # ── hosts for launches ────────────────────────────────────────────────────
+
+    def lend(self, request: LeaseRequest) -> Lease:
+        """Start containers. Raises `ConfigError`."""
+        from phalanx._schedulers.docker.lease import DockerLease
+
+        return DockerLease(request)
+
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
@@ -199,116 +199,6 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
                 return
             _cancel(engine, app, None)
             engine.remove_all(app_id)
-
-
-# ── submitting ────────────────────────────────────────────────────────────────
-
-
-def _images(engine: Engine, request: DockerRequest) -> dict[str, str]:
-    """The image of each role: the project's own where it has a workspace."""
-    found: dict[str, str] = {}
-    for container in request.containers:
-        if container.role in found:
-            continue
-        if container.workspace is None:
-            ensure_image(engine.api, container.image, request.options.pull)
-            found[container.role] = container.image
-        else:
-            plan = container.workspace
-            found[container.role] = provide(plan, engine.api, pull=request.options.pull)
-    return found
-
-
-def _create(engine: Engine, request: DockerRequest, images: Mapping[str, str]) -> list[str]:
-    """Everything that an app consists of; gives the ids of its containers."""
-    if request.network is not None:
-        engine.create_network(request.network, request.labels)
-    first = request.containers[0]
-    more_env = [*(f"{name}={value}" for name, value in request.copied_env.items())]
-    more_env.append(f"{RENDEZVOUS_TOKEN}={trust.make_token()}")
-    if request.options.network == "host":
-        from phalanx._system.network import free_port
-
-        more_env.append(f"{RANK0_PORT}={free_port()}")
-    if request.ships_phalanx:
-        _ship(engine, request, images[first.role])
-    info = engine.info()
-    made: dict[tuple[str, int], str] = {}
-
-    def create(container: ContainerRequest) -> None:
-        config = _config(engine, request, container, images[container.role], more_env, info)
-        made[container.role, container.replica] = engine.create_container(container.name, config)
-
-    for_all(create, request.containers)
-    return [made[container.role, container.replica] for container in request.containers]
-
-
-def _config(
-    engine: Engine,
-    request: DockerRequest,
-    container: ContainerRequest,
-    image: str,
-    more_env: list[str],
-    info: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A container's request with what the engine knows."""
-    host = {**container.config["HostConfig"]}
-    processors = int(info.get("NCPU") or 0)
-    if processors and host.get("NanoCpus", 0) > processors * 10**9:
-        logger.warning(
-            "phalanx: %s asks for %g CPUs; the engine has %d",
-            container.role,
-            host["NanoCpus"] / 1e9,
-            processors,
-        )
-        del host["NanoCpus"]
-    if "ShmSize" not in host:
-        host["ShmSize"] = int(info.get("MemTotal") or 0) // 2 or 1 << 30
-    # What is said for the app wins over what is copied from here.
-    own = {entry.partition("=")[0] for entry in container.config["Env"]}
-    env = [entry for entry in more_env if entry.partition("=")[0] not in own]
-    if request.ships_phalanx:
-        paths = [
-            e.partition("=")[2] for e in engine.image_env(image) if e.startswith("PYTHONPATH=")
-        ]
-        env.append(f"PYTHONPATH={':'.join([CODE_PATH, *paths])}")
-    return {
-        **container.config,
-        "Image": image,
-        "Env": [*env, *container.config["Env"]],
-        "HostConfig": host,
-    }
-
-
-def _ship(engine: Engine, request: DockerRequest, image: str) -> None:
-    """Fill a volume with Phalanx. A container that never runs takes it in: any engine can do that,
-    one on another machine too.
-    """
-    from phalanx._launcher.transport.bundle import make_bundle
-
-    volume = code_volume(request.app_id)
-    engine.create_volume(volume, request.labels)
-    mount = {"Type": "volume", "Source": volume, "Target": CODE_PATH}
-    helper = engine.create_container(
-        f"{volume}-filling",
-        {
-            "Image": image,
-            "Entrypoint": ["true"],
-            "NetworkDisabled": True,
-            "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
-            "Labels": {labels.APP: f"{request.app_id} (filling)"},
-        },
-    )
-    try:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, data in make_bundle().files.items():
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(data), 0o644
-                tar.addfile(entry, io.BytesIO(data))
-        engine.put_files(helper, CODE_PATH, buffer.getvalue())
-    finally:
-        engine.remove_container(helper)
 
 
 # ── ends ──────────────────────────────────────────────────────────────────────

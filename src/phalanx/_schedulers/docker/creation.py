@@ -1,0 +1,132 @@
+"""An app's images, network, volume and containers: what is made of a request."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx._channel import trust
+from phalanx._images.builder import ensure_image, provide
+from phalanx._logs import logger
+from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
+from phalanx._schedulers.docker import labels
+from phalanx._schedulers.docker.carrying import for_all
+from phalanx._schedulers.docker.engine import Engine
+from phalanx._schedulers.docker.request import (
+    CODE_PATH,
+    ContainerRequest,
+    DockerRequest,
+    code_volume,
+)
+from phalanx._schedulers.supervised.request import RANK0_PORT
+
+
+def have_images(engine: Engine, request: DockerRequest) -> dict[str, str]:
+    """The image of each role: the project's own where it has a workspace."""
+    found: dict[str, str] = {}
+    for container in request.containers:
+        if container.role in found:
+            continue
+        if container.workspace is None:
+            ensure_image(engine.api, container.image, request.options.pull)
+            found[container.role] = container.image
+        else:
+            plan = container.workspace
+            found[container.role] = provide(plan, engine.api, pull=request.options.pull)
+    return found
+
+
+def create_containers(
+    engine: Engine, request: DockerRequest, images: Mapping[str, str]
+) -> list[str]:
+    """Everything that an app consists of; gives the ids of its containers."""
+    if request.network is not None:
+        engine.create_network(request.network, request.labels)
+    first = request.containers[0]
+    more_env = [*(f"{name}={value}" for name, value in request.copied_env.items())]
+    more_env.append(f"{RENDEZVOUS_TOKEN}={trust.make_token()}")
+    if request.options.network == "host":
+        from phalanx._system.network import free_port
+
+        more_env.append(f"{RANK0_PORT}={free_port()}")
+    if request.ships_phalanx:
+        _ship(engine, request, images[first.role])
+    info = engine.info()
+    made: dict[tuple[str, int], str] = {}
+
+    def create(container: ContainerRequest) -> None:
+        config = complete(engine, request, container, images[container.role], more_env, info)
+        made[container.role, container.replica] = engine.create_container(container.name, config)
+
+    for_all(create, request.containers)
+    return [made[container.role, container.replica] for container in request.containers]
+
+
+def complete(
+    engine: Engine,
+    request: DockerRequest,
+    container: ContainerRequest,
+    image: str,
+    more_env: list[str],
+    info: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A container's request with what the engine knows."""
+    host = {**container.config["HostConfig"]}
+    processors = int(info.get("NCPU") or 0)
+    if processors and host.get("NanoCpus", 0) > processors * 10**9:
+        logger.warning(
+            "phalanx: %s asks for %g CPUs; the engine has %d",
+            container.role,
+            host["NanoCpus"] / 1e9,
+            processors,
+        )
+        del host["NanoCpus"]
+    if "ShmSize" not in host:
+        host["ShmSize"] = int(info.get("MemTotal") or 0) // 2 or 1 << 30
+    # What is said for the app wins over what is copied from here.
+    own = {entry.partition("=")[0] for entry in container.config["Env"]}
+    env = [entry for entry in more_env if entry.partition("=")[0] not in own]
+    if request.ships_phalanx:
+        paths = [
+            e.partition("=")[2] for e in engine.image_env(image) if e.startswith("PYTHONPATH=")
+        ]
+        env.append(f"PYTHONPATH={':'.join([CODE_PATH, *paths])}")
+    return {
+        **container.config,
+        "Image": image,
+        "Env": [*env, *container.config["Env"]],
+        "HostConfig": host,
+    }
+
+
+def _ship(engine: Engine, request: DockerRequest, image: str) -> None:
+    """Fill a volume with Phalanx. A container that never runs takes it in: any engine can do that,
+    one on another machine too.
+    """
+    from phalanx._launcher.transport.bundle import make_bundle
+
+    volume = code_volume(request.app_id)
+    engine.create_volume(volume, request.labels)
+    mount = {"Type": "volume", "Source": volume, "Target": CODE_PATH}
+    helper = engine.create_container(
+        f"{volume}-filling",
+        {
+            "Image": image,
+            "Entrypoint": ["true"],
+            "NetworkDisabled": True,
+            "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
+            "Labels": {labels.APP: f"{request.app_id} (filling)"},
+        },
+    )
+    try:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, data in make_bundle().files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), 0o644
+                tar.addfile(entry, io.BytesIO(data))
+        engine.put_files(helper, CODE_PATH, buffer.getvalue())
+    finally:
+        engine.remove_container(helper)
