@@ -1,0 +1,96 @@
+"""How an app in containers stands, from what an engine says of them; no engine is asked."""
+
+import pytest
+
+from phalanx._schedulers.docker.course import SeenApp, SeenContainer, assess
+from phalanx._schedulers.docker.engine import explain, moment
+from phalanx._schedulers.docker.labels import Course
+from phalanx._schedulers.docker.options import DockerOptions
+from phalanx._schedulers.docker.request import role_words
+from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
+from phalanx._specs import AppState, RetryPolicy
+from phalanx.errors import ConfigError
+
+
+def seen(number, attempt=0, code=None, at=0.0, **fields):
+    """A replica's container: it runs, or has ended with a code at a time."""
+    known = {"state": "running"} if code is None else {"state": "exited", "finished": at}
+    known |= {"exit_code": code or 0, "started": 1.0, **fields}
+    return SeenContainer(("role", number), attempt, f"{number}-{attempt}", **known)
+
+
+def app(*containers, replicas=2, retries=0, policy=RetryPolicy.REPLICA, cancelled=None):
+    course = Course((RoleLifecycle("role", replicas, retries, policy),), 1.0, created=0.0)
+    return SeenApp("app", "app", "session", "user", course, containers, cancelled)
+
+
+def test_the_first_that_failed_is_the_cause_and_others_are_to_be_stopped():
+    found = assess(app(seen(0), seen(1, code=3, at=5.0)), 6.0)
+    assert (found.state, [c.id for c in found.to_stop]) == (AppState.RUNNING, ["0-0"])
+    found = assess(app(seen(0, code=143, at=6.0), seen(1, code=3, at=5.0)), 7.0)
+    assert (found.state, found.lifecycle.first_failure) == (AppState.FAILED, ("role", 1))
+    assert found.lifecycle.states["role", 0] is AppState.CANCELLED
+
+
+def test_retries_are_containers_that_are_not_there_yet():
+    found = assess(app(seen(0), seen(1, code=3, at=5.0), retries=1), 6.0)
+    assert found.to_start == [(("role", 1), 1)]
+    found = assess(app(seen(0), seen(1, code=3, at=5.0), seen(1, 1), retries=1), 6.0)
+    assert not found.is_due
+    again = app(
+        *(seen(0, code=0, at=9.0), seen(1, code=3, at=5.0), seen(1, 1, code=0, at=8.0)), retries=1
+    )
+    assert (assess(again, 9.0).state, assess(again, 9.0).lifecycle.restarts) == (
+        AppState.SUCCEEDED,
+        1,
+    )
+
+
+def test_what_was_cancelled_before_it_ended_is_cancelled():
+    ended = (seen(0, code=143, at=6.0), seen(1, code=0, at=4.0))
+    assert assess(app(*ended, cancelled=5.0), 7.0).state is AppState.CANCELLED
+    assert assess(app(*ended, cancelled=8.0), 9.0).state is AppState.FAILED
+
+
+def test_an_app_that_is_being_submitted_waits_and_one_that_never_was_has_failed():
+    made = seen(0, state="created", started=None)
+    assert assess(app(made), 1.0).state is AppState.PENDING
+    assert assess(app(made), 1000.0).state is AppState.FAILED
+
+
+def test_a_course_is_read_as_it_was_written():
+    course = app(retries=2).course
+    assert Course.from_text(course.to_text()) == course
+
+
+def test_words_for_roles_differ():
+    words = role_words(["a b", "a-b", "字", "ä", "x" * 200])
+    assert len(set(words.values())) == 5
+    assert all(len(word) < 50 for word in words.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:00:01.5Z", 1.5),
+        ("1970-01-01T00:00:01.123456789Z", 1.123456789),
+        ("1970-01-01T01:00:01+01:00", 1.0),
+        ("1970-01-01T00:00:02Z", 2.0),
+        ("0001-01-01T00:00:00Z", None),
+    ],
+)
+def test_times_of_an_engine(text, seconds):
+    assert moment(text) == seconds
+
+
+def test_complaints_are_sentences():
+    text = 'could not select device driver "" with capabilities: [[gpu]]'
+    assert "nvidia-ctk" in explain(text)
+    assert explain("something else.") == "something else"
+
+
+@pytest.mark.parametrize("size", ["", "8", "1x", "-1g"])
+def test_sizes_that_are_none(size):
+    with pytest.raises(ConfigError, match="shm_size"):
+        DockerOptions(shm_size=size)
+    assert DockerOptions(shm_size="8g").shm_bytes == 8 << 30
