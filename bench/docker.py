@@ -60,7 +60,7 @@ def value():
 began = time.time()
 launcher = phalanx.Launcher(
     scheduler="local_docker", num_hosts=int(sys.argv[2]), workers_per_host=1, workspace=None,
-    scheduler_options={"image": sys.argv[1]},
+    image=sys.argv[1],
 )
 assert list(launcher.run(value)) == [1] * int(sys.argv[2])
 print(time.time() - began)

@@ -54,8 +54,8 @@ class Way:
 
 
 def start(target, func, kwargs=None, **options):
-    """A launch of one worker on a host."""
-    settings = LaunchOptions(workers_per_host=1, **options)
+    """A launch of one worker on a host; unless said otherwise, a broken stream is a lost host."""
+    settings = LaunchOptions(**{"workers_per_host": 1, "reconnect_timeout": 0.0, **options})
     hosts = [ListedHost(target.name, target)]
     return prepare_app(settings, _pack(func, (), kwargs), hosts=hosts).start()
 
@@ -219,7 +219,7 @@ class ReconnectSuite:
 
     def test_a_host_that_cannot_be_reached_again_is_lost(self, way, monkeypatch):
         """After `reconnect_timeout`, with the reason; its agent ends by itself."""
-        with cuttable(way, wait_for_ever, reconnect_timeout=1.0) as (app, cut):
+        with cuttable(way, waiting(), reconnect_timeout=1.0) as (app, cut):
             assert next(app.logs(follow=True)).text == "here"
             monkeypatch.setattr(dial, "reattach", functools.partial(_refuse, way))
             cut()
@@ -228,7 +228,7 @@ class ReconnectSuite:
 
     def test_cancelling_ends_what_runs_there_also_without_a_stream(self, way, monkeypatch):
         """The host is asked again, by another login."""
-        with cuttable(way, wait_for_ever) as (app, cut):
+        with cuttable(way, waiting()) as (app, cut):
             assert next(app.logs(follow=True)).text == "here"
             monkeypatch.setattr(dial, "reattach", functools.partial(_refuse, way))
             cut()
@@ -243,7 +243,7 @@ class ReconnectSuite:
         before, agents = set(_children()), []
         with Pool() as pool:
             for _ in range(2):
-                work = _pack(tell_agent, (), None)
+                work = _pack(telling_agent(), (), None)
                 app = prepare_app(options, work, hosts=hosts, pools=[pool]).start()
                 assert next(app.logs(follow=True)).text == "here"
                 way.cut([pid for pid in _children() if pid not in before], signal.SIGKILL)
@@ -251,17 +251,26 @@ class ReconnectSuite:
         assert agents[0] == agents[1]
 
 
-def wait_for_ever():
-    print("here", flush=True)
-    threading.Event().wait(120)
+def waiting():
+    """Work that takes for ever: made here, since hosts do not have this module."""
+
+    def wait():
+        print("here", flush=True)
+        threading.Event().wait(120)
+
+    return wait
 
 
-def tell_agent():
-    """The process of the agent, after a while."""
-    print("here", flush=True)
-    time.sleep(1)
-    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
+def telling_agent():
+    """Work that gives the process of its agent, after a while."""
+
+    def tell():
+        print("here", flush=True)
+        time.sleep(1)
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+
+    return tell
 
 
 def _refuse(way, *_):

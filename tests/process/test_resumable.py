@@ -126,7 +126,7 @@ def test_a_stranger_at_an_agents_socket_is_refused(tmp_path):
             time.sleep(0.05)
         return 7
 
-    app = start(target, work)
+    app = start(target, work, reconnect_timeout=30.0)
     assert next(app.logs(follow=True)).text == "here"
     (path,) = Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*/reconnect")
     greeting = {"number": "0" * 64, "received": 0}

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "hosts of a scheduler": {
         "scheduler": "NAME",
         "num_hosts": "N",
+        "image": "NAME",
         "scheduler_options": "KEY=VALUE,...",
         "queue_timeout": "SECONDS",
     },

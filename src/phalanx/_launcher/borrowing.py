@@ -63,8 +63,15 @@ def find_lender(options: LaunchOptions, title: str) -> Lender:
             f"scheduler={name!r}: {name} does not lend hosts to launches. Name the hosts with "
             f"hostnames, or submit a program: phalanx run -s {name} …"
         )
+    runs_images = scheduler.capabilities.runs_images
+    if options.image is not None and not runs_images:
+        raise ConfigError(f"image={options.image!r}: {name} does not run images.")
+    if options.image is None and runs_images:
+        raise ConfigError(
+            f"scheduler={name!r} needs an image with Python, as in image='python:3.12'."
+        )
     made = make_from_python(name, scheduler.options, options.scheduler_options)
-    request = LeaseRequest(options.name or title, options.num_hosts or 1, made)
+    request = LeaseRequest(options.name or title, options.num_hosts or 1, made, options.image)
     return Lender(name, scheduler, request, options.python, options.queue_timeout)
 
 

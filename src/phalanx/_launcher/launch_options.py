@@ -122,7 +122,8 @@ class LaunchOptions:
 
     reconnect_timeout: float | None = None
     """Seconds for which workers on another host go on when the connection to it breaks, while the
-    launcher reconnects; with 0 a broken connection is a lost host. Default: 0 over SSH."""
+    launcher reconnects; with 0 a broken connection is a lost host. Default: 0 over SSH, 20 in
+    containers."""
 
     name: str | None = None
     """App name, for process titles and ids. Default: the function's name."""
@@ -153,6 +154,10 @@ class LaunchOptions:
 
     num_hosts: int | None = None
     """Number of hosts to borrow from the scheduler. Default: 1."""
+
+    image: str | None = None
+    """Container image to run in, for schedulers of containers such as local_docker. It needs Python
+    and a shell; your project is sent to it."""
 
     scheduler_options: dict[str, Any] = field(default_factory=dict)
     """Options of the scheduler for the hosts (on the command line: key=value,key2=value2). List
@@ -200,6 +205,7 @@ class LaunchOptionsDict(TypedDict, total=False):
     keep_warm: float
     scheduler: str | None
     num_hosts: int | None
+    image: str | None
     scheduler_options: dict[str, Any]
     queue_timeout: float | None
 

@@ -23,6 +23,8 @@ class LeaseRequest:
     """How many hosts."""
     options: Any
     """An instance of the scheduler's class `options`."""
+    image: str | None = None
+    """The container image that hosts are made from, where `Capabilities.runs_images` is set."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class LentHost:
     """What is given is read by a shell there, as with ssh; otherwise it is taken as it is."""
     without: frozenset[str] = frozenset()
     """Environment variables of this process that the command must not have."""
+    reconnect_timeout: float | None = None
+    """Where what the command runs outlives it, if the command is killed: the default of the
+    launcher's option of that name. None where it does not."""
     tasks: int | None = None
     """How many workers the scheduler means it to have; None where it does not say."""
 

@@ -25,6 +25,9 @@ class LendingSuite:
     lent_hosts: int = 2
     """How many hosts it can lend at once."""
 
+    image: str | None = None
+    """The image that a scheduler of containers makes hosts from; it has a shell."""
+
     def create_scheduler(self, session_name: str) -> Scheduler[Any, Any]:
         """A new one."""
         raise NotImplementedError("say how your scheduler is made: create_scheduler")
@@ -39,7 +42,7 @@ class LendingSuite:
         if not scheduler.capabilities.lends_hosts:
             raise unittest.SkipTest("it does not lend hosts")
         options = make(type(scheduler).__name__, scheduler.options, self.lease_options())
-        lease = scheduler.lend(LeaseRequest("suite", self.lent_hosts, options))
+        lease = scheduler.lend(LeaseRequest("suite", self.lent_hosts, options, self.image or None))
         try:
             yield lease
         finally:

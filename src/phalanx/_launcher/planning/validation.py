@@ -136,6 +136,8 @@ def _check_scheduler(options: LaunchOptions) -> None:
         for field in ("num_hosts", "queue_timeout"):
             if getattr(options, field) is not None:
                 raise ConfigError(f'{field} needs a scheduler, as in scheduler="slurm".')
+        if options.image is not None:
+            raise ConfigError('image needs a scheduler, as in scheduler="local_docker".')
         if options.scheduler_options:
             raise ConfigError('scheduler_options need a scheduler, as in scheduler="slurm".')
         return
@@ -158,6 +160,8 @@ def _check_scheduler(options: LaunchOptions) -> None:
         )
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         raise ConfigError(f"num_hosts={count!r}: must be a number of hosts, 1 or more.")
+    if options.image is not None and (not isinstance(options.image, str) or not options.image):
+        raise ConfigError(f"image={options.image!r}: must be the name of an image.")
     if not isinstance(options.scheduler_options, Mapping):
         raise ConfigError(f"scheduler_options={options.scheduler_options!r}: must be a dict.")
     if options.queue_timeout is not None:

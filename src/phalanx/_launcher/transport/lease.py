@@ -16,4 +16,5 @@ def lent_target(host: LentHost, pythons: Sequence[str]) -> Target:
         tuple(host.command),
         through_shell=host.through_shell,
         without=host.without,
+        reconnect_timeout=host.reconnect_timeout,
     )

@@ -12,7 +12,7 @@
 | `supervisor` | a process that does it whenever a container ends |
 | `errors_of` | what went wrong in a replica, from what its container has left |
 | `logs` | what replicas have printed, from the engine |
-| `lease` | hosts for launches: containers that end with this process |
+| `lease` | containers as hosts of launches; `exec_stream` leads there without docker's command |
 | `scheduler` | puts them together |
 """
 

@@ -204,41 +204,6 @@ class Engine:
                 self.api.unpause(container)  # one that stands still hears nothing
             self.api.stop(container, timeout=round(grace))
 
-    def attach(self, container: str, *streams: str) -> socket.socket:
-        """A connection that is some of a container's streams: when it ends, however, so does its
-        input.
-        """
-        path = _socket_path(self.address)
-        if path is None:
-            raise SchedulerError(
-                f"the Docker engine at {self.address} is not on a socket of this machine: its "
-                "containers cannot be held by this process."
-            )
-        query = "&".join(f"{stream}=1" for stream in streams)
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_TIMEOUT)
-            connection.connect(path)
-            connection.sendall(
-                f"POST /v{self.api.api_version}/containers/{container}/attach?stream=1&{query} "
-                "HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
-                "Content-Length: 0\r\n\r\n".encode()
-            )
-            answer = b""
-            while b"\r\n\r\n" not in answer and (data := connection.recv(4096)):
-                answer += data
-            if not answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 200")):
-                said = sanitize_line(answer.decode("utf-8", "replace"), _LONGEST)
-                raise EngineGone(f"the Docker engine does not attach to a container: {said}")
-            connection.settimeout(None)
-        except OSError as error:
-            connection.close()
-            raise EngineGone(f"the Docker engine does not answer ({error})") from error
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def remove_container(self, container: str) -> None:
         """With the volumes that have no name; one that runs is killed."""
         with contextlib.suppress(NoSuchThing, NameTaken), self.errors("remove a container"):

@@ -1,269 +1,245 @@
-"""Containers for launches: hosts that end with this process.
+"""Containers as hosts for launches, on a network of their own.
 
-Each container's first process reads its input, which the engine takes from a connection of this
-process: however this process ends, it comes to the end of that input, and the engine removes the
-container. There is nobody else to clean up, and no network of its own that could be left. What
-leads into a container is `docker exec`.
+What keeps a container is its first process, which ends when nobody else has run in it for a while:
+however a launcher ends, its agents do so soon after, and the containers after them. Nothing has to
+be cleaned up but a network, which the next lease, or `phalanx clean`, removes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import os
+import re
+import secrets
 import shutil
-import socket
+import sys
 import threading
 import time
-import weakref
+from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
-from phalanx._core.sanitize import sanitize_line
 from phalanx._images.builder import ensure_image
+from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.carrying import for_all
-from phalanx._schedulers.docker.creation import complete
-from phalanx._schedulers.docker.engine import Engine, EngineGone, explain
+from phalanx._schedulers.docker.engine import Engine, NameTaken, NoSuchThing
 from phalanx._schedulers.docker.options import DockerOptions
-from phalanx._schedulers.docker.request import make_request, user_name
+from phalanx._schedulers.docker.request import gpu_request, user_name
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
-from phalanx._specs import AppDef, Resource, Role
-from phalanx._specs.app_def import UNSPECIFIED
-from phalanx.errors import ConfigError, PhalanxError, SchedulerError
+from phalanx.errors import PhalanxError, SchedulerError
 
-LEASE = "phalanx.lease"
-"""The label of a container that is lent."""
-_INTERVAL = 1.0
-"""Seconds between two questions to the engine."""
-_READY = "phalanx: ready"
-_HOLD = f"import sys; print({_READY!r}, flush=True); sys.stdin.buffer.read()"
-_STARTING = 60.0
-"""Seconds for an interpreter to start."""
+RECONNECT_TIMEOUT = 20.0
+"""Seconds for which an agent waits for a launcher whose stream has broken, unless asked for."""
+_IDLE = 30
+"""Seconds after which a container in which nobody runs ends. Both together: less than a minute."""
+_LOOKED_AT = 1.0
+"""Seconds between two questions whether containers are there."""
+_OLD_NETWORK = 120.0
+
+# Waits by turns for a moment, which also buries what others have left, and looks who is there.
+_HOLDER = """
+trap "exit 0" TERM INT
+idle=0
+while [ $idle -lt $1 ]; do
+    sleep 1 & wait $!
+    set -- $1 /proc/[0-9]*
+    if [ $# -gt 2 ]; then idle=0; else idle=$((idle + 1)); fi
+done
+"""
 
 
 class DockerLease(Lease):
-    """Containers, from the request until they are given back."""
+    """Containers of one image, created at once; another for each that is lost."""
 
-    def __init__(self, request: LeaseRequest) -> None:
-        """Ask for them, on a thread. Raises `ConfigError`."""
+    def __init__(self, request: LeaseRequest, environ: Mapping[str, str]) -> None:
+        """Begin to create them; does not wait. Raises `SchedulerError`."""
         options = request.options
         assert isinstance(options, DockerOptions)
-        if options.image is None:
-            raise ConfigError(
-                "local_docker lends containers of an image: name one, as in "
-                'scheduler_options={"image": "python:3.12"}.'
-            )
-        if options.image_repo is not None:
-            raise ConfigError(
-                "local_docker: image_repo has no effect on lent hosts: the launcher sends the "
-                "project itself."
-            )
-        if shutil.which("docker") is None:
-            raise ConfigError("the command docker is not installed here: it leads into containers.")
-        self._options = options
+        assert request.image is not None
+        Engine().close()  # where there is none, that is said at once
+        slug = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30] or "launch"
+        self.id = f"{slug}-{secrets.token_hex(4)}"
+        self._image, self._options, self._num_hosts = request.image, options, request.num_hosts
+        self._env = {**options.copied(environ), **options.env}
         self._lock = threading.Lock()
-        self._made: dict[str, _Container] = {}
-        """The containers that are there, by the name of the host."""
-        self._reason = ""
-        """Why there will be none."""
-        self._state = "starting containers"
-        self._given_back = False
+        self._numbers = count()
+        self._hosts: list[str] = []
+        """The names of containers that run, as far as is known."""
+        self._state, self._end = "CREATING", ""
+        self._given_back = threading.Event()
         self._looked = 0.0
-        self._count = request.num_hosts
-        self._wanted = request.num_hosts
-        network = options.network or "bridge"
-        role = Role(
-            "container",
-            image=options.image,
-            entrypoint="python",
-            args=["-c", _HOLD],
-            num_replicas=request.num_hosts,
-            resource=Resource(UNSPECIFIED, options.gpus, UNSPECIFIED),
-        )
-        self._request = make_request(
-            AppDef(request.name, [role]),
-            "",
-            dataclasses.replace(options, network=network),
-            "PHALANX_RANK0_HOST",
-            {},
-            os.environ,
-        )
-        self.id = self._request.app_id
-        self._making = [self._make_soon(range(request.num_hosts))]
+        self._created = threading.Thread(target=self._create_all, name="phalanx-docker")
+        self._created.start()
 
-    # ── making ────────────────────────────────────────────────────────────────
+    # ── creating ──────────────────────────────────────────────────────────────
 
-    def _make_soon(self, numbers: range) -> threading.Thread:
-        thread = threading.Thread(
-            target=self._make, args=[numbers], name="docker-lease", daemon=True
-        )
-        thread.start()
-        return thread
-
-    def _make(self, numbers: range) -> None:
+    def _create_all(self) -> None:
         try:
             with Engine() as engine:
-                self._state = "waiting for the image"
-                ensure_image(engine.api, str(self._options.image), self._options.pull)
-                self._state = "starting containers"
-                info = engine.info()
-                for_all(lambda number: self._start(engine, info, number), numbers)
+                _remove_old_networks(engine)
+                self._state = "PULLING"
+                ensure_image(engine.api, self._image, self._options.pull)
+                self._state = "CREATING"
+                if self._options.network is None:
+                    engine.create_network(self.id, self._labels)
+                made: dict[int, str] = {}
+
+                def create(number: int) -> None:
+                    if not self._given_back.is_set():
+                        made[number] = self._create(engine)
+
+                for_all(create, range(self._num_hosts))
+                with self._lock:
+                    self._hosts = sorted(made.values(), key=_number)
         except PhalanxError as error:
-            self._reason = str(error).rstrip(".")
+            self._end = str(error)
+        except Exception as error:  # noqa: BLE001 whoever asks for the status gets it
+            self._end = f"{type(error).__name__}: {error}"
 
-    def _start(self, engine: Engine, info: dict[str, Any], number: int) -> None:
-        if self._given_back:
-            return
-        base = self._request.containers[number % self._wanted]
-        name = f"container-{number}"
-        config = complete(engine, self._request, base, base.image, [], info)
-        host = {**config["HostConfig"], "AutoRemove": True}
-        if host["NetworkMode"] == "bridge":
-            del config["NetworkingConfig"]  # it takes no other names
-        config |= {
-            "HostConfig": host,
-            "Labels": {LEASE: self.id, "phalanx.user": user_name()},
-            "OpenStdin": True,
-            "StdinOnce": True,
-            "AttachStdin": True,
-        }
-        if host["NetworkMode"] != "host":
-            config["Hostname"] = name
-        made = _Container(engine.create_container(f"{self.id}-{number}", config), number)
+    def _create(self, engine: Engine) -> str:
+        """Another container, which runs; gives its name. Raises `SchedulerError`."""
         with self._lock:
-            self._made[name] = made
-        with engine.errors("start a container"):
-            try:
-                made.hold(engine)
-                engine.api.start(made.id)
-            except Exception as error:
-                from docker.errors import APIError
+            name = f"{self.id}-{next(self._numbers)}"
+        made = engine.create_container(name, self._config(engine, name))
+        try:
+            with engine.errors(f"start {name}"):
+                engine.api.start(made)
+        except SchedulerError:
+            engine.remove_container(made)
+            raise
+        return name
 
-                if isinstance(error, APIError):
-                    raise SchedulerError(explain(str(error.explanation))) from error
-                raise
-        if _READY not in (said := made.first_words()):
-            why = f"the image {base.image} has no program {self._options.python!r}"
-            if "No such file" not in said:
-                why = f"{self._options.python} does not run in {base.image}: {sanitize_line(said)}"
-            raise SchedulerError(f"{why}. Name another: python=…")
-        made.is_ready = True
+    def _config(self, engine: Engine, name: str) -> dict[str, Any]:
+        options = self._options
+        info = engine.info()
+        host: dict[str, Any] = {
+            "AutoRemove": True,
+            "Privileged": options.privileged,
+            "NetworkMode": options.network or self.id,
+            "ShmSize": options.shm_bytes or int(info.get("MemTotal") or 0) // 2 or 1 << 30,
+        }
+        if options.cpus is not None:
+            host["NanoCpus"] = round(options.cpus * 1e9)
+        if options.mem_bytes is not None:
+            host["Memory"] = host["MemorySwap"] = options.mem_bytes
+        if options.gpus is not None:
+            host["DeviceRequests"] = gpu_request(Count=options.gpus)
+        config: dict[str, Any] = {
+            "Image": self._image,
+            "Hostname": "" if options.network == "host" else name,
+            "Entrypoint": ["/bin/sh", "-c", _HOLDER, "phalanx", str(_IDLE)],
+            "Cmd": [],
+            "Env": [f"{key}={value}" for key, value in self._env.items()],
+            "Labels": self._labels,
+            "HostConfig": host,
+        }
+        if options.user is not None:
+            config["User"] = options.user
+        if options.network is None:
+            config["NetworkingConfig"] = {"EndpointsConfig": {self.id: {"Aliases": [name]}}}
+        return config
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {labels.LEASE: self.id, labels.USER: user_name(), labels.SINCE: repr(time.time())}
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
     def status(self) -> LeaseStatus:
-        """The containers that run, as of a second ago at most."""
-        if self._given_back:
+        """How the containers stand; the engine is asked at most once a second."""
+        if self._given_back.is_set():
             return LeaseStatus(LeasePhase.ENDED, reason="given back")
-        if self._reason and len(self._making) == 1:
-            return LeaseStatus(LeasePhase.ENDED, reason=self._reason)
+        if self._end:
+            return LeaseStatus(LeasePhase.ENDED, reason=self._end)
+        if self._created.is_alive():
+            return LeaseStatus(LeasePhase.WAITING, state=self._state)
         self._look()
         with self._lock:
-            hosts = tuple(
-                LentHost(name, self._command(made))
-                for name, made in sorted(self._made.items(), key=lambda one: one[1].number)
-                if made.is_ready and not made.is_lost
-            )
-            all_made = all(made.is_ready or made.is_lost for made in self._made.values())
-        if len(self._making) == 1 and (len(self._made) < self._wanted or not all_made):
-            return LeaseStatus(LeasePhase.WAITING, state=self._state)
-        return LeaseStatus(LeasePhase.READY, hosts, "running")
-
-    def _command(self, made: _Container) -> tuple[str, ...]:
-        return ("docker", "--host", made.address, "exec", "--interactive", made.id)
+            hosts = tuple(self._lent(name) for name in self._hosts)
+        if not hosts:
+            return LeaseStatus(LeasePhase.ENDED, reason="all containers have ended")
+        return LeaseStatus(LeasePhase.READY, hosts, "RUNNING")
 
     def _look(self) -> None:
-        """Find out which containers are gone, once a second."""
-        now = time.monotonic()
         with self._lock:
-            if now - self._looked < _INTERVAL:
+            if time.monotonic() - self._looked < _LOOKED_AT:
                 return
-            self._looked = now
+            self._looked = time.monotonic()
         try:
             with Engine() as engine, engine.errors("list containers"):
-                listed = engine.api.containers(filters={"label": [f"{LEASE}={self.id}"]})
-        except EngineGone:
-            return  # it may come back
-        running = {entry["Id"] for entry in listed}
+                listed = engine.api.containers(filters={"label": f"{labels.LEASE}={self.id}"})
+        except SchedulerError:
+            return  # it may come back, and the containers may go on
+        running = {name.lstrip("/") for entry in listed for name in entry["Names"]}
         with self._lock:
-            for made in self._made.values():
-                made.is_lost = made.is_lost or (made.is_ready and made.id not in running)
+            self._hosts = [name for name in self._hosts if name in running]
+
+    def _lent(self, name: str) -> LentHost:
+        return LentHost(name, exec_command(name), reconnect_timeout=RECONNECT_TIMEOUT)
+
+    # ── ends ──────────────────────────────────────────────────────────────────
 
     def replace(self, name: str) -> bool:
-        """Start another container."""
+        """Create another container, on a thread."""
+        if self._given_back.is_set():
+            return False
         with self._lock:
-            if self._given_back:
-                return False
-            lost = self._made.get(name)
-            if lost is not None:
-                lost.is_lost = True
-                lost.let_go()
-            number = self._count
-            self._count += 1
-            self._making.append(self._make_soon(range(number, number + 1)))
+            self._hosts = [host for host in self._hosts if host != name]
+
+        def create() -> None:
+            try:
+                with Engine() as engine:
+                    engine.remove_container(name)
+                    new = self._create(engine)
+            except PhalanxError:
+                return  # nobody comes; the launch goes on trying the one that it knows
+            with self._lock:
+                self._hosts.append(new)
+            if self._given_back.is_set():
+                self._remove()
+
+        threading.Thread(target=create, name="phalanx-docker", daemon=True).start()
         return True
 
     def give_back(self) -> None:
-        """Remove the containers."""
-        with self._lock:
-            self._given_back = True
-        for thread in self._making:
-            thread.join()
-        for made in self._made.values():
-            made.let_go()
-        with contextlib.suppress(EngineGone), Engine() as engine:
-            for_all(engine.remove_container, [made.id for made in self._made.values()])
+        """Remove the containers and their network."""
+        self._given_back.set()
+        self._created.join()
+        self._remove()
+
+    def _remove(self) -> None:
+        with Engine() as engine, engine.errors("remove containers"):
+            mine = {"label": f"{labels.LEASE}={self.id}"}
+            listed = engine.api.containers(all=True, filters=mine)
+            for_all(engine.remove_container, [entry["Id"] for entry in listed])
+            for network in engine.api.networks(filters=mine):
+                _remove_network(engine, network["Id"])
 
 
-class _Container:
-    """One container, and the connection that holds it."""
-
-    def __init__(self, container: str, number: int) -> None:
-        self.id = container
-        self.number = number
-        self.address = ""
-        self.is_ready = False
-        self.is_lost = False
-        self._connection: socket.socket | None = None
-        self._output: socket.socket | None = None
-
-    def hold(self, engine: Engine) -> None:
-        """Take hold of its input, before it starts."""
-        self.address = engine.address.replace("http+unix://", "unix://")
-        # A connection that has the output as well would not end the input.
-        self._connection = engine.attach(self.id, "stdin")
-        self._output = engine.attach(self.id, "stdout", "stderr")
-        _OPEN.add(self)
-
-    def first_words(self) -> str:
-        """What it says when it has started, or why it could not. Raises `EngineGone`."""
-        assert self._output is not None
-        said = b""
-        with self._output as output:
-            output.settimeout(_STARTING)
-            try:
-                while b"\n" not in said and (data := output.recv(4096)):
-                    said += data
-            except OSError as error:
-                raise EngineGone(f"a container does not start ({error})") from error
-        return said.decode("utf-8", "replace")
-
-    def let_go(self) -> None:
-        """Its input ends, and it with it. Idempotent; also in a process that was forked, whose
-        connection would keep it.
-        """
-        for connection in (self._connection, self._output):
-            if connection is not None:
-                connection.close()
-        self._connection = None
-        _OPEN.discard(self)
+def exec_command(container: str) -> tuple[str, ...]:
+    """What runs another command in a container: docker's own, or where that is missing, ours."""
+    if shutil.which("docker") is not None:
+        return ("docker", "exec", "-i", container)
+    return (sys.executable, "-m", "phalanx._schedulers.docker.exec_stream", container)
 
 
-_OPEN: weakref.WeakSet[_Container] = weakref.WeakSet()
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
-def _forget_in_fork() -> None:
-    for container in list(_OPEN):
-        container.let_go()
+def _remove_old_networks(engine: Engine) -> None:
+    """Those of leases whose launcher was killed: their containers have ended by themselves."""
+    with engine.errors("list networks"):
+        found = engine.api.networks(filters={"label": f"{labels.USER}={user_name()}"})
+        for network in found:
+            own = network.get("Labels") or {}
+            if labels.LEASE in own and time.time() - float(own[labels.SINCE]) > _OLD_NETWORK:
+                mine = {"label": f"{labels.LEASE}={own[labels.LEASE]}"}
+                if not engine.api.containers(all=True, filters=mine):
+                    _remove_network(engine, network["Id"])
 
 
-os.register_at_fork(after_in_child=_forget_in_fork)
+def _remove_network(engine: Engine, network: str) -> None:
+    try:
+        with engine.errors("remove a network"):
+            engine.api.remove_network(network)
+    except (NoSuchThing, NameTaken):
+        pass  # somebody else has removed it, or a container is just leaving it

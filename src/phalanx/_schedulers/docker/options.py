@@ -14,7 +14,7 @@ from phalanx.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+)\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_LEAST_SHM = 1 << 20
+_LEAST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class DockerOptions:
     image_repo: str | None = option(
         None, help="repository to push images with your workspace to; default: not pushed"
     )
-    image: str | None = option(
-        None, help="image of hosts for Launcher(scheduler=…); apps: that of their roles"
-    )
-    gpus: int = option(
-        0, help="GPUs of each host for Launcher(scheduler=…); apps: what their roles request"
-    )
     python: str = option("python3", help="what 'python' is in the image")
+    cpus: float | None = option(None, help="CPUs of each lent host; apps say it in their resource")
+    mem: str | None = option(
+        None, help="memory of each lent host, such as 16g; apps say it in their resource"
+    )
+    gpus: int | None = option(
+        None, help="GPUs of each lent host, -1 for all; apps say it in their resource"
+    )
     stop_grace: float = option(
         10.0, help="seconds between SIGTERM and SIGKILL when stopping containers"
     )
@@ -60,25 +61,32 @@ class DockerOptions:
             )
         if self.network is not None and (not self.network or ":" in self.network):
             raise ConfigError(f"network={self.network}: must be the name of a network, or host.")
-        if self.gpus < 0:
-            raise ConfigError(f"gpus={self.gpus}: must be a number of GPUs, 0 or more.")
         if not self.python:
             raise ConfigError("python: must be a program of the image, such as python3.")
         for name in self.env:
             if not name or "=" in name:
                 raise ConfigError(f"env: {name!r} is not a valid variable name.")
-        _ = self.shm_bytes
+        if self.cpus is not None and not 0 < self.cpus < math.inf:
+            raise ConfigError(f"cpus={self.cpus}: must be a number of CPUs, more than 0.")
+        if self.gpus is not None and self.gpus < -1:
+            raise ConfigError(f"gpus={self.gpus}: must be a number of GPUs, or -1 for all.")
+        _ = self.shm_bytes, self.mem_bytes
 
     @property
     def shm_bytes(self) -> int | None:
         """The size of /dev/shm, if it is said."""
-        if self.shm_size is None:
-            return None
-        found = _SIZE.fullmatch(self.shm_size.strip())
-        size = int(found[1]) * _UNITS[found[2].lower()] if found else 0
-        if size < _LEAST_SHM:
-            raise ConfigError(f"shm_size={self.shm_size}: must be a size such as 512m or 8g.")
-        return size
+        return _bytes("shm_size", self.shm_size)
+
+    @property
+    def mem_bytes(self) -> int | None:
+        """The memory of a lent host, if it is said."""
+        return _bytes("mem", self.mem)
+
+    @property
+    def for_lent_hosts(self) -> str:
+        """An option that is given, and means nothing for apps; empty if there is none."""
+        given = [name for name in ("cpus", "mem", "gpus") if getattr(self, name) is not None]
+        return given[0] if given else ""
 
     def copied(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables of an environment that are passed on."""
@@ -87,3 +95,14 @@ class DockerOptions:
             for name, value in environ.items()
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.copy_env or ())
         }
+
+
+def _bytes(name: str, text: str | None) -> int | None:
+    """A size as people write it. Raises `ConfigError`."""
+    if text is None:
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) * _UNITS[found[2].lower()] if found else 0
+    if size < _LEAST:
+        raise ConfigError(f"{name}={text}: must be a size such as 512m or 8g.")
+    return size

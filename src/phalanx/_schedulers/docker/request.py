@@ -103,6 +103,11 @@ def _shown_plan(plan: ImagePlan) -> dict[str, Any]:
     }
 
 
+def gpu_request(**which: Any) -> list[dict[str, Any]]:
+    """A request for GPUs: `DeviceIDs`, or a `Count`, of which -1 means all."""
+    return [{"Driver": "", **which, "Capabilities": [["gpu"]]}]
+
+
 def code_volume(app_id: str) -> str:
     """The volume that has Phalanx for an app."""
     return f"{app_id}-phalanx"
@@ -287,9 +292,7 @@ class _Making:
         if options.shm_bytes is not None:
             config["ShmSize"] = options.shm_bytes
         if gpus:
-            config["DeviceRequests"] = [
-                {"Driver": "", "DeviceIDs": gpus, "Capabilities": [["gpu"]]}
-            ]
+            config["DeviceRequests"] = gpu_request(DeviceIDs=gpus)
         return config
 
     def _mounts(self, role: Role) -> Iterator[dict[str, Any]]:

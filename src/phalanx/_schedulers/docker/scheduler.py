@@ -36,7 +36,7 @@ from phalanx._specs import (
     RoleStatus,
 )
 from phalanx._specs.app_def import SCRIPT
-from phalanx.errors import SchedulerError, UnknownApp
+from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
 _NAME = "local_docker"
 _OVERDUE = 3.0
@@ -70,6 +70,11 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
 
     def dryrun(self, app: AppDef, options: DockerOptions) -> DockerRequest:
         """The containers that would be created, and the images that would be built."""
+        if name := options.for_lent_hosts:
+            raise ConfigError(
+                f"{_NAME}: {name} is for hosts that are lent to launches. For an app, set the "
+                "resource of its role."
+            )
         plans: dict[str, ImagePlan | None] = {}
         made: dict[tuple[str, str], ImagePlan] = {}
         for role in app.roles:
@@ -174,14 +179,6 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         output = ReplicaOutput(app_id, self.session_name, (role, replica), has_ended)
         return output.read(stream, since, until, follow=follow)
 
-    # ── hosts for launches ────────────────────────────────────────────────────
-
-    def lend(self, request: LeaseRequest) -> Lease:
-        """Start containers. Raises `ConfigError`."""
-        from phalanx._schedulers.docker.lease import DockerLease
-
-        return DockerLease(request)
-
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
@@ -199,6 +196,14 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
                 return
             _cancel(engine, app, None)
             engine.remove_all(app_id)
+
+    # ── hosts for launches ────────────────────────────────────────────────────
+
+    def lend(self, request: LeaseRequest) -> Lease:
+        """Create containers; does not wait."""
+        from phalanx._schedulers.docker.lease import DockerLease
+
+        return DockerLease(request, os.environ)
 
 
 # ── ends ──────────────────────────────────────────────────────────────────────

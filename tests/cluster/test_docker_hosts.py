@@ -1,0 +1,195 @@
+"""Containers as hosts of launches: every way to a host, and what is special of containers."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+import phalanx
+from phalanx._launcher.transport.lease import lent_target
+from phalanx._schedulers.docker import lease as docker_lease
+from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
+from tests.cluster.docker import IMAGE
+from tests.conftest import wait_until
+from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
+
+
+@pytest.fixture(autouse=True)
+def engine(in_docker):
+    """Nothing of a launch may be left in the engine."""
+    yield in_docker
+    wait_until(lambda: not left(in_docker), message=f"left: {left(in_docker)}")
+
+
+def left(engine):
+    """The containers and networks of leases."""
+    mine = ["--filter", "label=phalanx.lease", "-q"]
+    kinds = (["ps", "-a"], ["network", "ls"])
+    return [
+        line
+        for kind in kinds
+        for line in subprocess.run(
+            ["docker", *kind, *mine], env=engine.environ, capture_output=True, text=True, check=True
+        ).stdout.split()
+    ]
+
+
+@pytest.fixture
+def launcher():
+    def make(num_hosts=2, **options):
+        options = {"workers_per_host": 1, "image": IMAGE, **options}
+        return phalanx.Launcher(scheduler="local_docker", num_hosts=num_hosts, **options)
+
+    return make
+
+
+@pytest.fixture
+def way():
+    scheduler = create_scheduler("local_docker", "tests")
+    lease = scheduler.lend(LeaseRequest("hosts", 1, scheduler.options(), IMAGE))
+    try:
+        wait_until(lambda: lease.status().phase is LeasePhase.READY, 60, lease.status())
+        (host,) = lease.status().hosts
+        yield _way(host)
+    finally:
+        lease.give_back()
+
+
+def _way(host):
+    target = lent_target(host, ("python3",))
+    nowhere = docker_lease.LentHost("nowhere", docker_lease.exec_command("nowhere"))
+    return Way(target, lent_target(nowhere, ("python3",)), "No such container")
+
+
+class TestDockerExec(HostSuite, ReconnectSuite):
+    """A command by `docker exec`."""
+
+
+def test_without_dockers_command_the_api_leads_there(way, monkeypatch, tmp_path):
+    """Every byte both ways, and the exit code."""
+    monkeypatch.setattr(docker_lease.shutil, "which", lambda name: None)
+    command = [*docker_lease.exec_command(way.target.name), "sh", "-c", "cat; echo e >&2; exit 3"]
+    data = os.urandom(1 << 20)
+    done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == (data, b"e\n", 3)
+
+
+def test_values_exceptions_and_logs_come_home(launcher, capfd):
+    """From an image with nothing but Python."""
+
+    def work(value):
+        import socket
+
+        print("hello from", os.environ["RANK"])
+        if value == 13:
+            raise ValueError("unlucky")
+        return socket.gethostname(), value
+
+    found = list(launcher().run(work, {"value": 1}))
+    assert len({name for name, _ in found}) == 2
+    assert "hello from 0" in capfd.readouterr().out
+    with pytest.raises(ValueError, match="unlucky"):
+        launcher().run(work, {"value": 13})
+
+
+def test_one_lease_for_all_runs_of_a_with(launcher):
+    """The same containers, and the same agents."""
+
+    def where():
+        import socket
+
+        return socket.gethostname(), os.getppid()
+
+    with launcher() as warm:
+        assert list(warm.run(where)) == list(warm.run(where))
+
+
+def test_a_container_that_dies_is_replaced(launcher, in_docker, tmp_path):
+    """With elastic options; its network is the same."""
+
+    def work():
+        import socket
+
+        print("on", socket.gethostname(), flush=True)
+        if phalanx.context().restart_count == 0:
+            time.sleep(120)
+        return socket.gethostname()
+
+    app = launcher(max_restarts=3).start(work)
+    lines = app.logs(follow=True)
+    names = {next(lines).text.split()[1] for _ in range(2)}
+    first = min(names)
+    subprocess.run(["docker", "kill", first], env=in_docker.environ, check=True)
+    found = set(app.result(110))
+    assert first not in found
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"image": None}, "needs an image"),
+        ({"image": "no/such:1", "scheduler_options": {"pull": "never"}}, "no/such:1"),
+        ({"scheduler_options": {"gpus": 1}}, "GPUs"),
+        ({"scheduler_options": {"network": "nowhere"}}, "nowhere"),
+        ({"scheduler_options": {"user": "nobody-there"}}, "no user 'nobody-there'"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_a_sentence(launcher, options, says):
+    """At once, and nothing is left."""
+    with pytest.raises((phalanx.SchedulerError, phalanx.ConfigError), match=says) as caught:
+        launcher(**options).run(time.time)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_another_user_of_the_image(launcher):
+    """One that has no home, nor a name."""
+    made = launcher(1, scheduler_options={"user": "12345:12345"})
+    assert list(made.run(os.getuid)) == [12345]
+
+
+def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):
+    """The agents end, and the containers after them, within a minute."""
+    started = script.start(
+        f"""
+        import time, phalanx
+        phalanx.Launcher(
+            scheduler="local_docker", num_hosts=2, image={IMAGE!r}, workers_per_host=1,
+            reconnect_timeout=1, name="killed",
+        ).run(time.sleep, args=(600,))
+        """
+    )
+
+    def workers():
+        listed = subprocess.run(
+            ["docker", "ps", "-q", "--filter", "name=killed"],
+            env=in_docker.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        tops = [
+            subprocess.run(
+                ["docker", "top", one], env=in_docker.environ, capture_output=True, text=True
+            ).stdout
+            for one in listed
+        ]
+        return len([top for top in tops if "rank" in top]) == 2
+
+    wait_until(workers, 60)
+    started.send_signal(signal.SIGKILL)
+    started.communicate()
+    mine = ["docker", "ps", "-q", "--filter", "name=killed"]
+    wait_until(
+        lambda: (
+            not subprocess.run(mine, env=in_docker.environ, capture_output=True, check=True).stdout
+        ),
+        60,
+    )
+    networks = ["docker", "network", "ls", "-q", "--filter", "label=phalanx.lease"]
+    names = subprocess.run(networks, env=in_docker.environ, capture_output=True, text=True)
+    assert names.stdout.split()
+    monkeypatch.setattr(docker_lease, "_OLD_NETWORK", 0.0)
+    phalanx.launch(int, scheduler="local_docker", image=IMAGE, workers_per_host=1)
