@@ -21,4 +21,4 @@ class TestDocker(SchedulerSuite):
         return {"pull": "never", "stop_grace": 1}
 
     def lease_options(self):
-        return {"image": IMAGE, "pull": "never"}
+        return {"pull": "never"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from phalanx._schedulers.docker.course import SeenApp, SeenContainer, assess
+from phalanx._schedulers.docker.assessment import SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import explain, moment
-from phalanx._schedulers.docker.labels import Course
+from phalanx._schedulers.docker.labels import LifecycleRecord
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import role_words
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
@@ -20,8 +20,8 @@ def seen(number, attempt=0, code=None, at=0.0, **fields):
 
 
 def app(*containers, replicas=2, retries=0, policy=RetryPolicy.REPLICA, cancelled=None):
-    course = Course((RoleLifecycle("role", replicas, retries, policy),), 1.0, created=0.0)
-    return SeenApp("app", "app", "session", "user", course, containers, cancelled)
+    record = LifecycleRecord((RoleLifecycle("role", replicas, retries, policy),), 1.0, created=0.0)
+    return SeenApp("app", "app", "session", "user", record, containers, cancelled)
 
 
 def test_the_first_that_failed_is_the_cause_and_others_are_to_be_stopped():
@@ -59,8 +59,8 @@ def test_an_app_that_is_being_submitted_waits_and_one_that_never_was_has_failed(
 
 
 def test_a_course_is_read_as_it_was_written():
-    course = app(retries=2).course
-    assert Course.from_text(course.to_text()) == course
+    record = app(retries=2).lifecycle_record
+    assert LifecycleRecord.from_text(record.to_text()) == record
 
 
 def test_words_for_roles_differ():

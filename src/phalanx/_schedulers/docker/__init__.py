@@ -7,10 +7,10 @@
 | `request` | pure: an app and its options → the containers |
 | `engine` | all calls of the engine's API, and what its complaints mean |
 | `creation` | what is made of a request |
-| `course` | pure: what the engine has of an app → how it stands, and what is to be done |
-| `carrying` | does it |
+| `assessment` | pure: what the engine has of an app → how it stands, and what is to be done |
+| `actions` | does it |
 | `supervisor` | a process that does it whenever a container ends |
-| `errors_of` | what went wrong in a replica, from what its container has left |
+| `replica_errors` | what went wrong in a replica, from what its container has left |
 | `logs` | what replicas have printed, from the engine |
 | `lease` | containers as hosts of launches; `exec_stream` leads there without docker's command |
 | `scheduler` | puts them together |

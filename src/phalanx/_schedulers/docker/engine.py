@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.authoring import need
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.course import SeenApp, SeenContainer
-from phalanx._schedulers.docker.labels import Course, course_of
+from phalanx._schedulers.docker.assessment import SeenApp, SeenContainer
+from phalanx._schedulers.docker.labels import LifecycleRecord, lifecycle_record
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx.errors import SchedulerError
 
@@ -38,7 +38,7 @@ class EngineGone(SchedulerError):
     """The engine does not answer."""
 
 
-class NoSuchThing(SchedulerError):
+class NotInEngine(SchedulerError):
     """The engine has no such container, image, network or volume."""
 
 
@@ -102,12 +102,12 @@ class Engine:
             if known is not None:
                 apps.setdefault(known["Config"]["Labels"].get(labels.APP, ""), []).append(known)
         found = [_seen_app(app_id, some, cancelled.get(app_id)) for app_id, some in apps.items()]
-        return sorted(filter(None, found), key=lambda app: app.course.created)
+        return sorted(filter(None, found), key=lambda app: app.lifecycle_record.created)
 
-    def course(self, app_id: str, session: str) -> Course | None:
+    def lifecycle_record(self, app_id: str, session: str) -> LifecycleRecord | None:
         """What an app consists of; None if it is not there. One question, whatever its size."""
         listed = self._listed({labels.APP: app_id, labels.SESSION: session})
-        return course_of(listed[0]["Labels"]) if listed else None
+        return lifecycle_record(listed[0]["Labels"]) if listed else None
 
     def attempts(self, app_id: str, session: str, key: ReplicaKey) -> dict[int, tuple[str, str]]:
         """The containers that a replica has had: their ids and states, by attempt."""
@@ -129,7 +129,7 @@ class Engine:
         try:
             with self.errors("look at a container"):
                 known: dict[str, Any] = self.api.inspect_container(container)
-        except NoSuchThing:
+        except NotInEngine:
             return None
         return known
 
@@ -199,14 +199,14 @@ class Engine:
     def stop(self, container: str, grace: float) -> None:
         """SIGTERM, after the grace SIGKILL. Blocks until it has ended."""
         known = self.inspect(container)
-        with contextlib.suppress(NoSuchThing), self.errors("stop a container"):
+        with contextlib.suppress(NotInEngine), self.errors("stop a container"):
             if known is not None and known["State"].get("Paused"):
                 self.api.unpause(container)  # one that stands still hears nothing
             self.api.stop(container, timeout=round(grace))
 
     def remove_container(self, container: str) -> None:
         """With the volumes that have no name; one that runs is killed."""
-        with contextlib.suppress(NoSuchThing, NameTaken), self.errors("remove a container"):
+        with contextlib.suppress(NotInEngine, NameTaken), self.errors("remove a container"):
             self.api.remove_container(container, v=True, force=True)
 
     def remove_all(self, app_id: str) -> None:
@@ -218,10 +218,10 @@ class Engine:
                 for entry in listed:
                     self.remove_container(entry["Id"])
             for network in self.api.networks(filters=filters):
-                with contextlib.suppress(NoSuchThing), self.errors("remove a network"):
+                with contextlib.suppress(NotInEngine), self.errors("remove a network"):
                     self.api.remove_network(network["Id"])
             for volume in self.api.volumes(filters=filters).get("Volumes") or ():
-                with contextlib.suppress(NoSuchThing), self.errors("remove a volume"):
+                with contextlib.suppress(NotInEngine), self.errors("remove a volume"):
                     self.api.remove_volume(volume["Name"], force=True)
 
     def events(self, app_id: str) -> Generator[Any, None, None]:
@@ -249,7 +249,7 @@ class Engine:
             yield
         except APIError as error:
             said = explain(str(error.explanation or error))
-            kind = {404: NoSuchThing, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
+            kind = {404: NotInEngine, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
             raise kind(f"the Docker engine cannot {what}: {said}") from error
         except (DockerException, RequestException, HTTPError, OSError) as error:
             raise EngineGone(
@@ -352,15 +352,15 @@ def _seen_app(
     app_id: str, known: Sequence[Mapping[str, Any]], cancelled: float | None
 ) -> SeenApp | None:
     own = known[0]["Config"]["Labels"]
-    course = course_of(own)
-    if course is None:
+    record = lifecycle_record(own)
+    if record is None:
         return None
     return SeenApp(
         app_id,
         own.get(labels.NAME, ""),
         own.get(labels.SESSION, ""),
         own.get(labels.USER, ""),
-        course,
+        record,
         tuple(_seen(container) for container in known),
         cancelled,
     )

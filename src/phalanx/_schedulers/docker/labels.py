@@ -19,7 +19,7 @@ NAME = "phalanx.name"
 ROLE = "phalanx.role"
 REPLICA = "phalanx.replica"
 ATTEMPT = "phalanx.attempt"
-COURSE = "phalanx.course"
+LIFECYCLE = "phalanx.lifecycle"
 ALIAS = "phalanx.alias"
 GPUS = "phalanx.gpus"
 LEASE = "phalanx.lease"
@@ -30,7 +30,7 @@ CANCELLED = "phalanx.cancelled"
 
 
 @dataclass(frozen=True)
-class Course:
+class LifecycleRecord:
     """What an app's end depends on; the same on each of its containers."""
 
     roles: tuple[RoleLifecycle, ...]
@@ -44,7 +44,7 @@ class Course:
         return json.dumps({"roles": roles, "grace": self.stop_grace, "created": self.created})
 
     @classmethod
-    def from_text(cls, text: str) -> Course:
+    def from_text(cls, text: str) -> LifecycleRecord:
         """From a label. Raises `ValueError`, `KeyError` or `TypeError` for another's."""
         known = json.loads(text)
         roles = tuple(
@@ -69,9 +69,9 @@ def container_name(base: str, attempt: int) -> str:
     return f"{base}-try{attempt + 1}" if attempt else base
 
 
-def course_of(labels: Mapping[str, str]) -> Course | None:
+def lifecycle_record(labels: Mapping[str, str]) -> LifecycleRecord | None:
     """What an app's containers say of it; None where it is not ours."""
     try:
-        return Course.from_text(labels[COURSE])
+        return LifecycleRecord.from_text(labels[LIFECYCLE])
     except (KeyError, ValueError, TypeError):
         return None

@@ -19,8 +19,8 @@ from typing import Any
 
 from phalanx._images.builder import ensure_image
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.carrying import for_all
-from phalanx._schedulers.docker.engine import Engine, NameTaken, NoSuchThing
+from phalanx._schedulers.docker.actions import for_all
+from phalanx._schedulers.docker.engine import Engine, NameTaken, NotInEngine
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import gpu_request, user_name
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
@@ -241,5 +241,5 @@ def _remove_network(engine: Engine, network: str) -> None:
     try:
         with engine.errors("remove a network"):
             engine.api.remove_network(network)
-    except (NoSuchThing, NameTaken):
+    except (NotInEngine, NameTaken):
         pass  # somebody else has removed it, or a container is just leaving it

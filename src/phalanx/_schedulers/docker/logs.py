@@ -12,7 +12,7 @@ from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.docker.engine import (
     Engine,
     EngineGone,
-    NoSuchThing,
+    NotInEngine,
     moment,
     wait_for_engine,
 )
@@ -111,7 +111,7 @@ def _lines(
                 begun[kind] = first, pieces
             elif first > after:
                 yield first, kind, _text(pieces)
-    except NoSuchThing:
+    except NotInEngine:
         return  # it was deleted meanwhile
     for kind, (first, pieces) in begun.items():
         if first > after:

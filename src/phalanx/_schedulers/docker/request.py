@@ -19,7 +19,7 @@ from phalanx._core.ranks import REPLICA as REPLICA_VARIABLE
 from phalanx._images.plan import ImagePlan
 from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, replicas
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.labels import Course, container_name
+from phalanx._schedulers.docker.labels import LifecycleRecord, container_name
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
 from phalanx._schedulers.supervised.request import ROLE, with_python
@@ -65,7 +65,7 @@ class DockerRequest:
     network: str | None
     """The app's own; None: its containers join another."""
     containers: tuple[ContainerRequest, ...]
-    course: Course
+    lifecycle_record: LifecycleRecord
     labels: Mapping[str, str]
     """Of everything that is the app's."""
     options: DockerOptions
@@ -131,7 +131,7 @@ def make_request(
             raise ConfigError(
                 f"role {role.name!r} has no image to run in. Name one, such as --image python:3.12"
             )
-    course = Course(
+    record = LifecycleRecord(
         tuple(
             RoleLifecycle(role.name, role.num_replicas, role.max_retries, role.retry_policy)
             for role in app.roles
@@ -149,7 +149,7 @@ def make_request(
     network = app_id if options.network is None else options.network
     words = role_words([role.name for role in app.roles])
     ships = any(_needs_phalanx(role) for role, _ in meant)
-    making = _Making(app_id, options, network, words, course, own, rank0_env, ships=ships)
+    making = _Making(app_id, options, network, words, record, own, rank0_env, ships=ships)
     gpus = _share_gpus(meant)
     return DockerRequest(
         app_id=app_id,
@@ -159,7 +159,7 @@ def make_request(
             making.container(role, number, plans.get(role.name), devices)
             for (role, number), devices in zip(meant, gpus, strict=True)
         ),
-        course=course,
+        lifecycle_record=record,
         labels=own,
         options=options,
         ships_phalanx=ships,
@@ -204,7 +204,7 @@ class _Making:
     options: DockerOptions
     network: str
     words: Mapping[str, str]
-    course: Course
+    lifecycle_record: LifecycleRecord
     labels: Mapping[str, str]
     rank0_env: str
     ships: bool = field(kw_only=True)
@@ -230,7 +230,7 @@ class _Making:
                 labels.REPLICA: str(number),
                 labels.ATTEMPT: "0",
                 labels.ALIAS: host,
-                labels.COURSE: self.course.to_text(),
+                labels.LIFECYCLE: self.lifecycle_record.to_text(),
                 **({labels.GPUS: ",".join(gpus)} if gpus else {}),
             },
             "StopTimeout": round(self.options.stop_grace),

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.carrying import carry_out, for_all, stop_all
-from phalanx._schedulers.docker.course import REMOVED, Assessment, SeenApp, assess
+from phalanx._schedulers.docker.actions import carry_out, for_all, stop_all
+from phalanx._schedulers.docker.assessment import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.docker.creation import create_containers, have_images
 from phalanx._schedulers.docker.engine import Engine
-from phalanx._schedulers.docker.errors_of import error_of
 from phalanx._schedulers.docker.logs import ReplicaOutput
 from phalanx._schedulers.docker.options import DockerOptions
+from phalanx._schedulers.docker.replica_errors import error_of
 from phalanx._schedulers.docker.request import (
     DockerRequest,
     make_request,
@@ -108,7 +108,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
             found = engine.find(request.app_id)
             if found is not None and found.cancelled is not None:
                 carry_out(engine, found)  # while it was being submitted
-        if request.course.needs_supervisor:
+        if request.lifecycle_record.needs_supervisor:
             start_supervisor(request.app_id)
         return request.app_id
 
@@ -142,7 +142,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         """Where something is overdue, whoever was to do it is gone: another is started."""
         assessed = assess(app, time.time())
         is_overdue = assessed.is_due and time.time() - (assessed.since or 0.0) > _OVERDUE
-        if is_overdue and time.time() - app.course.created > _OVERDUE:
+        if is_overdue and time.time() - app.lifecycle_record.created > _OVERDUE:
             if app.app_id not in self._helped:
                 self._helped.add(app.app_id)
                 start_supervisor(app.app_id)
@@ -163,10 +163,10 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
     ) -> Iterator[LogLine]:
         """What a replica has printed, all of its attempts."""
         with Engine() as engine:
-            course = engine.course(app_id, self.session_name)
-        if course is None:
+            record = engine.lifecycle_record(app_id, self.session_name)
+        if record is None:
             raise UnknownApp(f"no such app: {app_id!r}")
-        counts = {part.name: part.replicas for part in course.roles}
+        counts = {part.name: part.replicas for part in record.roles}
         if role not in counts:
             raise LookupError(f"{app_id} has no role {role!r}; choose one of {', '.join(counts)}")
         if not 0 <= replica < counts[role]:
@@ -219,7 +219,9 @@ def _cancel(engine: Engine, app: SeenApp, grace: float | None) -> None:
         assessed = assess(found, time.time())
         if assessed.state.is_final:
             return
-        stop_all(engine, assessed.to_stop, app.course.stop_grace if grace is None else grace)
+        stop_all(
+            engine, assessed.to_stop, app.lifecycle_record.stop_grace if grace is None else grace
+        )
         if not assessed.to_stop:
             time.sleep(0.05)
         found = engine.find(app.app_id)
@@ -253,10 +255,10 @@ def _status(engine: Engine, app: SeenApp, assessed: Assessment) -> AppStatus:
         app=app.app_id,
         state=assessed.state,
         message=message,
-        seconds=max(0.0, last - app.course.created) if last else None,
+        seconds=max(0.0, last - app.lifecycle_record.created) if last else None,
         roles=tuple(
             RoleStatus(part.name, tuple(replicas[part.name, i] for i in range(part.replicas)))
-            for part in app.course.roles
+            for part in app.lifecycle_record.roles
         ),
         num_restarts=life.restarts,
         exit_code=code,

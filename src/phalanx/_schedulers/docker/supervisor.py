@@ -17,7 +17,7 @@ from typing import IO
 
 from phalanx._core.environment import users
 from phalanx._core.ranks import RANK_VARIABLES
-from phalanx._schedulers.docker.carrying import carry_out
+from phalanx._schedulers.docker.actions import carry_out
 from phalanx._schedulers.docker.engine import Engine, EngineGone
 
 _AWAY = 1.0

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from phalanx._schedulers.docker.labels import Course
+from phalanx._schedulers.docker.labels import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import (
     AppLifecycle,
     FinishApp,
@@ -81,7 +81,7 @@ class SeenApp:
     name: str
     session: str
     user: str
-    course: Course
+    lifecycle_record: LifecycleRecord
     containers: tuple[SeenContainer, ...]
     cancelled: float | None = None
     """When it was, in seconds since 1970."""
@@ -116,7 +116,7 @@ class _Replay:
         self._anything_started = any(
             c.has_started or c.could_not_start or c.attempt for c in app.containers
         )
-        self.lifecycle = AppLifecycle(app.course.roles)
+        self.lifecycle = AppLifecycle(app.lifecycle_record.roles)
         self.running: dict[ReplicaKey, int] = {}
         """The attempts that go on."""
         self.stopping: set[ReplicaKey] = set()
@@ -183,12 +183,12 @@ class _Replay:
     def is_half_submitted(self) -> bool:
         """Whoever submits it has not made all containers; or never will."""
         first = sum(c.attempt == 0 for c in self._app.containers)
-        return not self._anything_started and first < self._app.course.num_replicas
+        return not self._anything_started and first < self._app.lifecycle_record.num_replicas
 
     @property
     def is_given_up(self) -> bool:
         """It was killed meanwhile."""
-        return self._now - self._app.course.created > _HALF_SUBMITTED
+        return self._now - self._app.lifecycle_record.created > _HALF_SUBMITTED
 
 
 def assess(app: SeenApp, now: float) -> Assessment:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.course import Assessment, SeenApp, SeenContainer, assess
+from phalanx._schedulers.docker.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import Engine, NameTaken
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
@@ -28,7 +28,7 @@ def carry_out(engine: Engine, app: SeenApp) -> Assessment:
         assessed = assess(app, time.time())
         if assessed.state.is_final or not assessed.is_due:
             return assessed
-        stop_all(engine, assessed.to_stop, app.course.stop_grace)
+        stop_all(engine, assessed.to_stop, app.lifecycle_record.stop_grace)
         for_all(functools.partial(_start, engine, app), assessed.to_start)
         found = engine.find(app.app_id)
         if found is None:
