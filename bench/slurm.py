@@ -58,6 +58,44 @@ executor.submit(note, sys.argv[1])
 print(began)
 """
 
+FUNCTIONS = {
+    "limit: srun -N4, with Python": """
+import subprocess, sys, time
+began = time.time()
+subprocess.run(["srun", "-N4", "-c1", sys.executable, "-c", "pass"], check=True)
+print(time.time() - began)
+""",
+    "phalanx: Launcher.run": """
+import sys, time
+import phalanx
+
+def value():
+    return 1
+
+began = time.time()
+launcher = phalanx.Launcher(
+    scheduler="slurm", num_hosts=4, workers_per_host=1, workspace=None,
+    scheduler_options={"cpus": 1},
+)
+assert list(launcher.run(value)) == [1] * 4
+print(time.time() - began)
+""",
+    "submitit: executor.submit, 4 nodes": """
+import sys, time
+import submitit
+
+def value():
+    return 1
+
+began = time.time()
+executor = submitit.AutoExecutor(folder=sys.argv[1], cluster="slurm")
+executor.update_parameters(timeout_min=5, nodes=4, tasks_per_node=1, cpus_per_task=1)
+assert executor.submit(value).results() == [1] * 4
+print(time.time() - began)
+""",
+}
+"""A function on four hosts, from the request to its values."""
+
 CALLS = int(os.environ.get("BENCH_CALLS", "200"))
 MAPS = {
     "phalanx: Launcher.map on 4 lent hosts": """
@@ -146,17 +184,22 @@ class Rows:
             )
         return rows
 
-    def maps(self) -> dict[str, float]:
-        """Seconds for many calls, once each: what is measured is much longer than its spread."""
+    def programs(self, programs: dict[str, str]) -> dict[str, float]:
+        """The seconds that each program prints. All hosts are idle before."""
         found: dict[str, float] = {}
-        for name, program in MAPS.items():
+        for name, program in programs.items():
             if name.startswith("submitit") and not common.WITH_PEERS:
                 continue
             python = SUBMITIT_PYTHON if name.startswith("submitit") else sys.executable
-            path = Path(self.directory, f"map_{len(found)}.py")
+            path = Path(self.directory, f"program_{len(found)}.py")
             path.write_text(program)
             found[name] = self.number(python, str(path), f"{self.directory}/array", str(CALLS))
+            self.wait_until_idle()
         return found
+
+    def wait_until_idle(self) -> None:
+        while self.output("squeue", "-h"):
+            time.sleep(0.1)
 
     def measure(self, began: Callable[[str], float]) -> float:
         """Seconds to the user's first line. All hosts are idle before."""
@@ -169,20 +212,18 @@ class Rows:
                     sys.exit("the user's first line never ran")
                 time.sleep(0.01)
             seconds = float(note.read_text()) - start
-        while self.output("squeue", "-h"):
-            time.sleep(0.1)
+        self.wait_until_idle()
         return seconds
 
 
-def table(times: dict[str, list[float]]) -> str:
-    limit = statistics.median(times["limit: srun"])
+def table(what: str, times: dict[str, list[float]]) -> str:
+    limit = statistics.median(next(iter(times.values())))
     rows: list[common.Row] = []
     for name, values in times.items():
         median = statistics.median(values)
         spread = f"{min(values):.2f}–{max(values):.2f}"
         rows.append((name, f"{median:.2f} s", spread, f"{median / limit:.2f}"))
-    heads = ("submit → first line of user code", "median", "fastest–slowest", "× srun")
-    return common.table(heads, rows)
+    return common.table((what, "median", "fastest–slowest", "× srun"), rows)
 
 
 def main() -> None:
@@ -192,6 +233,7 @@ def main() -> None:
         install_submitit()
     slurm = Slurm(4)
     times: dict[str, list[float]] = {}
+    functions: dict[str, list[float]] = {}
     maps: dict[str, float] = {}
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
@@ -202,18 +244,24 @@ def main() -> None:
                     seconds = rows.measure(began)
                     if i:  # the first is for the caches
                         times.setdefault(name, []).append(seconds)
-            maps = rows.maps()
+                for name, seconds in rows.programs(FUNCTIONS).items():
+                    if i:
+                        functions.setdefault(name, []).append(seconds)
+            # Once: what is measured is much longer than its spread.
+            maps = rows.programs(MAPS)
     finally:
         slurm.close()
     machine = f"{os.cpu_count()} processors, Python {platform.python_version()}, Slurm 22.05"
-    text = f"{machine}, {common.ROUNDS} rounds\n\n{table(times)}"
+    text = f"{machine}, {common.ROUNDS} rounds\n\n"
+    text += table("submit → first line of user code", times) + "\n\n"
+    text += table("a function on 4 hosts → its values", functions)
     calls = [(name, f"{seconds:.1f} s") for name, seconds in maps.items()]
     text += "\n\n" + common.table((f"{CALLS} calls of an empty function", "in all"), calls)
     print(text)
     common.RESULTS.mkdir(exist_ok=True)
     (common.RESULTS / "slurm.md").write_text(text + "\n")
     (common.RESULTS / "slurm.json").write_text(
-        json.dumps({"machine": machine, "rows": times, "maps": maps})
+        json.dumps({"machine": machine, "rows": times, "functions": functions, "maps": maps})
     )
 
 

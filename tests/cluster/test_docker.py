@@ -1,7 +1,11 @@
 """The engine that the other tests stand on."""
 
-from tests.cluster.docker import IMAGE, Engine
+import pytest
+
+from tests.cluster.docker import IMAGE, Engine, why_not
 from tests.conftest import is_alive
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def test_the_image_has_python_and_containers_find_each_other_by_name(docker):
