@@ -178,3 +178,10 @@ def test_what_a_call_leaves_on_disk_is_for_its_owner_alone(on_scheduler, own_sta
     for place in places:
         assert place.stat().st_mode & 0o077 == 0
         assert all(path.stat().st_mode & 0o077 == 0 for path in place.iterdir())
+
+
+def test_a_scheduler_of_containers_takes_no_jobs():
+    """The container would not have the call's files."""
+    launcher = phalanx.Launcher(scheduler="local_docker", image="python:3.12")
+    with pytest.raises(phalanx.ConfigError, match="submit does not run in containers"):
+        launcher.submit(int)

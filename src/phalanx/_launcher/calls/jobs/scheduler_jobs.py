@@ -120,6 +120,11 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
     if count > 1 and name != "slurm":
         raise ConfigError(f"num_hosts={count}: a job on {name} has one host. Use num_hosts=1.")
     scheduler = create_scheduler(name, SESSION)
+    if scheduler.capabilities.runs_images:
+        raise ConfigError(
+            f"submit does not run in containers of {name}, which do not have your files. Use run, "
+            "start or map."
+        )
     made = make_from_python(name, scheduler.options, options.scheduler_options)
     there = dataclasses.replace(
         options,
