@@ -754,7 +754,7 @@ def test_completion():
     words = lambda *w: phalanx("completion", "--words", *w).stdout.split()
     assert "builtins" in words("bu")
     assert words("run", "utils.e") == ["utils.echo"]
-    assert words("run", "-s", "lo") == ["local_cwd"]
+    assert words("run", "-s", "local_") == ["local_cwd", "local_docker"]
     assert "--msg" in words("run", "-s", "local_cwd", "utils.echo", "--")
     assert "--dryrun" in words("run", "--d")
     assert "--json" in words("list", "--")

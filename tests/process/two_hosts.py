@@ -44,6 +44,9 @@ class Played:
     def on_errors(self, take):
         pass
 
+    def greet(self, hello):
+        pass
+
     async def describe_end(self):
         return "it ended"
 
