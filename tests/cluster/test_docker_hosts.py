@@ -17,22 +17,29 @@ from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
 
 @pytest.fixture(autouse=True)
-def engine(in_docker):
-    """Nothing of a launch may be left in the engine."""
-    yield in_docker
-    wait_until(lambda: not left(in_docker), message=f"left: {left(in_docker)}")
+def leases(in_docker, monkeypatch):
+    """Of what a test borrows, nothing may be left in the engine, which others use as well."""
+    made = []
+    create = docker_lease.DockerLease.__init__
+
+    def note(lease, *args):
+        create(lease, *args)
+        made.append(lease.id)
+
+    monkeypatch.setattr(docker_lease.DockerLease, "__init__", note)
+    yield made
+    wait_until(
+        lambda: not any(left(in_docker, one) for one in made),
+        message=f"left: {[left(in_docker, one) for one in made]}",
+    )
 
 
-def left(engine):
-    """The containers and networks of leases."""
-    mine = ["--filter", "label=phalanx.lease", "-q"]
-    kinds = (["ps", "-a"], ["network", "ls"])
+def left(engine, lease):
+    """The containers and networks of a lease."""
+    mine = ("--filter", f"label=phalanx.lease={lease}", "-q")
     return [
-        line
-        for kind in kinds
-        for line in subprocess.run(
-            ["docker", *kind, *mine], env=engine.environ, capture_output=True, text=True, check=True
-        ).stdout.split()
+        *engine.docker("ps", "-a", *mine).split(),
+        *engine.docker("network", "ls", *mine).split(),
     ]
 
 
@@ -151,7 +158,7 @@ def test_another_user_of_the_image(launcher):
 
 
 def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):
-    """The agents end, and the containers after them, within a minute."""
+    """The agents end, and the containers after them, within a minute; the next lease does more."""
     started = script.start(
         f"""
         import time, phalanx
@@ -161,35 +168,16 @@ def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):
         ).run(time.sleep, args=(600,))
         """
     )
-
-    def workers():
-        listed = subprocess.run(
-            ["docker", "ps", "-q", "--filter", "name=killed"],
-            env=in_docker.environ,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        tops = [
-            subprocess.run(
-                ["docker", "top", one], env=in_docker.environ, capture_output=True, text=True
-            ).stdout
-            for one in listed
-        ]
-        return len([top for top in tops if "rank" in top]) == 2
-
-    wait_until(workers, 60)
-    started.send_signal(signal.SIGKILL)
-    started.communicate()
-    mine = ["docker", "ps", "-q", "--filter", "name=killed"]
+    containers = lambda: in_docker.docker("ps", "-aq", "--filter", "name=killed").split()
+    networks = lambda: in_docker.docker("network", "ls", "-q", "--filter", "name=killed").split()
     wait_until(
-        lambda: (
-            not subprocess.run(mine, env=in_docker.environ, capture_output=True, check=True).stdout
-        ),
+        lambda: sum("rank" in in_docker.docker("top", c, check=False) for c in containers()) == 2,
         60,
     )
-    networks = ["docker", "network", "ls", "-q", "--filter", "label=phalanx.lease"]
-    names = subprocess.run(networks, env=in_docker.environ, capture_output=True, text=True)
-    assert names.stdout.split()
+    started.send_signal(signal.SIGKILL)
+    started.communicate()
+    wait_until(lambda: not containers(), 60)
+    assert networks()
     monkeypatch.setattr(docker_lease, "_OLD_NETWORK", 0.0)
     phalanx.launch(int, scheduler="local_docker", image=IMAGE, workers_per_host=1)
+    assert not networks()

@@ -245,12 +245,12 @@ def test_a_full_disk_is_noticed_while_the_project_is_written(launcher, cluster):
     host = cluster.hosts[0]
     assert launcher(1).run(os.getpid)
     with open("large.bin", "wb") as file:
-        file.write(os.urandom(6 << 20))
-    size = "4m"
+        file.write(os.urandom(40 << 20))
+    size = "32m"
     host.enter("sh", "-c", "cp -r /root/.cache /root/keep")
     host.enter("mount", "-t", "tmpfs", "-o", f"size={size}", "full", "/root/.cache")
-    host.enter("sh", "-c", "cp -r /root/keep/. /root/.cache/")
     try:
+        host.enter("sh", "-c", "cp -r /root/keep/. /root/.cache/")
         with pytest.raises(phalanx.LaunchError, match="No space left on device"):
             launcher(1).run(print)
     finally:
