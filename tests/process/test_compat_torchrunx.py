@@ -173,7 +173,7 @@ def test_arguments_of_a_parser_make_a_launcher():
     assert launcher_from_args(parser.parse_args([])) == torchrunx.Launcher()
     with pytest.raises(ConfigError, match="must be NAME=VALUE"):
         launcher_from_args(parser.parse_args(["--extra-env-vars", "A"]))
-    with pytest.raises(ConfigError, match="must be gpu, cpu, or one number"):
+    with pytest.raises(ConfigError, match="must be gpu, cpu, or one or more numbers"):
         launcher_from_args(parser.parse_args(["--workers-per-host", "two"]))
 
 
