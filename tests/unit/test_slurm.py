@@ -237,3 +237,27 @@ def test_a_replica_of_an_earlier_try_says_nothing_of_this_one(tmp_path):
         found = assess(files, roles, job, cancel_asked=False, created=0.0)
         assert found["replicas"][0].items() >= new.items()
     assert found["num_restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("slurm", "state"),
+    [
+        (JobView("3", JobState("PENDING", "BeginTime")), "PENDING"),
+        (JobView("3", JobState("COMPLETING")), "RUNNING"),
+        (JobView("3", silence="timed out"), "PENDING"),
+        (JobView("3", JobState("FAILED", "NonZeroExitCode")), "FAILED"),
+        (JobView("3"), "FAILED"),
+    ],
+)
+def test_a_failure_that_a_requeue_has_caused_is_none_while_the_job_goes_on(tmp_path, slurm, state):
+    """The script may write it down before Slurm ends it; another try may fail by itself."""
+    files = JobDirectory(tmp_path)
+    (tmp_path / "replicas").mkdir()
+    (tmp_path / "control").write_text("try 0\n")
+    (tmp_path / "result").write_text("137\n")
+    (tmp_path / "slurm.log").write_text(
+        "slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-16T19:34:41 DUE TO JOB "
+        "REQUEUE ***\n"
+    )
+    found = assess(files, [RecordedRole("r", 1, "/")], slurm, cancel_asked=False, created=0.0)
+    assert found["state"] == state

@@ -87,3 +87,10 @@ class JobDirectory:
             if what == "JOB" or reason  # a step alone may have been sent any signal
         ]
         return found[-1] if found else None
+
+    def may_run_again(self) -> bool:
+        """A failure was written down while Slurm took the job back: only Slurm knows what is true.
+
+        Also where that was an earlier try's end.
+        """
+        return bool(self.result()) and self.last_note() == "JOB REQUEUE"

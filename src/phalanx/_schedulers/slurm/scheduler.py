@@ -179,7 +179,8 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
     def _refresh(self, known: Sequence[RecordedApp]) -> None:
         """Record anew how apps stand that had not ended."""
         going = [app for app in known if not app.state.is_final]
-        jobs = {app.id: _files(app).job() for app in going if _files(app).result() is None}
+        files = {app.id: _files(app) for app in going}
+        jobs = {i: f.job() for i, f in files.items() if f.result() is None or f.may_run_again()}
         for app, view in zip(going, self._views(going, jobs), strict=True):
             status = assess(
                 _files(app),

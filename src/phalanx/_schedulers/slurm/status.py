@@ -107,6 +107,8 @@ def _app(
     files: JobDirectory, job: JobView, replicas: list[dict[str, Any]], *, cancel_asked: bool
 ) -> tuple[AppState, str, int | None]:
     code = files.result()
+    if code and _is_back(files, job):
+        code = None
     if code == 0:
         return AppState.SUCCEEDED, "", 0
     if code is not None:
@@ -131,6 +133,13 @@ def _app(
     if state is AppState.CANCELLED or cancel_asked:
         return AppState.CANCELLED, "", None
     return state, _ENDS.get(job.state.state) or _said_by_slurm(files, job), 1
+
+
+def _is_back(files: JobDirectory, job: JobView) -> bool:
+    """What the script has written down is of a try that Slurm ended, to start another."""
+    known = job.state
+    going = known is not None and known.app_state in (AppState.PENDING, AppState.RUNNING)
+    return (going or bool(job.silence)) and files.may_run_again()
 
 
 def _unknown(
