@@ -55,7 +55,7 @@ def test_all_of_ours_killed_at_once(script, tmp_path, next_one):
     ours = [process.pid, *agents(), *find("zygote")]
     for pid in ours:  # so that none sees the other's end
         os.kill(pid, signal.SIGSTOP)
-    for pid in ours:
+    for pid in reversed(ours):  # the end of the one above would wake a stopped one
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=10)
     assert len(spools() - before) == 1
@@ -83,7 +83,7 @@ def test_an_agent_killed_before_its_first_word(script, tmp_path):
     process.communicate(timeout=20)
     wait_until(lambda: not phalanx_processes(), timeout=60)
     a_command()
-    assert spools() == before
+    assert spools() <= before
 
 
 def test_a_launcher_that_lives_clears_what_it_was_not_told_of(script, tmp_path):
