@@ -1,9 +1,12 @@
 """Containers as hosts of launches: every way to a host, and what is special of containers."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +102,23 @@ def test_values_exceptions_and_logs_come_home(launcher, capfd):
     assert "hello from 0" in capfd.readouterr().out
     with pytest.raises(ValueError, match="unlucky"):
         launcher().run(work, {"value": 13})
+
+
+def test_the_command_runs_a_function_in_containers(in_docker, tmp_path):
+    """As docs/docker.md has it, with another image."""
+    page = Path(__file__).parents[2] / "docs" / "docker.md"
+    command = re.search(r"^phalanx (launch .*--image .*)$", page.read_text(), re.MULTILINE)[1]
+    words = command.replace("pytorch/pytorch", IMAGE).split()
+    (tmp_path / "train.py").write_text("import os\n\ndef train():\n    return os.environ['RANK']\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *words],
+        cwd=tmp_path,
+        env=in_docker.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"rank {i}: '{i}'" for i in range(8)], done.stderr
 
 
 def test_one_lease_for_all_runs_of_a_with(launcher):

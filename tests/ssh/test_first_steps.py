@@ -14,6 +14,7 @@ import pytest
 
 import phalanx
 from phalanx._system import network
+from tests.conftest import wait_until
 from tests.ssh.cluster import PATH
 
 ROOT = Path(__file__).parents[2]
@@ -398,3 +399,39 @@ def test_tracebacks_name_the_user_s_own_files(typed):
         assert not re.search(r'File "[^"]*/trees/', shown)
         assert re.search(r"in /\S*/trees/", shown)
     assert f'File "{typed.directory}/fails.py", line 3' in typed("phalanx log")
+
+
+TRAINING = """
+import os, time
+
+def train():
+    open("/tmp/up", "w").close()
+    for step in range(40):
+        print("step", step, flush=True)
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.mark.parametrize("kind", ["launch", "run"])
+def test_the_page_s_commands_survive_a_broken_connection(typed, cluster, kind):
+    """As docs/hosts.md has them; all logins of the first host end while they run."""
+    text = (ROOT / "docs" / "hosts.md").read_text()
+    command = re.search(rf"^phalanx {kind} .*reconnect.timeout.*$", text, re.M)[0]
+    (typed.directory / "train.py").write_text(TRAINING)
+    if kind == "run":
+        command = command.replace("phalanx run ", "phalanx run --wait --log ")
+    else:
+        command += f" --ssh-config-file {typed.ssh_config} --workers-per-host 1"
+    process = typed.start(command)
+    host = cluster.hosts[0]
+    wait_until(lambda: host.enter("sh", "-c", "ls /tmp/up 2>/dev/null", check=False), 60)
+    lines = host.enter("ps", "-eo", "pid=,args=", "-ww").splitlines()
+    host.enter("kill", "-KILL", *(line.split()[0] for line in lines if "sshd: root@" in line))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+    assert "step 39" in out + err
+    for host in cluster.hosts[:2]:
+        host.enter("rm", "-f", "/tmp/up")
