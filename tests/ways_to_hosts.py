@@ -80,8 +80,11 @@ def running(target, **options):
 
 
 def _children():
-    tasks = Path("/proc/self/task")
-    return [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 class HostSuite:

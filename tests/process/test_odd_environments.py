@@ -15,22 +15,32 @@ from tests.conftest import is_alive, phalanx_processes, wait_until
 from tests.process.test_cleanup import agents, find
 
 
-def test_too_few_descriptors_is_an_error_not_a_hang(script):
-    """Named, within seconds."""
+def launch_forty(script, descriptors):
+    """40 workers that print a line each, with so many descriptors for each process."""
     path = script.write("""
         import phalanx
         try:
-            print(len(phalanx.launch(lambda: 1, workers_per_host=40)))
+            spec = phalanx.DefaultLogSpec.all_ranks()
+            values = phalanx.launch(lambda: print("line") or 1, workers_per_host=40, log_spec=spec)
+            print(sum(values), "values")
         except (phalanx.LaunchError, OSError) as error:
-            print("Too many open files" in str(error) or repr(error))
+            print(error)
     """)
-    done = subprocess.run(
-        ["sh", "-c", f"ulimit -n 64; exec {sys.executable} {path}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() in ("True", "40"), done.stdout + done.stderr
+    command = f"ulimit -n {descriptors}; exec {sys.executable} {path}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+
+
+def test_few_descriptors_are_enough(script):
+    """More workers than the agent has descriptors: no value is lost, and no line."""
+    done = launch_forty(script, 64)
+    assert "40 values" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("line") == 40, done.stdout + done.stderr
+
+
+def test_too_few_descriptors_is_an_error_not_a_hang(script):
+    """Named, within seconds."""
+    done = launch_forty(script, 12)
+    assert "Too many open files" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_sitecustomize_that_prints_breaks_nothing(script, tmp_path):

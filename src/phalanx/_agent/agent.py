@@ -438,9 +438,13 @@ class Agent:
     async def _zygote_died(self) -> None:
         how = self._zygote.describe_end()
         processes.kill_descendants(processes.reap)
+        host_round = self._host_rounds.current
+        if host_round is not None:
+            with contextlib.suppress(TimeoutError):  # as below
+                await asyncio.wait_for(host_round.zygote_lost(), 1.0)
         await self._break(f"the zygote died {how}, and its workers with it")
-        if self._host_rounds.current is not None:
-            self._host_rounds.current.cleared.set()
+        if host_round is not None:
+            host_round.cleared.set()
 
     async def _break(self, message: str, *, left: bool = False) -> None:
         self._note(message, logging.ERROR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from phalanx import _wire as wire
 from phalanx._agent import output_files, stack_dumps
@@ -20,10 +22,11 @@ from phalanx._core.nesting import DEPTH
 from phalanx._core.ranks import APP, STOP_FILE, jax_environment, worker_environment
 from phalanx._core.rounds import Ended, Member, Outcome, signal_name
 from phalanx._worker import error_file
-from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, open_regular
+from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, is_exhausted, open_regular
 from phalanx._worker.shutdown import UNWRITTEN
 from phalanx.errors import WireError
 
+T = TypeVar("T")
 Send = Callable[[wire.Frame], Coroutine[None, None, None]]
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
@@ -58,6 +61,7 @@ class HostRound:
         self.reports.setblocking(False)
         self.reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.started = False
+        self._said_started = False
         self.stop_file = os.path.join(directory, "stop")
         self.cleared = asyncio.Event()
         self._environment = environment
@@ -72,6 +76,9 @@ class HostRound:
         self._window = wire.LOG_WINDOW
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
+        self._streams = list(
+            output_files.streams(directory, self.member.ranks, records=self._records)
+        )
         os.mkdir(directory, 0o700)
         self._following = spawn(self._follow())
 
@@ -118,9 +125,18 @@ class HostRound:
         """The zygote has forked them."""
         self._pids = {rank: pid for rank, pid in pids.items() if rank in self.member.ranks}
         self.theirs.close()
-        self._spawn(self._send(self._stamp(wire.WorkersStarted(pids=self._pids))))
+        self._spawn(self._say_started())
         # Not sooner: only now do we know who is who.
         asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
+
+    async def zygote_lost(self) -> None:
+        """It may have forked workers without saying so, and they may have run."""
+        if self.started and not self._said_started:
+            await self._say_started()
+
+    async def _say_started(self) -> None:
+        self._said_started = True
+        await self._send(self._stamp(wire.WorkersStarted(pids=self._pids)))
 
     def ask_to_stop(self) -> None:
         """Let the workers know that the host will be taken away."""
@@ -190,7 +206,7 @@ class HostRound:
         if self.cleared.is_set():
             return
         self.cleared.set()
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the agent knows of it
             if self.begin.is_call:
                 await asyncio.shield(self._following)
             await self._send(self._stamp(wire.RoundCleared(port=port)))
@@ -201,7 +217,7 @@ class HostRound:
             return
         if not drain:
             self._following.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+        with contextlib.suppress(asyncio.CancelledError, OSError):
             await self._following
         asyncio.get_running_loop().remove_reader(self.reports)
         self.reports.close()
@@ -225,8 +241,12 @@ class HostRound:
     def _read_report(self, rank: int) -> None:
         """Look for the report of a worker that could not send it."""
         path = os.path.join(self.directory, str(rank), REPORT)
-        with contextlib.suppress(OSError), open_regular(path) as file:
-            self._take_report(rank, file.read(_MESSAGE))
+        try:
+            with self._with_descriptors(lambda: open_regular(path)) as file:
+                self._take_report(rank, file.read(_MESSAGE))
+        except OSError as error:
+            if is_exhausted(error):
+                raise
 
     def _take_report(self, rank: int, message: bytes) -> None:
         """What a worker says of itself, and nothing else: its socket and files are the user's."""
@@ -272,8 +292,10 @@ class HostRound:
 
     async def _send_payload(self, rank: int, path: str) -> None:
         try:
-            file = open_regular(path)
-        except OSError:
+            file = self._with_descriptors(lambda: open_regular(path))
+        except OSError as error:
+            if is_exhausted(error):
+                raise
             return
         with file:
             total = os.fstat(file.fileno()).st_size
@@ -281,8 +303,10 @@ class HostRound:
             # Not more than was announced, though the worker may still write.
             while offset < total and (data := file.read(min(wire.PIECE, total - offset))):
                 piece = wire.Piece(key=PAYLOAD, offset=offset, total=total, data=data, rank=rank)
-                await self._send(self._stamp(piece))
                 offset += len(data)
+                if offset == total:
+                    file.close()  # sending may take a while, and there may be hundreds
+                await self._send(self._stamp(piece))
         with contextlib.suppress(OSError):  # it goes with the directory
             os.unlink(path)
 
@@ -293,10 +317,19 @@ class HostRound:
         self._window += size
         self._room.set()
 
+    def _with_descriptors(self, action: Callable[[], T]) -> T:
+        """Do what opens a file; where none can be opened, in place of those that are followed."""
+        try:
+            return action()
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
+        for stream in self._streams:
+            stream.close()  # it is opened again where it is read next
+        return action()
+
     async def _follow(self) -> None:
-        streams = list(
-            output_files.streams(self.directory, self.member.ranks, records=self._records)
-        )
+        streams = self._streams
         pause = _FAST
         while True:
             final = self.cleared.is_set()
@@ -305,7 +338,7 @@ class HostRound:
                 if any(o.unfinished for o in streams if o.rank == stream.rank and o is not stream):
                     found = True  # the other stream of this rank is in the middle of a line
                     continue
-                data = stream.read(final=final)
+                data = self._with_descriptors(functools.partial(stream.read, final=final))
                 if data:
                     found = True
                     if stream.name == RAISED:  # what was printed before comes first
@@ -323,7 +356,8 @@ class HostRound:
 
     async def _send_rest(self, streams: Iterable[output_files.OutputFile]) -> None:
         for stream in streams:
-            while stream.name != RAISED and (data := stream.read(final=True)):
+            read = functools.partial(stream.read, final=True)
+            while stream.name != RAISED and (data := self._with_descriptors(read)):
                 await self._send_log(stream, data)
 
     async def _send_log(self, stream: output_files.OutputFile, data: bytes) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 
 from phalanx._wire import LOG_CAP, LOG_CHUNK
 from phalanx._worker.hooks.debugger import PROMPTING
-from phalanx._worker.outcome import RAISED, open_regular
+from phalanx._worker.outcome import RAISED, is_exhausted, open_regular
 
 KEPT = 64 << 10
 OLD = 0.5
@@ -46,7 +46,8 @@ class OutputFile:
     def read(self, *, final: bool) -> bytes:
         """New whole lines, at most a chunk; a line without an end once it is old, or `final`.
 
-        Progress bars end their lines with a carriage return: that counts as an end too.
+        Progress bars end their lines with a carriage return: that counts as an end too. Raises
+        `OSError` when the file cannot be opened though it may be there.
         """
         if self._file is None and not self._open():
             return b""
@@ -96,7 +97,9 @@ class OutputFile:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
             number = os.open(self._path, flags)
-        except OSError:
+        except OSError as error:
+            if is_exhausted(error):
+                raise
             return False
         if not stat.S_ISREG(os.fstat(number).st_mode):  # the worker has put something else there
             os.close(number)

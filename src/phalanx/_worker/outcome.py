@@ -101,6 +101,11 @@ def open_regular(path: str) -> IO[bytes]:
     return open(number, "rb", buffering=0)
 
 
+def is_exhausted(error: OSError) -> bool:
+    """A file could not be opened for want of descriptors or memory: it may well be there."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def type_name(value: object) -> str:
     """The qualified name of a value's type, without `builtins` and `__main__`."""
     kind = type(value)

@@ -84,7 +84,7 @@ class Lane:
         try:
             verdict = self._drive(call)
             return call.collect(verdict)
-        except AgentLost as lost:
+        except (AgentLost, StartFailed) as lost:
             raise CallLost(lost) from None
         finally:
             self._number = call.number
