@@ -367,8 +367,12 @@ class PlacedAgent:
                 raise
             except AgentIsGone as gone:
                 return f"the agent is gone: {gone}"
-            except (LoginEnded, StartFailed, WireError) as error:
-                problem = error.describe() if isinstance(error, LoginEnded) else str(error)
+            except LoginEnded as error:
+                problem = error.describe()
+                if error.is_gone:
+                    return problem
+            except (StartFailed, WireError) as error:
+                problem = str(error)
             if time.monotonic() + pause > deadline:
                 return problem
             await asyncio.sleep(pause)

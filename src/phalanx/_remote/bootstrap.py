@@ -107,8 +107,10 @@ def attach(incoming: "IO[bytes]") -> None:
 
     What the two prove to each other only passes through here.
     """
+    import signal
     import socket
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told as well, and has last words
     wanted = json.loads(incoming.readline().decode())
     connection = socket.socket(socket.AF_UNIX)
     try:

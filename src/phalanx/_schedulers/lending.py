@@ -44,6 +44,9 @@ class LentHost:
     reconnect_timeout: float | None = None
     """Where what the command runs outlives it, if the command is killed: the default of the
     launcher's option of that name. None where it does not."""
+    gone_code: int | None = None
+    """The exit code by which the command says that there is no such host any more: nobody waits
+    until it can be reached again. None where it does not say so."""
     tasks: int | None = None
     """How many workers the scheduler means it to have; None where it does not say."""
 

@@ -17,4 +17,5 @@ def lent_target(host: LentHost, pythons: Sequence[str]) -> Target:
         through_shell=host.through_shell,
         without=host.without,
         reconnect_timeout=host.reconnect_timeout,
+        gone_code=host.gone_code,
     )

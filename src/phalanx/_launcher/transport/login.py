@@ -48,6 +48,11 @@ class LoginEnded(Exception):
         self.silent = silent
         """It did not end: it was not waited for any longer."""
 
+    @property
+    def is_gone(self) -> bool:
+        """There is no such host any more, the command says."""
+        return not self.begun and self.code != 0 and self.code == self.target.gone_code
+
     def describe(self) -> str:
         """For a user."""
         tool, tried = self.target.tool, " or ".join(self.target.pythons)

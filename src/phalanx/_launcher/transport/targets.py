@@ -59,6 +59,8 @@ class Target:
     reconnect_timeout: float | None = None
     """The default of the launcher's option; None where what was started there ends with the command
     that led to it."""
+    gone_code: int | None = None
+    """The command's exit code where there is no such host any more."""
 
     @property
     def tool(self) -> str:
