@@ -37,7 +37,7 @@ LAYERS = [
     "_agent",
     "_registry",
     "_launcher.launch_options",
-    "_schedulers.lending _schedulers.options",
+    "_schedulers.lending _schedulers.options _schedulers.scheduler_calls",
     "_launcher.transport",
     "_launcher.project",
     "_images",

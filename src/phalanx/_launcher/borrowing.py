@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from phalanx._launcher.transport import targets
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._logs import logger
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.scheduler_calls import asking, expect
 from phalanx.errors import Cancelled, ConfigError, PhalanxError, QueueTimeout, SchedulerError
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ class Lender:
 
         Raises `SchedulerError` and `ConfigError`.
         """
-        with _asking(self.name):
-            lease = self.scheduler.lend(self.request)
-            if not isinstance(lease, Lease):
-                raise TypeError(f"it gave {lease!r}, not a Lease")
+        with asking(self.name):
+            lease: Lease = expect(self.scheduler.lend(self.request), Lease)  # type: ignore[type-abstract]
         return BorrowedHosts(self, lease, holders)
 
 
@@ -111,7 +109,7 @@ class BorrowedHosts:
             if self._holders:
                 return
         try:
-            with _asking(self.lender.name):
+            with asking(self.lender.name):
                 self._lease.give_back()
                 self.lender.scheduler.close()
         except PhalanxError as error:
@@ -121,11 +119,8 @@ class BorrowedHosts:
 
     def status(self) -> LeaseStatus:
         """How the request stands. Raises `SchedulerError`."""
-        with _asking(self.lender.name):
-            status = self._lease.status()
-            if not isinstance(status, LeaseStatus):
-                raise TypeError(f"it gave {status!r}, not a LeaseStatus")
-        return status
+        with asking(self.lender.name):
+            return expect(self._lease.status(), LeaseStatus)
 
     def wait(
         self, cancelled: threading.Event, tell: Callable[[LeaseStatus], None] = lambda _: None
@@ -183,7 +178,7 @@ class BorrowedHosts:
         """
         with self._replacing:  # one after the other: which host is whose is clear then
             known = {*self._taken}
-            with _asking(self.lender.name):
+            with asking(self.lender.name):
                 if not self._lease.replace(name):
                     return None
             while not cancelled():
@@ -196,15 +191,3 @@ class BorrowedHosts:
                     return None
                 time.sleep(self._lease.poll_interval)
             return None
-
-
-@contextlib.contextmanager
-def _asking(scheduler: str) -> Iterator[None]:
-    """Ask a scheduler something: what its own code raises names it."""
-    try:
-        yield
-    except PhalanxError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise SchedulerError(f"the scheduler {scheduler} failed: {text}") from error

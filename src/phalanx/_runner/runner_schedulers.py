@@ -11,7 +11,6 @@ from typing import Any
 from phalanx._logs import logger
 from phalanx._runner import config
 from phalanx._runner.config import Config, ConfigValue, option_problems
-from phalanx._runner.scheduler_calls import asking
 from phalanx._schedulers.factories import (
     Factory,
     adapted,
@@ -22,6 +21,7 @@ from phalanx._schedulers.factories import (
 )
 from phalanx._schedulers.options import Option, make, options
 from phalanx._schedulers.scheduler import Scheduler
+from phalanx._schedulers.scheduler_calls import asking
 from phalanx.errors import ConfigError, PhalanxError, SchedulerError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from phalanx._registry import submission
 from phalanx._registry.recorded_app import by_handle
 from phalanx._schedulers.factories import create_scheduler
 from phalanx._schedulers.options import make_from_python
+from phalanx._schedulers.scheduler_calls import asking
 from phalanx._specs import AppDef, AppState, AppStatus, Resource, Role, serialization
 from phalanx._specs.app_def import HOSTS
 from phalanx.errors import (
@@ -29,7 +28,6 @@ from phalanx.errors import (
     Cancelled,
     ConfigError,
     LaunchError,
-    PhalanxError,
     SchedulerError,
 )
 
@@ -71,15 +69,19 @@ class SchedulerJob:
         # Who has ended its agent the scheduler may know.
         return None if isinstance(outcome.error, AgentLost) else outcome
 
+    @property
+    def _scheduler_name(self) -> str:
+        return self.id.partition("://")[0]
+
     def is_running(self) -> bool:
         """Whether it has begun and not ended: asks the scheduler. Raises `SchedulerError`."""
-        with _asking(self.id):
+        with asking(self._scheduler_name):
             status = self.scheduler.describe(self.app_id)
         return status is not None and status.state is AppState.RUNNING
 
     def end(self) -> CallOutcome | None:
         """What came of one that has not said it: asks the scheduler. None while it may yet."""
-        with _asking(self.id):
+        with asking(self._scheduler_name):
             status = self.scheduler.describe(self.app_id)
         if status is None:
             return CallOutcome(error=LaunchError(f"{self.id} was deleted before it had ended"))
@@ -91,7 +93,7 @@ class SchedulerJob:
         return self.call_directory.outcome() or CallOutcome(error=self._error(status))
 
     def _cancel_asked(self) -> bool:
-        found = by_handle(self.id.partition("://")[0], SESSION, self.app_id)
+        found = by_handle(self._scheduler_name, SESSION, self.app_id)
         return found is not None and found.cancel_asked
 
     def _cancelled(self) -> Cancelled:
@@ -105,7 +107,7 @@ class SchedulerJob:
 
     def cancel(self) -> None:
         """Have the scheduler end it; blocks until that has been done."""
-        with _asking(self.id):
+        with asking(self._scheduler_name):
             self.scheduler.cancel(self.app_id)
 
 
@@ -135,7 +137,7 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
         hostnames=["localhost"] if count == 1 else "slurm",
     )
     base = getattr(made, "job_dir", None)
-    with _asking(name):
+    with asking(name):
         home = registry().parent / "calls" if base is None else Path(base).expanduser() / "calls"
         call_directory = CallDirectory.create(
             home.absolute(),
@@ -191,17 +193,6 @@ def find_job(job_id: str) -> SchedulerJob:
         raise ConfigError(f"{job_id} was not submitted as a function: it has no result.")
     requeued = bool(app.definition().get("options", {}).get("requeue"))
     return SchedulerJob(job_id, scheduler, app_id, CallDirectory(Path(call_directory)), requeued)
-
-
-@contextlib.contextmanager
-def _asking(what: str) -> Iterator[None]:
-    try:
-        yield
-    except PhalanxError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise SchedulerError(f"the scheduler failed ({what}): {text}") from error
 
 
 # ── waiting for all of them ───────────────────────────────────────────────────

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from phalanx._schedulers.scheduler import LogLine
 from phalanx.errors import PhalanxError, SchedulerError
 
 T = TypeVar("T")
@@ -35,11 +34,11 @@ def expect(value: Any, kind: type[T]) -> T:
     return value
 
 
-def guarded(scheduler: str, lines: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Lines as a scheduler gives them."""
+def guarded(scheduler: str, items: Iterator[T]) -> Iterator[T]:
+    """What a scheduler gives one by one, such as lines."""
     while True:
         with asking(scheduler):
-            line = next(lines, None)
-        if line is None:
+            item = next(items, None)
+        if item is None:
             return
-        yield line
+        yield item
