@@ -63,7 +63,8 @@ def pod(
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": options.pull_policy,
-        "command": ["/bin/sh", "-c", HOLDER, "phalanx", str(IDLE)],
+        # The kubelet takes a dollar from two.
+        "command": ["/bin/sh", "-c", HOLDER.replace("$", "$$"), "phalanx", str(IDLE)],
         "env": [{"name": key, "value": value} for key, value in options.env.items()],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 for torch
     }
