@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm, Docker); without them those
-# tests are skipped, with the reason.
+# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm, Docker), and compiles Kubernetes
+# once (some ten minutes); without them those tests are skipped, with the reason.
 SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
@@ -27,8 +27,9 @@ unit: $(VENV)/ready $(if $(SYSTEM),system)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
 		|| $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
-system:
+system: $(VENV)/ready
 	sh tools/install-system
+	$(BIN)/python -m tests.cluster.kubernetes_build
 
 docs: $(VENV)/ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

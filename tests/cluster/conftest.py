@@ -5,12 +5,14 @@ import os
 import pytest
 
 from tests.cluster import docker as docker_box
+from tests.cluster import kubernetes as kubernetes_box
 from tests.cluster import registry as registry_box
 from tests.cluster import slurm as slurm_box
 
 _BOXES = {
     "slurm": slurm_box,
     "docker": docker_box,
+    "kubernetes": kubernetes_box,
     "registry": registry_box,
     "private": registry_box,
 }
@@ -56,3 +58,37 @@ def in_docker(docker, monkeypatch):
     for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     return docker
+
+
+@pytest.fixture(scope="session")
+def kubernetes():
+    """One cluster for all processes that run tests, which take turns by `kube` and `kube_alone`."""
+    cluster = kubernetes_box.Cluster(shared=os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def kube(kubernetes):
+    """That cluster, whole, while others use it too."""
+    with kubernetes.turn():
+        yield kubernetes
+
+
+@pytest.fixture
+def kube_alone(kubernetes):
+    """That cluster for this test alone: parts of it may fail, and are healed afterwards."""
+    with kubernetes.turn(alone=True):
+        yield kubernetes
+        kubernetes.heal()
+
+
+@pytest.fixture
+def namespace(request):
+    """A namespace of the test's own, in the cluster that it uses."""
+    alone = "kube_alone" in request.fixturenames
+    cluster = request.getfixturevalue("kube_alone" if alone else "kube")
+    with cluster.namespace() as name:
+        yield name
+        if alone:
+            cluster.heal()

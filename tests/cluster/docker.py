@@ -6,14 +6,11 @@ Networks of containers are inside; what is to speak with published ports or with
 is started there by `inside`. Nothing reaches the outside. Needs root.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,98 +18,44 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.cluster import machine
+from tests.cluster.machine import CACHE, Machine, SharedPlace, read
 from tests.conftest import is_alive, wait_until
 
-TOOLS = ("dockerd", "containerd", "runc", "docker-init", "ip", "unshare", "nsenter")
-PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+TOOLS = ("dockerd", "containerd", "runc", *machine.TOOLS)
 IMAGE = "phalanx-tests/base:1"
 """Debian's Python 3, bash, coreutils and procps; no working directory, no user."""
 
 _PREFIX = "docker-of-"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx-tests"
-_CGROUPS = Path("/sys/fs/cgroup")
 _SYS_RESOURCE = 24
 
 
 def why_not():
     """The reason why it cannot be had here, or None."""
-    if os.geteuid() != 0:
-        return "a Docker engine of our own needs root"
-    missing = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
-    if missing:
-        return f"{', '.join(missing)} not installed; 'make test SYSTEM=1' does it"
-    return None
+    return machine.why_not("a Docker engine", TOOLS)
 
 
-class Engine:
-    """Running from the beginning.
+class DockerMachine(Machine):
+    """A machine with an engine.
 
     Args:
-        shared: A name. Of those who give the same, in whatever process, the first starts the
-            engine, and the last to close it ends it.
+        place: A directory for its files.
     """
 
-    def __init__(self, shared=None):
-        _sweep()
-        if shared is None:
-            self.place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
-        else:
-            self.place = Path("/tmp", _PREFIX + shared)
-            self.place.mkdir(mode=0o755, exist_ok=True)
-        self.place.chmod(0o755)
-        self.socket = self.place / "docker.sock"
+    def __init__(self, place):
+        super().__init__(place)
+        self.socket = place / "docker.sock"
         self.host = f"unix://{self.socket}"
         self.environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("DOCKER_")},
-            "PATH": PATH,
+            **{k: v for k, v in self.environ.items() if not k.startswith("DOCKER_")},
             "DOCKER_HOST": self.host,
-            "DOCKER_CONFIG": str(self.place / "client"),
+            "DOCKER_CONFIG": str(place / "client"),
         }
-        self._users = open(self.place / "users", "a")
-        fcntl.flock(self._users, fcntl.LOCK_SH)
-        try:
-            with self._alone():
-                if not self._init_runs():
-                    self._begin()
-                    self.start()
-                    self._load_base()
-        except BaseException:
-            self.close()
-            raise
 
-    def _begin(self):
-        """Have the namespaces, with a first process that buries the others."""
+    def begin(self):
+        super().begin()
         for name in ("client", "run"):
             (self.place / name).mkdir(exist_ok=True)
-        command = (
-            *("unshare", "--mount", "--propagation=slave", "--net", "--pid", "--fork"),
-            *("--mount-proc", "docker-init", "--", "sleep", "infinity"),
-        )
-        # Of nobody's children, as daemons are: tests look at what is left of their own.
-        with open(self.place / "init.log", "wb") as log:
-            subprocess.run(
-                ["sh", "-c", 'setsid "$@" & echo $! > "$0"', self.place / "unshare.pid", *command],
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                check=True,
-            )
-
-        def first():
-            parent = _read(self.place / "unshare.pid").strip()
-            return _read(f"/proc/{parent}/task/{parent}/children").split()
-
-        pid = int(wait_until(first, 10, "no namespaces")[0])
-        # Which is "unshare" still, before it has mounted what it must.
-        named = lambda: "docker-init" in _read(f"/proc/{pid}/comm")
-        wait_until(named, 10, _read(self.place / "init.log") or "no first process")
-        (self.place / "init.pid").write_text(str(pid))
-        # A mount of a network here would keep that network, though its owner lets go of it.
-        mounts = [line.split() for line in _read(f"/proc/{pid}/mounts").splitlines()]
-        for held in [where for _, where, kind, *_ in mounts if kind == "nsfs"]:
-            self.inside("umount", "-l", held)
-        self.inside("ip", "link", "set", "lo", "up")
         Path("/run/containerd").mkdir(exist_ok=True)
         self.inside("mount", "--bind", self.place / "run", "/run/containerd")
 
@@ -136,7 +79,7 @@ class Engine:
             "pidfile": str(self.place / "dockerd.pid"),
             "deprecated-key-path": str(self.place / "key.json"),
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
-            "cgroup-parent": f"/{self.place.name}",
+            "cgroup-parent": f"/{self.group}",
             "iptables": False,
             "ip6tables": False,
             "default-address-pools": [{"base": "10.199.0.0/16", "size": 24}],
@@ -145,40 +88,18 @@ class Engine:
         }
         (self.place / "daemon.json").write_text(json.dumps(settings))
         (self.place / "dockerd.pid").unlink(missing_ok=True)
-        with open(self.place / "dockerd.log", "ab") as log:
-            subprocess.run(
-                [
-                    *("sh", "-c", 'setsid "$@" &', "start", *self._enter()),
-                    *("dockerd", "--config-file", self.place / "daemon.json"),
-                ],
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                check=True,
-            )
+        self.spawn("dockerd", "dockerd", "--config-file", self.place / "daemon.json")
         try:
             wait_until(self._answers, 60)
         except AssertionError:
-            tail = _read(self.place / "dockerd.log")[-2000:]
+            tail = read(self.place / "dockerd.log")[-2000:]
             raise RuntimeError(f"dockerd does not answer: {tail}") from None
 
     def stop(self, *, kill=False):
         """Have the daemon go away: told to, which stops containers, or killed, which does not."""
-        for pid in self._daemons():
+        for pid in self.daemons("dockerd", self.place / "daemon.json"):
             os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
             wait_until(lambda: not is_alive(pid), 30, "dockerd does not end")
-
-    def _daemons(self):
-        """The daemon's process, as seen from here."""
-        wanted = str(self.place / "daemon.json").encode()
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-                if words[0] == b"dockerd" and wanted in words:
-                    found.append(int(entry))
-        return found
 
     def _answers(self):
         done = subprocess.run(
@@ -191,14 +112,6 @@ class Engine:
     def docker(self, *arguments, check=True, **kwargs):
         """Run a command of the client's; gives what it printed."""
         return self._run("docker", *arguments, check=check, **kwargs)
-
-    def inside(self, *command, check=True, **kwargs):
-        """Run a command in the engine's namespaces; gives what it printed."""
-        return self._run(*self._enter(), *command, check=check, **kwargs)
-
-    def start_inside(self, *command, **kwargs):
-        """Start one there: a registry, a client of a published port."""
-        return subprocess.Popen([*self._enter(), *map(str, command)], env=self.environ, **kwargs)
 
     def left(self):
         """All there is of containers, volumes and networks."""
@@ -218,90 +131,41 @@ class Engine:
         if left["volumes"]:
             self.docker("volume", "rm", "-f", *left["volumes"], check=False)
 
-    def _enter(self):
-        pid = _read(self.place / "init.pid").strip()
-        return ("nsenter", f"--target={pid}", "--mount", "--net", "--pid")
-
-    def _run(self, *command, check, **kwargs):
-        done = subprocess.run(
-            [str(word) for word in command],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            **kwargs,
-        )
-        if check and done.returncode:
-            raise RuntimeError(f"{command}: {done.stderr}")
-        return done.stdout
-
-    def _load_base(self):
+    def load_base(self):
+        """Have `IMAGE`."""
         options = ("--change", 'CMD ["bash"]')
         self.docker("import", *options, base_image(), IMAGE)
 
-    # ── the end ───────────────────────────────────────────────────────────────
+
+class Engine(DockerMachine):
+    """Running from the beginning.
+
+    Args:
+        shared: A name. Of those who give the same, in whatever process, the first starts the
+            engine, and the last to close it ends it.
+    """
+
+    def __init__(self, shared=None):
+        self._shared = SharedPlace(_PREFIX, shared, lambda place: Machine(place).end())
+        super().__init__(self._shared.path)
+        try:
+            with self._shared.alone():
+                if not self.is_up():
+                    self.begin()
+                    self.start()
+                    self.load_base()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self):
         """Let go of it; the last to do so ends it."""
-        try:
-            with self._alone():
-                try:
-                    fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    return  # others have it
-                _end(self.place)
-        finally:
-            self._users.close()
-
-    def _init_runs(self):
-        pid = _read(self.place / "init.pid").strip()
-        return bool(pid) and is_alive(pid) and "docker-init" in _read(f"/proc/{pid}/comm")
-
-    @contextlib.contextmanager
-    def _alone(self):
-        """One at a time starts it, or ends it."""
-        with open(f"{self.place}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-
-def _end(place):
-    """End an engine that nobody uses."""
-    pid = _read(place / "init.pid").strip()
-    if pid and "docker-init" in _read(f"/proc/{pid}/comm"):
-        os.kill(int(pid), signal.SIGKILL)
-        wait_until(lambda: not is_alive(pid), 30, "the engine's first process does not end")
-    for group in sorted(_CGROUPS.glob(f"*/{place.name}/**/"), reverse=True):
-        # What was killed with its namespace may take a moment to go.
-        wait_until(lambda: _removed(group), 10, f"{group} is still used")
-    shutil.rmtree(place)
-    Path(f"{place}.lock").unlink(missing_ok=True)
-
-
-def _removed(group):
-    with contextlib.suppress(OSError):
-        os.rmdir(group)
-    return not group.exists()
-
-
-def _sweep():
-    """End engines whose users were killed."""
-    for place in Path("/tmp").glob(f"{_PREFIX}*/"):
-        with contextlib.suppress(OSError), open(place / "users") as users:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _end(place)
+        self._shared.close()
 
 
 def _has_sys_resource():
-    found = re.search(r"CapEff:\s*(\w+)", _read("/proc/self/status"))
+    found = re.search(r"CapEff:\s*(\w+)", read("/proc/self/status"))
     return bool(int(found[1], 16) >> _SYS_RESOURCE & 1)
-
-
-def _read(path):
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 # ── the image ─────────────────────────────────────────────────────────────────
@@ -319,10 +183,10 @@ def base_image():
     """A file with an image of this machine's own Debian packages, made once; no network."""
     packages = _with_dependencies(_PACKAGES)
     digest = hashlib.sha256(repr((_MAKING, packages)).encode())
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    file = _CACHE / f"base-{digest.hexdigest()[:16]}.tar"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    file = CACHE / f"base-{digest.hexdigest()[:16]}.tar"
     if not file.exists():
-        with tempfile.NamedTemporaryFile(dir=_CACHE, delete=False) as new:
+        with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as new:
             with tarfile.open(fileobj=new, mode="w") as tar:
                 _fill(tar, [name for name, _ in packages])
         os.rename(new.name, file)

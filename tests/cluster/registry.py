@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 
-from tests.cluster.docker import PATH
+from tests.cluster.machine import PATH
 from tests.conftest import wait_until
 
 USER, PASSWORD = "someone", "geheim"
