@@ -2,9 +2,9 @@
 
 import pytest
 
-from phalanx._schedulers.docker.assessment import SeenApp, SeenContainer, assess
+from phalanx._schedulers.assessment import SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import explain, moment
-from phalanx._schedulers.docker.labels import LifecycleRecord
+from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import role_words
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle

@@ -7,7 +7,7 @@
 | `request` | pure: an app and its options → the containers |
 | `engine` | all calls of the engine's API, and what its complaints mean |
 | `creation` | what is made of a request |
-| `assessment` | pure: what the engine has of an app → how it stands, and what is to be done |
+| `..assessment` | pure: what the engine has of an app → how it stands, and what is to be done |
 | `actions` | does it |
 | `supervisor` | a process that does it whenever a container ends |
 | `replica_errors` | what went wrong in a replica, from what its container has left |

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from phalanx._schedulers.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import Engine, NameTaken
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey

@@ -16,10 +16,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from phalanx._core.sanitize import sanitize_line
+from phalanx._schedulers.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.authoring import need
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.assessment import SeenApp, SeenContainer
-from phalanx._schedulers.docker.labels import LifecycleRecord, lifecycle_record
+from phalanx._schedulers.docker.labels import lifecycle_record
+from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx.errors import SchedulerError
 

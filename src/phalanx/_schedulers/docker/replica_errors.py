@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx._schedulers.docker.assessment import SeenContainer
+from phalanx._schedulers.assessment import SeenContainer
 from phalanx._schedulers.docker.engine import Engine, explain
 from phalanx._schedulers.docker.logs import last_output
 from phalanx._schedulers.docker.request import ERROR_PATH

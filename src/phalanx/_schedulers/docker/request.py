@@ -19,8 +19,9 @@ from phalanx._core.ranks import REPLICA as REPLICA_VARIABLE
 from phalanx._images.plan import ImagePlan
 from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, replicas
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.labels import LifecycleRecord, container_name
+from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.docker.options import DockerOptions
+from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
 from phalanx._schedulers.supervised.request import ROLE, with_python
 from phalanx._specs import AppDef, Role

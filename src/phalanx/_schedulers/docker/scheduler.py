@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 
 from phalanx._images.plan import ImagePlan, plan_image
+from phalanx._schedulers.assessment import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.actions import carry_out, for_all, stop_all
-from phalanx._schedulers.docker.assessment import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.docker.creation import create_containers, have_images
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.logs import ReplicaOutput

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from phalanx._schedulers.docker.labels import LifecycleRecord
+from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import (
     AppLifecycle,
     FinishApp,
