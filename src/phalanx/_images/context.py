@@ -58,6 +58,10 @@ class BuildContext:
             _add(whole, file, content.digest())
         return whole.hexdigest()
 
+    def read(self, file: ContextFile) -> bytes:
+        """The bytes of one file. Raises `ConfigError`, `SchedulerError` where it has changed."""
+        return b"".join(self._pieces(file))
+
     def tar(self, dockerfile: str, digest: str) -> Iterator[bytes]:
         """The tar that the engine builds from.
 

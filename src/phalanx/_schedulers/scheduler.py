@@ -44,6 +44,7 @@ BUILT_IN = {
     "ssh": "phalanx._schedulers.supervised.ssh",
     "slurm": "phalanx._schedulers.slurm",
     "local_docker": "phalanx._schedulers.docker",
+    "kubernetes": "phalanx._schedulers.kubernetes",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from phalanx._schedulers.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine, NameTaken
 from phalanx._schedulers.docker.labels import container_name
+from phalanx._schedulers.parallel import for_all
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
-
-_AT_ONCE = 16
-T = TypeVar("T")
 
 
 def carry_out(engine: Engine, app: SeenApp) -> Assessment:
@@ -39,18 +36,6 @@ def carry_out(engine: Engine, app: SeenApp) -> Assessment:
 def stop_all(engine: Engine, containers: Iterable[SeenContainer], grace: float) -> None:
     """Stop containers, all at once. Blocks until they have ended."""
     for_all(lambda one: engine.stop(one.id, grace), containers)
-
-
-def for_all(function: Callable[[T], object], items: Iterable[T]) -> None:
-    """Call a function for each, many at once. Raises what the first raised, when all are done."""
-    waiting = list(items)
-    if len(waiting) == 1:
-        function(waiting[0])
-        return
-    with ThreadPoolExecutor(_AT_ONCE, "phalanx-docker") as pool:
-        done = [pool.submit(function, item) for item in waiting]
-    for future in done:
-        future.result()
 
 
 def _start(engine: Engine, app: SeenApp, one: tuple[ReplicaKey, int]) -> None:

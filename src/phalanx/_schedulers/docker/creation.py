@@ -12,7 +12,6 @@ from phalanx._images.builder import ensure_image, provide
 from phalanx._logs import logger
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.actions import for_all
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.request import (
     CODE_PATH,
@@ -20,6 +19,7 @@ from phalanx._schedulers.docker.request import (
     DockerRequest,
     code_volume,
 )
+from phalanx._schedulers.parallel import for_all
 from phalanx._schedulers.supervised.request import RANK0_PORT
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from phalanx._images.builder import ensure_image
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.actions import for_all
 from phalanx._schedulers.docker.engine import Engine, NameTaken, NotInEngine
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import gpu_request, user_name
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.parallel import for_all
 from phalanx.errors import PhalanxError, SchedulerError
 
 RECONNECT_TIMEOUT = 20.0

@@ -81,10 +81,11 @@ class Cluster:
         except NotInCluster:
             return None
 
-    def list(self, resource: str, selector: str = "") -> list[dict[str, Any]]:
-        """The objects of a kind that have these labels, `a=b,c=d`."""
+    def list(self, resource: str, selector: str = "", *, fields: str = "") -> list[dict[str, Any]]:
+        """The objects of a kind that have these labels, `a=b,c=d`, and fields."""
         found: list[dict[str, Any]] = []
-        query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
+        query = {"limit": str(_PAGE), "labelSelector": selector, "fieldSelector": fields}
+        query = {name: value for name, value in query.items() if value}
         while True:
             answer = self._json("GET", resource, query=query, verb="list")
             found += answer.get("items") or ()

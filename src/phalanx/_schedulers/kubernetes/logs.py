@@ -1,0 +1,193 @@
+"""What replicas have printed, from the cluster: every line with its time.
+
+The API keeps stdout and stderr together. A pod's log is read until its end; then the next pod of
+the replica's is looked for, until the app has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from phalanx._logs.lines import LogLine, Stream
+from phalanx._schedulers.kubernetes import names
+from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone, NotInCluster
+from phalanx._schedulers.kubernetes.pod import MAIN
+from phalanx._schedulers.kubernetes.seen import SeenPod, seen_pod
+from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx.errors import SchedulerError
+
+_PAUSE = 0.2
+_PATIENCE = 60.0
+"""Seconds that an API server may be away from somebody who follows."""
+_SILENCE = 45.0
+"""Seconds without a line after which a log is asked for anew: the connection may be dead."""
+_LAST = 200
+"""Lines that are looked through for an error."""
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ?")
+_PIECE = 1 << 16
+
+
+@dataclass
+class _Position:
+    """How far a pod's log was read: the time of the last line, and how many had that time."""
+
+    stamp: int = 0
+    count: int = 0
+
+    def advance(self, stamp: int) -> None:
+        self.count = self.count + 1 if stamp == self.stamp else 1
+        self.stamp = stamp
+
+
+@dataclass(frozen=True)
+class PodOutput:
+    """Whose output is read."""
+
+    app: str
+    """The name of its objects."""
+    role_word: str
+    key: ReplicaKey
+    has_app_ended: Callable[[Cluster], bool]
+
+    def read(
+        self,
+        cluster: Cluster,
+        since: float | None,
+        until: float | None,
+        *,
+        follow: bool,
+    ) -> Iterator[LogLine]:
+        """The lines of all of a replica's pods, one after the other."""
+        role, replica = self.key
+        for stamp, text in self._all_pods(cluster, since, follow=follow):
+            when = stamp / 1e9
+            if until is not None and when > until:
+                if follow:
+                    return
+                continue
+            if since is None or when >= since:
+                yield LogLine(
+                    role=role, replica=replica, text=text, time=when, stream=Stream.COMBINED
+                )
+
+    def _all_pods(
+        self, cluster: Cluster, since: float | None, *, follow: bool
+    ) -> Iterator[tuple[int, str]]:
+        done: set[str] = set()
+        places: dict[str, _Position] = {}
+        is_last_look = False
+        away: float | None = None
+        while True:
+            try:
+                pods = [p for p in self._pods(cluster) if p.uid not in done]
+                for pod in pods:
+                    if not pod.has_run:
+                        if pod.has_ended:
+                            done.add(pod.uid)
+                            continue
+                        break
+                    place = places.setdefault(pod.uid, _Position())
+                    yield from _lines(cluster, pod, place, since, follow=follow)
+                    away = None
+                    if follow and not self._has_ended(cluster, pod):
+                        break
+                    done.add(pod.uid)
+                else:
+                    if is_last_look or not follow:
+                        return
+                if not follow:
+                    return
+                is_last_look = self.has_app_ended(cluster)
+                away = None
+            except ClusterGone:
+                if not follow:
+                    raise
+                away = away or time.monotonic()
+                if time.monotonic() - away > _PATIENCE:
+                    raise
+            if not is_last_look:
+                time.sleep(_PAUSE)
+
+    def _pods(self, cluster: Cluster) -> list[SeenPod]:
+        chosen = f"{names.APP}={self.app},{names.ROLE}={self.role_word}"
+        found = [p for p in map(seen_pod, cluster.list("pods", chosen)) if p is not None]
+        own = [p for p in found if p.replica == self.key[1]]
+        return sorted(own, key=lambda p: (p.attempt, p.created, p.name))
+
+    def _has_ended(self, cluster: Cluster, pod: SeenPod) -> bool:
+        """Its program has; a log may break off before."""
+        known = cluster.get("pods", pod.name)
+        again = None if known is None else seen_pod(known)
+        return again is None or again.uid != pod.uid or again.has_ended or bool(again.terminated)
+
+
+def last_output(cluster: Cluster, pod: SeenPod) -> str:
+    """The end of what a pod has printed; empty where that cannot be read any more."""
+    query = {"container": MAIN, "tailLines": str(_LAST)}
+    try:
+        with cluster.stream("pods", pod.name, subresource="log", query=query, silence=10) as answer:
+            data: bytes = answer.read()
+    except SchedulerError:
+        return ""  # how it ended is known all the same
+    return data.decode("utf-8", "replace")
+
+
+def _lines(
+    cluster: Cluster, pod: SeenPod, place: _Position, since: float | None, *, follow: bool
+) -> Iterator[tuple[int, str]]:
+    """A pod's lines behind a position, which moves along."""
+    query = {"container": MAIN, "timestamps": "true"}
+    if follow:
+        query["follow"] = "true"
+    first = place.stamp / 1e9 if place.stamp else since
+    if first is not None:
+        query["sinceTime"] = datetime.fromtimestamp(int(first), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    skip = _Position(place.stamp, place.count)
+    try:
+        with cluster.stream(
+            "pods",
+            pod.name,
+            subresource="log",
+            query=query,
+            silence=_SILENCE if follow else 60.0,
+        ) as answer:
+            for raw in _split(answer):
+                stamp, text = parse_line(raw)
+                stamp = stamp or place.stamp
+                if stamp < skip.stamp:
+                    continue
+                if stamp == skip.stamp and skip.count:
+                    skip.count -= 1
+                    continue
+                place.advance(stamp)
+                yield stamp, text
+    except NotInCluster:
+        return  # it was deleted meanwhile
+    except SchedulerError as error:
+        if isinstance(error, ClusterGone) or "is waiting to start" not in str(error):
+            raise
+
+
+def _split(answer: Any) -> Iterator[bytes]:
+    rest = b""
+    for piece in answer.stream(_PIECE):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def parse_line(raw: bytes) -> tuple[int, str]:
+    """A line's time, in nanoseconds since 1970, and its text. Pure."""
+    found = _STAMP.match(raw)
+    if found is None:
+        return 0, raw.decode("utf-8", "replace")
+    zone = found[3].decode().replace("Z", "+00:00")
+    seconds = int(datetime.fromisoformat(found[1].decode() + zone).timestamp())
+    fraction = int((found[2] or b"0").ljust(9, b"0")[:9])
+    return seconds * 10**9 + fraction, raw[found.end() :].decode("utf-8", "replace")
