@@ -17,7 +17,7 @@ from phalanx._schedulers.kubernetes.cluster import Cluster, NotInCluster, Object
 from phalanx._schedulers.kubernetes.names import job_name
 from phalanx._schedulers.kubernetes.record import AppAnnotation, RoleAnnotation
 from phalanx._schedulers.kubernetes.request import first_hostname
-from phalanx._schedulers.kubernetes.seen import SeenJob, SeenObjects, seen_job, seen_pod
+from phalanx._schedulers.kubernetes.seen import SeenJob, SeenObjects, SeenPod, seen_job, seen_pod
 from phalanx._schedulers.parallel import for_all
 
 _AT_ONCE = 1
@@ -34,7 +34,7 @@ def find(cluster: Cluster, name: str) -> SeenObjects | None:
         return None
     chosen = f"{names.APP}={name}"
     jobs, pods = cluster.list("jobs", chosen), cluster.list("pods", chosen)
-    return seen_objects(service, record, jobs, pods)
+    return seen_objects(service, record, jobs, pods, time.time())
 
 
 def find_all(cluster: Cluster, selector: str) -> list[SeenObjects]:
@@ -44,7 +44,7 @@ def find_all(cluster: Cluster, selector: str) -> list[SeenObjects]:
     for service in cluster.list("services", selector):
         record = AppAnnotation.of(service)
         if record is not None:
-            found.append(seen_objects(service, record, jobs, pods))
+            found.append(seen_objects(service, record, jobs, pods, time.time()))
     return sorted(found, key=lambda app: app.record.created)
 
 
@@ -53,6 +53,7 @@ def seen_objects(
     record: AppAnnotation,
     jobs: list[dict[str, Any]],
     pods: list[dict[str, Any]],
+    now: float,
 ) -> SeenObjects:
     """Those of one app. Pure."""
     name = service["metadata"]["name"]
@@ -65,7 +66,7 @@ def seen_objects(
         name,
         record,
         tuple(filter(None, (seen_job(job) for job in jobs if is_own(job)))),
-        tuple(filter(None, (seen_pod(pod) for pod in pods if is_own(pod)))),
+        tuple(filter(None, (seen_pod(pod, now) for pod in pods if is_own(pod)))),
         None if cancelled is None else float(cancelled),
     )
 
@@ -116,10 +117,20 @@ def stop_job(cluster: Cluster, seen: SeenObjects, job: SeenJob) -> None:
         if job.replica is not None and running and len(running) == len(own):
             cluster.patch("jobs", job.name, {"spec": {"backoffLimit": 0}})
             for pod in running:
-                cluster.patch("pods", pod.name, {"spec": {"activeDeadlineSeconds": _AT_ONCE}})
+                _stop_pod(cluster, pod)
         else:
             spec = {"activeDeadlineSeconds": _AT_ONCE, "suspend": False}
             cluster.patch("jobs", job.name, {"spec": spec})
+
+
+def _stop_pod(cluster: Cluster, pod: SeenPod) -> None:
+    if pod.is_stopping:
+        return
+    change = {
+        "metadata": {"annotations": {names.STOPPED: repr(time.time())}},
+        "spec": {"activeDeadlineSeconds": _AT_ONCE},
+    }
+    cluster.patch("pods", pod.name, change)
 
 
 def _start(

@@ -115,15 +115,19 @@ class PodOutput:
 
     def _pods(self, cluster: Cluster) -> list[SeenPod]:
         chosen = f"{names.APP}={self.app},{names.ROLE}={self.role_word}"
-        found = [p for p in map(seen_pod, cluster.list("pods", chosen)) if p is not None]
+        found = [p for p in map(_seen, cluster.list("pods", chosen)) if p is not None]
         own = [p for p in found if p.replica == self.key[1]]
         return sorted(own, key=lambda p: (p.attempt, p.created, p.name))
 
     def _has_ended(self, cluster: Cluster, pod: SeenPod) -> bool:
         """Its program has; a log may break off before."""
         known = cluster.get("pods", pod.name)
-        again = None if known is None else seen_pod(known)
+        again = None if known is None else _seen(known)
         return again is None or again.uid != pod.uid or again.has_ended or bool(again.terminated)
+
+
+def _seen(pod: dict[str, Any]) -> SeenPod | None:
+    return seen_pod(pod, time.time())
 
 
 def last_output(cluster: Cluster, pod: SeenPod) -> str:

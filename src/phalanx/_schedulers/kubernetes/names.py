@@ -24,6 +24,8 @@ RECORD = "phalanx/record"
 """An annotation of the app's Service: what the app is."""
 CANCELLED = "phalanx/cancelled"
 """An annotation of the app's Service: when it was cancelled."""
+STOPPED = "phalanx/stopped"
+"""An annotation of a pod: when it was stopped."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation in which a pod of an Indexed Job finds its number."""
 

@@ -25,7 +25,7 @@ MESSAGE_PATH = "/dev/termination-log"
 """What is written there is part of the pod's status when it has ended."""
 PLACE = "/opt/phalanx"
 """A directory of the pod's own."""
-REPLICA_ID = "\x00replica\x00"
+REPLICA_ID = "PHALANX-5f0c8e1d-REPLICA-ID"
 """Stands for a replica's number where a pod is one of many that are alike."""
 
 _START = """\

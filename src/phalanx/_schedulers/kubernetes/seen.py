@@ -19,6 +19,8 @@ _LONGEST = 300
 _STOPPED_LATER = 60.0
 """Seconds by which the end of what was stopped is put off: nodes' clocks differ, and the failure
 that it was stopped for must come first."""
+_KILLING = 3.0
+"""Seconds that a kubelet takes, beyond the grace, to kill what does not end."""
 _TERMINATED = 128 + 15
 
 
@@ -42,6 +44,10 @@ class SeenPod:
     """The status of its main container."""
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     memory: str = ""
+    is_stopping: bool = False
+    """We have stopped it."""
+    is_past_grace: bool = False
+    """It was stopped, and has had its time to end."""
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -58,7 +64,7 @@ class SeenPod:
     @property
     def is_running(self) -> bool:
         """Its program runs."""
-        return bool(self.state.get("running"))
+        return self.state.get("running") is not None
 
     @property
     def has_run(self) -> bool:
@@ -67,8 +73,11 @@ class SeenPod:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing of it runs any more. A pod can be Failed while its program has its grace."""
-        return self.phase in ("Succeeded", "Failed") and not self.is_running
+        """Nothing of it runs any more. A pod can be Failed while its program has its grace; and
+        old kubelets do not tell of the end of a program that was stopped.
+        """
+        is_still = self.is_running and not self.is_past_grace
+        return self.phase in ("Succeeded", "Failed") and not is_still
 
     @property
     def was_stopped(self) -> bool:
@@ -138,8 +147,8 @@ def moment(text: object) -> float | None:
         return None
 
 
-def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
-    """A pod of ours; None for another's."""
+def seen_pod(pod: Mapping[str, Any], now: float) -> SeenPod | None:
+    """A pod of ours at a time, in seconds since 1970; None for another's."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     own = meta.get("labels") or {}
     number = own.get(names.REPLICA)
@@ -166,7 +175,17 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         container=containers.get(MAIN, {}),
         conditions={c["type"]: c for c in status.get("conditions") or ()},
         memory=str(limits.get("memory") or ""),
+        is_stopping=names.STOPPED in (meta.get("annotations") or {}),
+        is_past_grace=_is_past_grace(pod, now),
     )
+
+
+def _is_past_grace(pod: Mapping[str, Any], now: float) -> bool:
+    stopped = (pod["metadata"].get("annotations") or {}).get(names.STOPPED)
+    if stopped is None:
+        return False
+    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 0
+    return now > float(stopped) + float(grace) + _KILLING
 
 
 @dataclass(frozen=True)
