@@ -36,6 +36,7 @@ from phalanx._schedulers.kubernetes.request import (
 from phalanx._schedulers.kubernetes.seen import SeenObjects
 from phalanx._schedulers.kubernetes.status import shown_state, status_of
 from phalanx._schedulers.kubernetes.supervisor import start_supervisor
+from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
 from phalanx._specs.app_def import SCRIPT
@@ -56,6 +57,7 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         mounts=True,
         several_roles=True,
         keeps_apps=True,
+        lends_hosts=True,
         retry_policies=frozenset(RetryPolicy),
         runs_images=True,
     )
@@ -258,6 +260,14 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
             return
         cluster, app, _ = found
         delete_all(cluster, app.name)
+
+    # ── hosts for launches ────────────────────────────────────────────────────
+
+    def lend(self, request: LeaseRequest) -> Lease:
+        """Create pods; does not wait."""
+        from phalanx._schedulers.kubernetes.lease import KubernetesLease
+
+        return KubernetesLease(request, user_name(), os.environ)
 
 
 _PATIENCE = 30.0

@@ -19,7 +19,7 @@ _LONGEST = 300
 _STOPPED_LATER = 60.0
 """Seconds by which the end of what was stopped is put off: nodes' clocks differ, and the failure
 that it was stopped for must come first."""
-_KILLING = 3.0
+_KILLING = 2.0
 """Seconds that a kubelet takes, beyond the grace, to kill what does not end."""
 _TERMINATED = 128 + 15
 

@@ -17,7 +17,7 @@ from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone
 from phalanx._schedulers.kubernetes.names import AppName
 
 _LOG = "kubernetes.log"
-_INTERVAL = 1.0
+_INTERVAL = 0.5
 """Seconds between two looks at the Jobs."""
 _LATER = 3.0
 """The same of an app that has run for a while."""
