@@ -25,6 +25,8 @@ from tests.conftest import is_alive, wait_until
 TOOLS = ("dockerd", "containerd", "runc", *machine.TOOLS)
 IMAGE = "phalanx-tests/base:1"
 """Debian's Python 3, bash, coreutils and procps; no working directory, no user."""
+NO_SHELL = "rm /usr/bin/sh /usr/bin/dash /usr/bin/bash"
+"""What makes it an image without a shell."""
 
 _PREFIX = "docker-of-"
 _SYS_RESOURCE = 24

@@ -14,7 +14,7 @@ import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.docker import lease as docker_lease
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
-from tests.cluster.docker import IMAGE
+from tests.cluster.docker import IMAGE, NO_SHELL
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -175,6 +175,38 @@ def test_another_user_of_the_image(launcher):
     """One that has no home, nor a name."""
     made = launcher(1, scheduler_options={"user": "12345:12345"})
     assert list(made.run(os.getuid)) == [12345]
+
+
+def test_a_read_only_root(launcher):
+    """All but /tmp, which the agent needs."""
+
+    def work():
+        import tempfile
+
+        return os.access("/", os.W_OK), tempfile.gettempdir()
+
+    made = launcher(1, scheduler_options={"read_only": True})
+    assert list(made.run(work)) == [(False, "/tmp")]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [(NO_SHELL, "no program '/bin/sh'"), ("rm /usr/bin/python3*", "no .*python3 found")],
+)
+def test_an_image_without_a_shell_or_python_is_one_sentence(launcher, in_docker, lacks, says):
+    """Both are needed for functions."""
+    name = f"phalanx-tests/without-{len(lacks)}:1"
+    in_docker.docker("build", "-t", name, "-", input=f"FROM {IMAGE}\nRUN {lacks}\n")
+    with pytest.raises((phalanx.SchedulerError, phalanx.StartFailed), match=says) as caught:
+        launcher(1, image=name).run(int)
+    assert "\n" not in str(caught.value)
+
+
+def test_where_only_memory_can_be_written_to(launcher):
+    """As $TMPDIR says."""
+    options = {"read_only": True, "user": "12345", "env": {"TMPDIR": "/dev/shm"}}  # noqa: S108
+    made = launcher(1, scheduler_options=options)
+    assert list(made.run(os.getenv, args=("TMPDIR",))) == ["/dev/shm"]
 
 
 def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):

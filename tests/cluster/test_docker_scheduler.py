@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from phalanx import specs
+from phalanx._schedulers.docker.engine import Engine as DockerEngine
+from phalanx._schedulers.docker.gpus import find_used
 from phalanx.errors import ConfigError, SchedulerError
 from phalanx.runner import get_runner
 from phalanx.schedulers import create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role
-from tests.cluster.docker import IMAGE, Engine
+from tests.cluster.docker import IMAGE, NO_SHELL, Engine
 from tests.conftest import wait_until
 
 QUICK = {"pull": "never", "stop_grace": 1.0}
@@ -151,6 +153,48 @@ def test_gpus_that_the_engine_does_not_have_are_one_sentence(apps):
     assert "cannot give GPUs" in status.message
     assert "nvidia-ctk runtime configure" in status.message
     assert "\n" not in status.message
+
+
+def test_gpus_of_apps_and_launches_that_go_on_are_used(apps, docker):
+    """As their labels tell; the engine here has none to give."""
+    request = apps.scheduler.dryrun(sh("true"), apps.scheduler.options(**QUICK))
+    of_app = {**request.containers[0].config["Labels"], "phalanx.gpus": "0,2"}
+    of_lease = {"phalanx.lease": f"lease-{request.app_id}", "phalanx.gpus": "1"}
+    made = []
+    try:
+        for own in (of_app, of_lease):
+            words = [word for item in own.items() for word in ("--label", "=".join(item))]
+            made += docker.docker("run", "--detach", *words, IMAGE, "sleep", "infinity").split()
+        with DockerEngine() as engine:
+            used = find_used(engine)
+            assert {n: used[n] for n in "012"} == {
+                "0": request.app_id,
+                "1": f"lease-{request.app_id}",
+                "2": request.app_id,
+            }
+            docker.docker("kill", made[0])
+            assert not {"0", "2"} & set(find_used(engine))
+    finally:
+        docker.docker("rm", "-f", *made)
+
+
+def test_a_read_only_root(apps):
+    """All but /tmp, where the error is read from."""
+    error = {"message": {"message": "ValueError: from the file", "extraInfo": {}}}
+    command = f"touch /new 2>/dev/null || echo '{json.dumps(error)}' >$$TORCHELASTIC_ERROR_FILE; "
+    status = apps.run(sh(command + "exit 7"), read_only=True, user="nobody")
+    assert status.message == "role/0 exited with code 7: ValueError: from the file"
+
+
+def test_an_image_without_a_shell(apps, docker):
+    """A program needs none."""
+    bare = "phalanx-tests/no-shell:1"
+    docker.docker("build", "-t", bare, "-", input=f"FROM {IMAGE}\nRUN {NO_SHELL}\n")
+    role = Role("role", image=bare, entrypoint="python", args=["-c", "print(1)"], resource=SMALL)
+    app_id = apps.submit(AppDef("app", [role]))
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert apps.lines(app_id) == ["1"]
+    assert "has no program 'sh'" in apps.run(sh("true", image=bare)).message
 
 
 def test_what_cannot_be_started_is_said_in_words(apps):
@@ -364,11 +408,21 @@ def test_nothing_is_left_by_delete(apps, docker):
     wait_until(lambda: not supervisors(app_id))
 
 
-def test_apps_of_another_user_are_not_listed(apps, monkeypatch):
-    app_id = apps.submit(sh("true"))
+def test_apps_of_another_user_are_not_listed_and_not_ended_by_mistake(apps, monkeypatch):
+    """Their status and logs can be read; root may end them."""
+    monkeypatch.setenv("LOGNAME", "alice")
+    app_id = apps.submit(sh("echo up; exec sleep 600"))
     assert [app.app_id for app in apps.scheduler.list()] == [app_id]
-    monkeypatch.setenv("LOGNAME", "somebody-else")
+    monkeypatch.setenv("LOGNAME", "bob")
     assert apps.scheduler.list() == []
+    for end in (apps.scheduler.cancel, apps.scheduler.delete):
+        with pytest.raises(SchedulerError, match=f"{app_id} is alice's app.*sudo phalanx"):
+            end(app_id)
+    assert apps.status(app_id).state is AppState.RUNNING
+    wait_until(lambda: apps.lines(app_id) == ["up"])
+    monkeypatch.setenv("LOGNAME", "root")
+    apps.scheduler.cancel(app_id)
+    assert apps.status(app_id).state is AppState.CANCELLED
 
 
 # ── the engine goes away ──────────────────────────────────────────────────────

@@ -4,12 +4,13 @@ import pytest
 
 from phalanx._schedulers.assessment import SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import explain, moment
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.docker.gpus import choose
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import role_words
+from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
 from phalanx._specs import AppState, RetryPolicy
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, SchedulerError
 
 
 def seen(number, attempt=0, code=None, at=0.0, **fields):
@@ -86,7 +87,37 @@ def test_times_of_an_engine(text, seconds):
 def test_complaints_are_sentences():
     text = 'could not select device driver "" with capabilities: [[gpu]]'
     assert "nvidia-ctk" in explain(text)
+    text = "nvidia-container-cli: device error: 4: unknown device: unknown"
+    assert explain(text) == "there is no GPU 4"
     assert explain("something else.") == "something else"
+
+
+@pytest.mark.parametrize(
+    ("counts", "used", "total", "given"),
+    [
+        ([2, 1], {}, None, [["0", "1"], ["2"]]),
+        ([0, 0], {"all": "app"}, 1, [[], []]),
+        ([1], {"0": "app"}, None, [["1"]]),
+        ([1, 1], {"0": "app", "2": "app"}, 4, [["1"], ["3"]]),
+        ([1, 0, 2], {"1": "app"}, 4, [["0"], [], ["2", "3"]]),
+    ],
+)
+def test_gpus_are_those_that_nobody_else_has(counts, used, total, given):
+    assert choose(counts, used, total) == given
+
+
+@pytest.mark.parametrize(
+    ("counts", "used", "total", "says"),
+    [
+        ([4, 1], {}, 4, "it needs 5 GPUs, but the engine's machine has 4."),
+        ([1], {"0": "app-1"}, 1, "needs 1 GPU, and none is free: app-1 uses the others"),
+        ([2], {"0": "one", "1": "two"}, 3, "1 of 3 is free: one, two use the others"),
+        ([1], {"all": "launch-1"}, None, "none is free: launch-1 uses"),
+    ],
+)
+def test_who_has_the_gpus_that_are_missing_is_said(counts, used, total, says):
+    with pytest.raises(SchedulerError, match=says):
+        choose(counts, used, total)
 
 
 @pytest.mark.parametrize("size", ["", "8", "1x", "-1g"])

@@ -46,8 +46,12 @@ class SeenContainer:
     memory: int = 0
     """Its limit in bytes; 0: none."""
     image: str = ""
+    program: str = ""
+    """What it runs."""
     hostname: str = ""
     pid: int | None = None
+    gpus: tuple[str, ...] = ()
+    """The numbers of those that it has."""
 
     @property
     def has_started(self) -> bool:

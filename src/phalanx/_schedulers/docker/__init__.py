@@ -6,6 +6,7 @@
 | `labels` | what a container's labels say: the only record of an app |
 | `request` | pure: an app and its options → the containers |
 | `engine` | all calls of the engine's API, and what its complaints mean |
+| `gpus` | which GPUs a container gets: those that nobody else has |
 | `creation` | what is made of a request |
 | `..assessment` | pure: what the engine has of an app → how it stands, and what is to be done |
 | `actions` | does it |

@@ -13,6 +13,7 @@ from phalanx._logs import logger
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine
+from phalanx._schedulers.docker.gpus import chosen
 from phalanx._schedulers.docker.request import (
     CODE_PATH,
     ContainerRequest,
@@ -56,29 +57,35 @@ def create_containers(
     info = engine.info()
     made: dict[tuple[str, int], str] = {}
 
-    def create(container: ContainerRequest) -> None:
-        config = complete(engine, request, container, images[container.role], more_env, info)
+    def create(one: tuple[ContainerRequest, list[str]]) -> None:
+        container, gpus = one
+        config = container.with_gpus(gpus) if gpus else container.config
+        image = images[container.role]
+        config = complete(engine, request, container.role, config, image, more_env, info)
         made[container.role, container.replica] = engine.create_container(container.name, config)
 
-    for_all(create, request.containers)
+    counts = [container.num_gpus for container in request.containers]
+    with chosen(engine, counts, shared=request.options.share_gpus) as gpus:
+        for_all(create, zip(request.containers, gpus, strict=True))
     return [made[container.role, container.replica] for container in request.containers]
 
 
 def complete(
     engine: Engine,
     request: DockerRequest,
-    container: ContainerRequest,
+    role: str,
+    config: Mapping[str, Any],
     image: str,
     more_env: list[str],
     info: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A container's request with what the engine knows."""
-    host = {**container.config["HostConfig"]}
+    host = {**config["HostConfig"]}
     processors = int(info.get("NCPU") or 0)
     if processors and host.get("NanoCpus", 0) > processors * 10**9:
         logger.warning(
             "phalanx: %s asks for %g CPUs; the engine has %d",
-            container.role,
+            role,
             host["NanoCpus"] / 1e9,
             processors,
         )
@@ -86,7 +93,7 @@ def complete(
     if "ShmSize" not in host:
         host["ShmSize"] = int(info.get("MemTotal") or 0) // 2 or 1 << 30
     # What is said for the app wins over what is copied from here.
-    own = {entry.partition("=")[0] for entry in container.config["Env"]}
+    own = {entry.partition("=")[0] for entry in config["Env"]}
     env = [entry for entry in more_env if entry.partition("=")[0] not in own]
     if request.ships_phalanx:
         paths = [
@@ -94,9 +101,9 @@ def complete(
         ]
         env.append(f"PYTHONPATH={':'.join([CODE_PATH, *paths])}")
     return {
-        **container.config,
+        **config,
         "Image": image,
-        "Env": [*env, *container.config["Env"]],
+        "Env": [*env, *config["Env"]],
         "HostConfig": host,
     }
 

@@ -22,6 +22,7 @@ from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import lifecycle_record
 from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._system import machine
 from phalanx.errors import SchedulerError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _EXTRA = "phalanx[docker]"
 _SOCKET = "unix:///var/run/docker.sock"
 _TIMEOUT = 60.0
 _LONGEST = 500
+_GPU = re.compile(r"nvidia\.com/gpu=\d+")
+"""A GPU among the devices that an engine names."""
 _versions: dict[str, str] = {}
 """The version of the API that an engine has, by its address: it is asked once."""
 
@@ -82,14 +85,14 @@ class Engine:
 
     def find(self, app_id: str, session: str | None = None) -> SeenApp | None:
         """All that there is of an app; None if it is not there."""
-        wanted = {labels.APP: app_id}
+        wanted: dict[str, str | None] = {labels.APP: app_id}
         if session is not None:
             wanted[labels.SESSION] = session
         found = self.find_all(wanted)
         return found[0] if found else None
 
-    def find_all(self, wanted: Mapping[str, str]) -> list[SeenApp]:
-        """The apps whose containers have these labels, the latest last."""
+    def find_all(self, wanted: Mapping[str, str | None]) -> list[SeenApp]:
+        """The apps whose containers have these labels, the latest last. None: with any value."""
         listed = self._listed(wanted)
         with self.errors("list volumes"):
             volumes = self.api.volumes(filters={"label": [labels.CANCELLED]})
@@ -112,15 +115,29 @@ class Engine:
 
     def attempts(self, app_id: str, session: str, key: ReplicaKey) -> dict[int, tuple[str, str]]:
         """The containers that a replica has had: their ids and states, by attempt."""
-        wanted = {labels.APP: app_id, labels.SESSION: session}
+        wanted: dict[str, str | None] = {labels.APP: app_id, labels.SESSION: session}
         wanted |= {labels.ROLE: key[0], labels.REPLICA: str(key[1])}
         return {
             int(entry["Labels"][labels.ATTEMPT]): (entry["Id"], entry["State"])
             for entry in self._listed(wanted)
         }
 
-    def _listed(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
-        filters = {"label": [f"{key}={value}" for key, value in wanted.items()]}
+    def lent_gpus(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The GPUs of containers that are lent to launches, each behind its lease's name."""
+        listed = self._listed({labels.LEASE: None, labels.GPUS: None})
+        return [(entry["Labels"][labels.LEASE], _gpus(entry["Labels"])) for entry in listed]
+
+    def num_gpus(self) -> int | None:
+        """How many it can give to containers; None where nobody can tell."""
+        known = self.info().get("DiscoveredDevices") or ()
+        found = sum(bool(_GPU.fullmatch(str(device.get("ID")))) for device in known)
+        if not found and _socket_path(self.address) is not None:
+            found = machine.gpus({})
+        return found or None
+
+    def _listed(self, wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        given = [key if value is None else f"{key}={value}" for key, value in wanted.items()]
+        filters = {"label": given}
         with self.errors("list containers"):
             listed: list[dict[str, Any]] = self.api.containers(all=True, filters=filters)
         return listed
@@ -191,11 +208,21 @@ class Engine:
     # ── what is begun and ended ───────────────────────────────────────────────
 
     def start(self, container: str) -> None:
-        """Start a container. One that cannot be started says so from then on; nothing is raised."""
+        """Start a container.
+
+        One that cannot be started says so from then on, and nothing is raised; but with Podman,
+        which keeps no such record, `SchedulerError` is.
+        """
         from docker.errors import APIError
 
-        with self.errors("start a container"), contextlib.suppress(APIError):
-            self.api.start(container)
+        with self.errors("start a container"):
+            try:
+                self.api.start(container)
+            except APIError:
+                known = self.inspect(container)
+                if known is None or known["State"].get("Error") or _has_begun(known):
+                    return
+                raise
 
     def stop(self, container: str, grace: float) -> None:
         """SIGTERM, after the grace SIGKILL. Blocks until it has ended."""
@@ -315,11 +342,12 @@ _NO_GPUS = (
     "nvidia-ctk runtime configure && sudo systemctl restart docker"
 )
 _MEANINGS = (
+    (r"nvidia-container-cli: device error: (\S+?): unknown device", "there is no GPU {0}"),
     (
         r"could not select device driver|nvidia-container-cli|unresolvable CDI devices",
         _NO_GPUS,
     ),
-    (r"exec: \"(.*?)\": .*not found", "the image has no program {0!r}"),
+    (r"exec: \"(.*?)\": .*(?:not found|no such file)", "the image has no program {0!r}"),
     (
         r"exec: \"(.*?)\": .*permission denied",
         "the program {0!r} in the image cannot be executed",
@@ -381,9 +409,19 @@ def _seen(known: Mapping[str, Any]) -> SeenContainer:
         finished=moment(state.get("FinishedAt")),
         memory=int(known["HostConfig"].get("Memory") or 0),
         image=known["Config"].get("Image") or "",
+        program=next(iter(known["Config"].get("Entrypoint") or ()), ""),
         hostname=own.get(labels.ALIAS, ""),
         pid=state.get("Pid") or None,
+        gpus=_gpus(own),
     )
+
+
+def _has_begun(known: Mapping[str, Any]) -> bool:
+    return moment(known["State"].get("StartedAt")) is not None
+
+
+def _gpus(own: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(filter(None, own.get(labels.GPUS, "").split(",")))
 
 
 def moment(text: str | None) -> float | None:

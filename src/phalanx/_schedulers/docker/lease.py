@@ -20,8 +20,9 @@ from typing import Any
 from phalanx._images.builder import ensure_image
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine, NameTaken, NotInEngine
+from phalanx._schedulers.docker.gpus import ALL, chosen
 from phalanx._schedulers.docker.options import DockerOptions
-from phalanx._schedulers.docker.request import gpu_request, user_name
+from phalanx._schedulers.docker.request import gpu_request, user_name, writable_tmp
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.parallel import for_all
 from phalanx.errors import PhalanxError, SchedulerError
@@ -80,25 +81,32 @@ class DockerLease(Lease):
                 self._state = "CREATING"
                 if self._options.network is None:
                     engine.create_network(self.id, self._labels)
-                made: dict[int, str] = {}
-
-                def create(number: int) -> None:
-                    if not self._given_back.is_set():
-                        made[number] = self._create(engine)
-
-                for_all(create, range(self._num_hosts))
-                with self._lock:
-                    self._hosts = sorted(made.values(), key=_number)
+                self._create_hosts(engine, self._num_hosts)
         except PhalanxError as error:
             self._end = str(error)
         except Exception as error:  # noqa: BLE001 whoever asks for the status gets it
             self._end = f"{type(error).__name__}: {error}"
 
-    def _create(self, engine: Engine) -> str:
-        """Another container, which runs; gives its name. Raises `SchedulerError`."""
+    def _create_hosts(self, engine: Engine, count: int) -> None:
+        """So many containers more, which run. Raises `SchedulerError`."""
+        wanted = [max(0, self._options.gpus or 0)] * count
+        config = self._config(engine.info())
+        made: list[str] = []
+
+        def create(gpus: list[str]) -> None:
+            if not self._given_back.is_set():
+                made.append(self._create(engine, config, gpus))
+
+        with chosen(engine, wanted, shared=self._options.share_gpus) as gpus:
+            for_all(create, gpus)
+        with self._lock:
+            self._hosts = sorted([*self._hosts, *made], key=_number)
+
+    def _create(self, engine: Engine, config: Mapping[str, Any], gpus: list[str]) -> str:
+        """A container, which runs; gives its name. Raises `SchedulerError`."""
         with self._lock:
             name = f"{self.id}-{next(self._numbers)}"
-        made = engine.create_container(name, self._config(engine, name))
+        made = engine.create_container(name, self._named(config, name, gpus))
         try:
             with engine.errors(f"start {name}"):
                 engine.api.start(made)
@@ -107,9 +115,22 @@ class DockerLease(Lease):
             raise
         return name
 
-    def _config(self, engine: Engine, name: str) -> dict[str, Any]:
+    def _named(self, config: Mapping[str, Any], name: str, gpus: list[str]) -> dict[str, Any]:
+        """What is a container's own."""
+        own = dict(config)
+        if self._options.network != "host":
+            own["Hostname"] = name
+        if self._options.network is None:
+            own["NetworkingConfig"] = {"EndpointsConfig": {self.id: {"Aliases": [name]}}}
+        if gpus:
+            request = gpu_request(DeviceIDs=gpus)
+            own["HostConfig"] = {**own["HostConfig"], "DeviceRequests": request}
+            own["Labels"] = {**own["Labels"], labels.GPUS: ",".join(gpus)}
+        return own
+
+    def _config(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """What all containers have."""
         options = self._options
-        info = engine.info()
         host: dict[str, Any] = {
             "AutoRemove": True,
             "Privileged": options.privileged,
@@ -120,21 +141,23 @@ class DockerLease(Lease):
             host["NanoCpus"] = round(options.cpus * 1e9)
         if options.mem_bytes is not None:
             host["Memory"] = host["MemorySwap"] = options.mem_bytes
-        if options.gpus is not None:
-            host["DeviceRequests"] = gpu_request(Count=options.gpus)
+        own = self._labels
+        if options.gpus == -1:
+            host["DeviceRequests"] = gpu_request(Count=-1)
+            own[labels.GPUS] = ALL
+        if options.read_only:
+            host["ReadonlyRootfs"] = True
+            host["Mounts"] = [writable_tmp()]
         config: dict[str, Any] = {
             "Image": self._image,
-            "Hostname": "" if options.network == "host" else name,
             "Entrypoint": ["/bin/sh", "-c", _HOLDER, "phalanx", str(_IDLE)],
             "Cmd": [],
             "Env": [f"{key}={value}" for key, value in self._env.items()],
-            "Labels": self._labels,
+            "Labels": own,
             "HostConfig": host,
         }
         if options.user is not None:
             config["User"] = options.user
-        if options.network is None:
-            config["NetworkingConfig"] = {"EndpointsConfig": {self.id: {"Aliases": [name]}}}
         return config
 
     @property
@@ -188,11 +211,9 @@ class DockerLease(Lease):
             try:
                 with Engine() as engine:
                     engine.remove_container(name)
-                    new = self._create(engine)
+                    self._create_hosts(engine, 1)
             except PhalanxError:
                 return  # nobody comes; the launch goes on trying the one that it knows
-            with self._lock:
-                self._hosts.append(new)
             if self._given_back.is_set():
                 self._remove()
 

@@ -26,6 +26,7 @@ class DockerOptions:
     )
     env: dict[str, str] = option({}, help="environment variables to set, as A:1,B:2")
     privileged: bool = option(False, help="run privileged containers: all devices, no confinement")
+    read_only: bool = option(False, help="make the root file system read-only; /tmp stays writable")
     network: str | None = option(
         None, help="network to join, or 'host'; default: a network of the app's own"
     )
@@ -48,6 +49,9 @@ class DockerOptions:
     )
     gpus: int | None = option(
         None, help="GPUs of each lent host, -1 for all; apps say it in their resource"
+    )
+    share_gpus: bool = option(
+        False, help="use GPUs that other apps or launches use as well, beginning with the first"
     )
     stop_grace: float = option(
         10.0, help="seconds between SIGTERM and SIGKILL when stopping containers"

@@ -14,6 +14,7 @@ from phalanx.errors import SchedulerError
 
 _LONGEST = 1 << 20
 _NO_PROGRAM = re.compile(r"\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")
+_NO_PROGRAM_IN_PODMAN = re.compile(r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)")
 
 
 def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
@@ -34,4 +35,7 @@ def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
     if found := _NO_PROGRAM.search(text):
         why = "has no program" if "No such file" in found[2] else "cannot execute"
         return ReplicaError(f"the image {container.image} {why} {found[1]!r}")
+    if found := _NO_PROGRAM_IN_PODMAN.fullmatch(text.strip()):
+        why = "has no program" if "No such file" in found[1] else "cannot execute"
+        return ReplicaError(f"the image {container.image} {why} {container.program!r}")
     return replace(error, text=shown(text))

@@ -29,7 +29,8 @@ from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx._worker.program import ERROR_FILE
 from phalanx.errors import ConfigError
 
-ERROR_PATH = "/tmp/phalanx-error.json"  # noqa: S108 in a container of its own
+TMP = "/tmp"  # noqa: S108 in a container of its own
+ERROR_PATH = f"{TMP}/phalanx-error.json"
 """Where in its container a replica reports its error: the engine reads it when it has ended."""
 CODE_PATH = "/opt/phalanx-code"
 """Where in a container Phalanx itself is, for programs that need it."""
@@ -55,6 +56,14 @@ class ContainerRequest:
     """What is built first."""
     config: Mapping[str, Any]
     """As the engine's API takes it."""
+    num_gpus: int = 0
+    """Which ones is said when it is created: those that nobody else has."""
+
+    def with_gpus(self, numbers: Sequence[str]) -> dict[str, Any]:
+        """The config with these GPUs."""
+        host = {**self.config["HostConfig"], "DeviceRequests": gpu_request(DeviceIDs=[*numbers])}
+        own = {**self.config["Labels"], labels.GPUS: ",".join(numbers)}
+        return {**self.config, "HostConfig": host, "Labels": own}
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,11 @@ def gpu_request(**which: Any) -> list[dict[str, Any]]:
     return [{"Driver": "", **which, "Capabilities": [["gpu"]]}]
 
 
+def writable_tmp() -> dict[str, Any]:
+    """A volume without a name for /tmp: it goes with its container, and can be read until then."""
+    return {"Type": "volume", "Target": TMP}
+
+
 def code_volume(app_id: str) -> str:
     """The volume that has Phalanx for an app."""
     return f"{app_id}-phalanx"
@@ -151,14 +165,12 @@ def make_request(
     words = role_words([role.name for role in app.roles])
     ships = any(_needs_phalanx(role) for role, _ in meant)
     making = _Making(app_id, options, network, words, record, own, rank0_env, ships=ships)
-    gpus = _share_gpus(meant)
     return DockerRequest(
         app_id=app_id,
         session=session,
         network=app_id if options.network is None else None,
         containers=tuple(
-            making.container(role, number, plans.get(role.name), devices)
-            for (role, number), devices in zip(meant, gpus, strict=True)
+            making.container(role, number, plans.get(role.name)) for role, number in meant
         ),
         lifecycle_record=record,
         labels=own,
@@ -190,15 +202,6 @@ def _needs_phalanx(role: Role) -> bool:
     return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)
 
 
-def _share_gpus(meant: Sequence[tuple[Role, int]]) -> Iterator[list[str]]:
-    """The GPUs of each replica: none is given to two."""
-    first = 0
-    for role, _ in meant:
-        count = max(0, role.resource.gpu)
-        yield [str(number) for number in range(first, first + count)]
-        first += count
-
-
 @dataclass(frozen=True)
 class _Making:
     app_id: str
@@ -215,9 +218,7 @@ class _Making:
         own = f"{self.words[role]}-{number}"
         return own if self.options.network is None else f"{self.app_id[-8:]}-{own}"
 
-    def container(
-        self, role: Role, number: int, plan: ImagePlan | None, gpus: list[str]
-    ) -> ContainerRequest:
+    def container(self, role: Role, number: int, plan: ImagePlan | None) -> ContainerRequest:
         argv = with_python((role.entrypoint, *role.args), self.options.python)
         host = self.hostname(role.name, number)
         is_host = self.network == _HOST
@@ -232,10 +233,9 @@ class _Making:
                 labels.ATTEMPT: "0",
                 labels.ALIAS: host,
                 labels.LIFECYCLE: self.lifecycle_record.to_text(),
-                **({labels.GPUS: ",".join(gpus)} if gpus else {}),
             },
             "StopTimeout": round(self.options.stop_grace),
-            "HostConfig": self._host_config(role, gpus),
+            "HostConfig": self._host_config(role),
         }
         if self.options.user is not None:
             config["User"] = self.options.user
@@ -255,9 +255,8 @@ class _Making:
                     for port in role.port_map.values()
                 }
         base = f"{self.app_id}-{self.words[role.name]}-{number}"
-        return ContainerRequest(
-            role.name, number, container_name(base, 0), role.image, plan, config
-        )
+        name, gpus = container_name(base, 0), max(0, role.resource.gpu)
+        return ContainerRequest(role.name, number, name, role.image, plan, config, gpus)
 
     def _env(self, role: Role, number: int) -> dict[str, str]:
         first = "localhost" if self.network == _HOST else self.hostname(role.name, 0)
@@ -271,7 +270,7 @@ class _Making:
             **role.env,
         }
 
-    def _host_config(self, role: Role, gpus: list[str]) -> dict[str, Any]:
+    def _host_config(self, role: Role) -> dict[str, Any]:
         options, resource = self.options, role.resource
         config: dict[str, Any] = {
             "NetworkMode": self.network,
@@ -292,14 +291,18 @@ class _Making:
             config["Memory"] = config["MemorySwap"] = resource.memMB << 20
         if options.shm_bytes is not None:
             config["ShmSize"] = options.shm_bytes
-        if gpus:
-            config["DeviceRequests"] = gpu_request(DeviceIDs=gpus)
+        if resource.gpu > 0:  # as many; which ones is said when it is created
+            config["DeviceRequests"] = gpu_request(Count=resource.gpu)
+        if options.read_only:
+            config["ReadonlyRootfs"] = True
         return config
 
     def _mounts(self, role: Role) -> Iterator[dict[str, Any]]:
         if self.ships:
             name = code_volume(self.app_id)
             yield {"Type": "volume", "Source": name, "Target": CODE_PATH, "ReadOnly": True}
+        if self.options.read_only and not any(m.dst_path == TMP for m in role.mounts):
+            yield writable_tmp()
         for mount in role.mounts:
             match mount:
                 case BindMount(source, target, read_only):

@@ -40,6 +40,7 @@ from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
 _NAME = "local_docker"
+_ROOT = "root"
 _OVERDUE = 3.0
 """Seconds after which what is to be done for an app has nobody who does it."""
 
@@ -183,18 +184,26 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def cancel(self, app_id: str, grace: float | None = None) -> None:
-        """Note that it is cancelled, in the engine, and stop its containers. Blocks until then."""
+        """Note that it is cancelled, in the engine, and stop its containers. Blocks until then.
+
+        Raises `SchedulerError` for another user's app; root may cancel any.
+        """
         with Engine() as engine:
             app = engine.find(app_id, self.session_name)
             if app is not None:
+                _check_owner(app, "cancel")
                 _cancel(engine, app, grace)
 
     def delete(self, app_id: str) -> None:
-        """Remove all of an app from the engine: containers, network, volumes."""
+        """Remove all of an app from the engine: containers, network, volumes.
+
+        Raises `SchedulerError` for another user's app; root may delete any.
+        """
         with Engine() as engine:
             app = engine.find(app_id, self.session_name)
             if app is None:
                 return
+            _check_owner(app, "delete")
             _cancel(engine, app, None)
             engine.remove_all(app_id)
 
@@ -208,6 +217,15 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
 
 
 # ── ends ──────────────────────────────────────────────────────────────────────
+
+
+def _check_owner(app: SeenApp, what: str) -> None:
+    """The engine lets its users do everything to all containers: this guards against mistakes."""
+    if user_name() not in (app.user, _ROOT):
+        raise SchedulerError(
+            f"{app.app_id} is {app.user}'s app. To {what} it all the same: sudo phalanx {what} "
+            f"{_NAME}://{app.session}/{app.app_id}"
+        )
 
 
 def _cancel(engine: Engine, app: SeenApp, grace: float | None) -> None:
