@@ -21,6 +21,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
@@ -70,6 +71,7 @@ class Cluster:
         self.programs = kubernetes_build.place()
         self.kubeconfig = self.place / "kubeconfig"
         self.link = _link(self.place)
+        self._faults = []
         self._keys = Keys(self.place / "keys")
         self._control = Machine(self.place / "control")
         self.nodes = [
@@ -116,8 +118,15 @@ class Cluster:
 
     def get(self, path, timeout=10):
         """What the API server says about a path, such as /api/v1/nodes/node1."""
-        with self._http.open(f"https://{self._address()}{path}", timeout=timeout) as answer:
-            return json.load(answer)
+        return json.loads(self._read(path, timeout))
+
+    def _read(self, path, timeout=5):
+        try:
+            with self._http.open(f"https://{self._address()}{path}", timeout=timeout) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            error.close()  # or the connection is there until the error is forgotten
+            raise
 
     @contextlib.contextmanager
     def namespace(self):
@@ -175,6 +184,7 @@ class Cluster:
 
     def crash(self, part):
         """Kill a part. Containers live on, unless it is a node."""
+        self._faults.append(part)
         if part.startswith("node"):
             self._node(part).end()
             return
@@ -184,6 +194,7 @@ class Cluster:
 
     def stop(self, part):
         """Have a part stand still (SIGSTOP): connections to it stay open."""
+        self._faults.append(part)
         for pid in self._processes(part):
             os.kill(pid, signal.SIGSTOP)
 
@@ -194,6 +205,7 @@ class Cluster:
 
     def cut(self, node):
         """Take a node ("node1") off the network: silence, in both directions."""
+        self._faults.append(node)
         self._control.inside("ip", "link", "set", node, "down")
 
     def mend(self, node):
@@ -201,19 +213,23 @@ class Cluster:
         self._control.inside("ip", "link", "set", node, "up")
 
     def heal(self, part=None):
-        """Have a part as it was, or all of them; returns when it answers."""
-        if part is None:
-            parts = ["etcd", "apiserver", "controller-manager", "scheduler", "names"]
-            for node in self.nodes:
-                number = node.name.removeprefix("node")
-                self.mend(node.name)
-                parts += [node.name, f"engine{number}", f"kubelet{number}"]
-            for each in parts:
-                self.heal(each)
+        """Have a part as it was, or all that failed; returns when it answers."""
+        if part is not None:
+            self._heal(part)
             return
+        for failed in sorted(set(self._faults), key=_healing_order):
+            self._heal(failed)
+        if self._faults:
+            for node in self.nodes:
+                self._wait_for(node.name.replace("node", "kubelet"))
+        self._faults.clear()
+
+    def _heal(self, part):
         if part.startswith("node"):
             node = self._node(part)
-            if not node.is_up():
+            if node.is_up():
+                self.mend(part)
+            else:
                 node.begin()
                 self._routes(node)
                 node.start_engine()
@@ -431,8 +447,7 @@ class Cluster:
             if part.startswith("kubelet"):
                 return self._is_ready(self._node(part).name)
             if part == "apiserver":
-                with self._http.open(f"https://{self._address()}/readyz", timeout=5) as answer:
-                    return answer.status == 200
+                return self._read("/readyz") == b"ok"
             if part == "controller-manager":
                 return self._has_account("default")
         except OSError:
@@ -444,14 +459,16 @@ class Cluster:
         states = {each["type"]: each["status"] for each in node["status"].get("conditions", ())}
         if states.get("Ready") != "True" or node["spec"].get("taints"):
             return False
-        with self._http.open(
-            f"https://{self._address()}/api/v1/nodes/{name}/proxy/healthz", timeout=5
-        ) as answer:
-            return answer.read() == b"ok"
+        return self._read(f"/api/v1/nodes/{name}/proxy/healthz") == b"ok"
 
 
 def _options(values):
     return [f"--{name}={value}" for name, value in values.items()]
+
+
+def _healing_order(part):
+    """What others need comes first."""
+    return (part != "etcd", part != "apiserver", not part.startswith("node"), part)
 
 
 def _link(place):

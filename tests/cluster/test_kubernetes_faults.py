@@ -1,0 +1,294 @@
+"""Apps on Kubernetes when something goes wrong: pods, nodes, the API server, rights, quotas."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import SchedulerError
+from phalanx.schedulers import create_scheduler
+from phalanx.specs import AppDef, AppState, Resource, Role
+from tests.conftest import wait_until
+
+SMALL = Resource(cpu=0.05, gpu=0, memMB=64)
+COUNT = """if True:
+    import time
+    for number in range({lines}):
+        print(f"line {{number}}", flush=True)
+        time.sleep(0.1)
+"""
+
+
+class Apps:
+    """Apps of one test, through the scheduler itself."""
+
+    def __init__(self, cluster, namespace, session):
+        self.cluster, self.namespace = cluster, namespace
+        self.scheduler = create_scheduler("kubernetes", session)
+
+    def submit(self, app, **options):
+        options = {"stop_grace": 1.0, "namespace": self.namespace, **options}
+        made = self.scheduler.options(**options)
+        return self.scheduler.submit(self.scheduler.dryrun(app, made))
+
+    def status(self, app_id):
+        return self.scheduler.describe(app_id)
+
+    def until(self, app_id, condition, timeout=60):
+        """The status, when a condition holds for it."""
+
+        def holds():
+            nonlocal last
+            last = self.status(app_id)
+            return condition(last) and last
+
+        last = None
+        try:
+            return wait_until(holds, timeout)
+        except AssertionError:
+            raise AssertionError(f"in the end: {last}") from None
+
+    def running(self, app_id):
+        return self.until(app_id, lambda status: status.state is AppState.RUNNING)
+
+    def ended(self, app_id, timeout=60):
+        return self.until(app_id, lambda status: status.state.is_final, timeout)
+
+    def lines(self, app_id, replica=0, **options):
+        return [line.text for line in self.scheduler.logs(app_id, "role", replica, **options)]
+
+    def pods(self):
+        """All pods of the namespace that are not on their way out."""
+        listed = self.cluster.get(f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+
+    def pod(self):
+        """The one that runs."""
+
+        def found():
+            running = [pod for pod in self.pods() if pod["status"]["phase"] == "Running"]
+            return running and running[0]
+
+        return wait_until(found, 60, "no pod runs")
+
+
+@pytest.fixture
+def apps(request, namespace, monkeypatch, tmp_path):
+    alone = "kube_alone" in request.fixturenames
+    cluster = request.getfixturevalue("kube_alone" if alone else "kube")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    made = Apps(cluster, namespace, f"session-of-{tmp_path.name}")
+    yield made
+    made.scheduler.close()
+
+
+def app(apps, *command, replicas=1, **fields):
+    fields = {"resource": SMALL, "image": apps.cluster.image, **fields}
+    program, *words = command
+    return AppDef(
+        "app", [Role("role", entrypoint=program, args=words, num_replicas=replicas, **fields)]
+    )
+
+
+# ── pods ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("way", ["evicted", "deleted"])
+def test_a_pod_that_is_taken_away_is_replaced_and_the_app_goes_on(apps, kube, namespace, way):
+    app_id = apps.submit(app(apps, "sleep", "infinity"))
+    before = apps.pod()["metadata"]
+    if way == "evicted":
+        path = f"/api/v1/namespaces/{namespace}/pods/{before['name']}/eviction"
+        eviction = {
+            "apiVersion": "policy/v1beta1",
+            "kind": "Eviction",
+            "metadata": {"name": before["name"], "namespace": namespace},
+        }
+        kube.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
+    else:
+        kube.kubectl("delete", "pod", before["name"], "--namespace", namespace, "--wait=false")
+    wait_until(lambda: apps.pod()["metadata"]["uid"] != before["uid"], 60)
+    status = apps.running(app_id)
+    assert [replica.state for role in status.roles for replica in role.replicas] == [
+        AppState.RUNNING
+    ]
+    apps.scheduler.cancel(app_id)
+    assert apps.status(app_id).state is AppState.CANCELLED
+
+
+def test_a_program_that_takes_more_memory_than_it_may_is_said_to_have_done_so(apps):
+    app_id = apps.submit(app(apps, "python3", "-c", "x = bytearray(512 << 20)"))
+    status = apps.ended(app_id)
+    assert status.state is AppState.FAILED
+    assert "out of memory: its limit is 64Mi" in status.message
+
+
+def test_an_image_that_cannot_be_pulled_is_named_while_the_app_waits(apps):
+    app_id = apps.submit(app(apps, "true", image="127.0.0.1:1/no/such:1"))
+    status = apps.until(app_id, lambda status: "no/such:1" in status.message)
+    assert status.state is AppState.PENDING
+    assert "ImagePull" in status.message
+    apps.scheduler.cancel(app_id)
+    assert apps.status(app_id).state is AppState.CANCELLED
+
+
+@pytest.mark.timeout(300)
+def test_fifty_replicas(apps):
+    code = "import os; print(os.environ['PHALANX_REPLICA'])"
+    app_id = apps.submit(app(apps, "python3", "-c", code, replicas=50))
+    assert apps.ended(app_id, timeout=240).state is AppState.SUCCEEDED
+    assert [apps.lines(app_id, number) for number in range(50)] == [[str(n)] for n in range(50)]
+
+
+# ── rights and quotas ─────────────────────────────────────────────────────────
+
+
+def test_a_right_that_is_missing_is_named_with_its_verb_and_resource(
+    apps, kube, namespace, monkeypatch, tmp_path
+):
+    services = {"apiGroups": [""], "resources": ["services"], "verbs": ["create", "delete", "get"]}
+    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
+    config = kube.restricted_kubeconfig([services, secrets], namespace)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    few = Apps(kube, namespace, "few-rights")
+    with pytest.raises(SchedulerError, match="missing right: create jobs in the namespace"):
+        few.submit(app(few, "true"))
+    with pytest.raises(SchedulerError, match="missing right: list jobs in the namespace"):
+        few.scheduler.list()
+    few.scheduler.close()
+    left = kube.get(f"/api/v1/namespaces/{namespace}/services")["items"]
+    assert not left
+
+
+def test_a_log_that_may_not_be_read(apps, kube, namespace, monkeypatch):
+    app_id = apps.submit(app(apps, "echo", "something"))
+    apps.ended(app_id)
+    rules = [
+        {"apiGroups": ["", "batch"], "resources": ["services", "jobs", "pods"], "verbs": ["*"]},
+    ]
+    monkeypatch.setenv("KUBECONFIG", str(kube.restricted_kubeconfig(rules, namespace)))
+    few = create_scheduler("kubernetes", apps.scheduler.session_name)
+    with pytest.raises(SchedulerError, match="missing right: get pods/log in the namespace"):
+        list(few.logs(app_id, "role", 0))
+    few.close()
+
+
+def quota(namespace, **hard):
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few", "namespace": namespace},
+        "spec": {"hard": {name.replace("_", "."): value for name, value in hard.items()}},
+    }
+
+
+def test_a_quota_that_leaves_no_room_for_all_pods_is_named_while_they_wait(apps, kube, namespace):
+    kube.apply(quota(namespace, pods="1"))
+    used = lambda: kube.get(f"/api/v1/namespaces/{namespace}/resourcequotas/few")["status"]
+    wait_until(lambda: used().get("hard"), 30)
+    app_id = apps.submit(app(apps, "sleep", "infinity", replicas=2))
+    status = apps.until(app_id, lambda status: "exceeded quota: few" in status.message)
+    assert "pods=1" in status.message
+    assert not status.state.is_final
+    kube.kubectl("delete", "resourcequota", "few", "--namespace", namespace)
+    both = lambda status: all(r.state is AppState.RUNNING for r in status.roles[0].replicas)
+    apps.until(app_id, both, timeout=100)
+
+
+# ── secrets ───────────────────────────────────────────────────────────────────
+
+
+def test_what_is_copied_of_the_environment_is_in_no_command_and_no_annotation(
+    apps, kube, namespace, monkeypatch
+):
+    word = f"secret-{os.urandom(8).hex()}"
+    monkeypatch.setenv("TEST_KEY", word)
+    code = "import os, time; print(os.environ['TEST_KEY'][:7], flush=True); time.sleep(600)"
+    app_id = apps.submit(app(apps, "python3", "-c", code), copy_env=["TEST_*"])
+    wait_until(lambda: apps.lines(app_id) == ["secret-"], 60)
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            assert word.encode() not in Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+    kinds = "services,jobs,pods,configmaps,events,endpoints"
+    told = kube.kubectl("get", kinds, "--namespace", namespace, "-o", "json")
+    assert word not in told
+    assert app_id.rpartition("/")[2].split(":")[-1] in told
+
+
+# ── the cluster itself ────────────────────────────────────────────────────────
+
+
+@pytest.mark.timeout(240)
+def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, kube_alone):
+    kube = kube_alone
+    app_id = apps.submit(app(apps, "sleep", "infinity"))
+    before = apps.pod()
+    lost = before["spec"]["nodeName"]
+    kube.crash(lost.replace("node", "kubelet"))
+    elsewhere = lambda: apps.pod()["spec"]["nodeName"] != lost
+    wait_until(elsewhere, 120, "no pod on another node")
+    status = apps.running(app_id)
+    assert status.roles[0].replicas[0].hostname == apps.pod()["spec"]["nodeName"]
+    kube.heal(lost.replace("node", "kubelet"))
+    apps.scheduler.cancel(app_id)
+    assert apps.status(app_id).state is AppState.CANCELLED
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", ["crash apiserver", "stop apiserver", "crash etcd"])
+def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once(
+    apps, kube_alone, fault
+):
+    kube = kube_alone
+    how, part = fault.split()
+    program = COUNT.format(lines=120)
+    app_id = apps.submit(app(apps, "python3", "-c", program))
+    got, failed = [], []
+
+    def follow():
+        scheduler = create_scheduler("kubernetes", apps.scheduler.session_name)
+        try:
+            for line in scheduler.logs(app_id, "role", 0, follow=True):
+                got.append(line.text)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            scheduler.close()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        wait_until(lambda: len(got) > 10 or failed, 60, "nothing was followed")
+        pod = apps.pod()
+        node = next(node for node in kube.nodes if node.name == pod["spec"]["nodeName"])
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
+        getattr(kube, how)(part)
+        # The program goes on meanwhile.
+        printed = lambda: node.docker("logs", container).count("\n")
+        first = printed()
+        wait_until(lambda: printed() > first + 50, 60, "the program stands still")
+        kube.heal(part)
+    finally:
+        kube.heal(part)
+        follower.join(90)
+    assert not failed
+    assert got == [f"line {number}" for number in range(120)]
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+
+
+def test_an_api_server_that_does_not_answer_is_said_with_the_next_command(apps, kube_alone):
+    app_id = apps.submit(app(apps, "sleep", "infinity"))
+    apps.running(app_id)
+    kube_alone.crash("apiserver")
+    with pytest.raises(
+        SchedulerError, match="API server .* does not answer .*kubectl cluster-info"
+    ):
+        apps.status(app_id)
+    with pytest.raises(SchedulerError, match="does not answer"):
+        apps.submit(app(apps, "true"))
+    kube_alone.heal("apiserver")
+    assert apps.status(app_id).state is AppState.RUNNING
