@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from phalanx._system import socket_owner
+from phalanx._system import network, socket_owner
 
 LISTEN = """
 import socket, sys
@@ -77,3 +77,27 @@ def test_a_listening_socket_has_no_peer():
     assert socket_owner.peer_uid(listening) is None
     listening.close()
     assert socket_owner.peer_uid(listening) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("198.51.100.1", False)],
+)
+def test_the_way_to_an_address_stays_on_this_machine(address, is_here):
+    """Asked of the kernel, so that no address of ours is forgotten."""
+    assert socket_owner._leads_nowhere_else(address) is is_here
+    for _, own in network.interfaces():
+        assert socket_owner._leads_nowhere_else(own)
+
+
+def test_the_other_end_is_on_this_machine_whoever_has_it():
+    """Also when it has left; from another address of ours too."""
+    with socket.create_server(("", 0)) as listening:
+        place = "127.0.0.1", listening.getsockname()[1]
+        with socket.create_connection(place, source_address=("127.0.0.2", 0)):
+            connection, _ = listening.accept()
+            assert socket_owner.is_on_this_machine(connection)
+        with connection:
+            assert connection.recv(1) == b""
+            assert socket_owner.is_on_this_machine(connection)
+    assert socket_owner.is_on_this_machine(connection)

@@ -192,6 +192,15 @@ def state_of(pid: int) -> str | None:
     return None if state[0] in "ZX" else state.strip()
 
 
+def user_of(pid: int) -> int | None:
+    """The user that files and sockets of a process belong to; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next(int(line.split()[4]) for line in file if line.startswith("Uid:"))
+    except (OSError, StopIteration, IndexError):
+        return None
+
+
 def send(pid: int, number: int) -> None:
     """Signal one process; that it is already gone is fine."""
     with contextlib.suppress(ProcessLookupError):

@@ -23,6 +23,12 @@ _ADDRESSES = 48
 _ANY_STATE = 0xFFFFFFFF
 _NO_COOKIE = b"\xff" * 8
 _LISTENS = "0A"
+_RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
+_ROUTE = struct.Struct("=BBBBBBBBI")
+"""Family, lengths of both prefixes, four that are not asked for, kind (as answered), flags."""
+_ROUTE_KIND_AT = 7
+_TO = 1
+_LOCAL = 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,24 @@ def peer_uid(connection: socket.socket) -> int | None:
         # A kernel without this question; its table is long to read, so only where it can help.
         is_local = there == here or ipaddress.ip_address(there).is_loopback
         return _look_up(there, peer[1], here, own[1]) if is_local else None
+
+
+def is_on_this_machine(connection: socket.socket) -> bool:
+    """The other end has an address of this machine, also if nobody has it open any more.
+
+    As far as this network namespace goes; of what has left already nothing is known: True.
+    """
+    try:
+        there = plain_address(connection.getpeername()[0])
+        here = plain_address(connection.getsockname()[0])
+    except OSError:
+        return True
+    if there == here or ipaddress.ip_address(there).is_loopback:
+        return True
+    try:
+        return _leads_nowhere_else(there)
+    except (OSError, struct.error):
+        return False  # a kernel without this question
 
 
 def plain_address(address: str) -> str:
@@ -99,6 +123,21 @@ def _ask_kernel(there: str, there_port: int, here: str, here_port: int) -> int |
         raise OSError(-number, os.strerror(-number))
     *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size + 4 + _ADDRESSES)
     return int(uid) if inode else None  # without one, nobody has it open any more
+
+
+def _leads_nowhere_else(address: str) -> bool:
+    """Whether the way to an address stays on this machine. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    body += struct.pack("=HH", 4 + len(packed), _TO) + packed
+    size = _HEADER.size + len(body)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as link:
+        link.send(_HEADER.pack(size, _RTM_GETROUTE, _NLM_F_REQUEST, 0, 0) + body)
+        answer = link.recv(1 << 12, socket.MSG_DONTWAIT)
+    # An error is no route at all: whoever came from there is on no machine that we know.
+    is_route = _HEADER.unpack_from(answer)[1] == _RTM_NEWROUTE
+    return is_route and answer[_HEADER.size + _ROUTE_KIND_AT] == _LOCAL
 
 
 def _look_up(there: str, there_port: int, here: str, here_port: int) -> int | None:

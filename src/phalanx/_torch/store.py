@@ -1,19 +1,28 @@
-"""The round's store, in a process of its own: it outlives workers and dies with its round."""
+"""The round's store, in a process of its own: it outlives workers and dies with its round.
+
+torch's store serves whoever connects. Here, of the users of this machine, it serves its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
 import signal
 
 from torch._C._distributed_c10d import TCPStore
+
+from phalanx._system import accept_gate
+from phalanx._system.local_users import LocalUsers
 
 
 def serve(listening: int) -> None:
     """Serve on a socket that is bound and listening already. Blocks until the process is ended."""
     resolve_by_files_alone()
     _use_all_descriptors()
+    # Where the kernel cannot choose, the store is as open as torch's own.
+    accept_gate.guard(listening, LocalUsers(os.getppid()).admit)
     store = TCPStore(
         "localhost", 0, is_master=True, wait_for_workers=False, master_listen_fd=listening
     )

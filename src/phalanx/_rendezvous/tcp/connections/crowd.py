@@ -22,7 +22,7 @@ class Standing(enum.IntEnum):
     PROVEN = 1
     """From where a host has proved itself."""
     OWN = 2
-    """A process of this very user on this machine."""
+    """A process of this user on this machine, or of another that may be there."""
 
 
 @dataclass

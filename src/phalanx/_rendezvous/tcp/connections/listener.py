@@ -29,6 +29,7 @@ from phalanx._rendezvous.tcp.connections.crowd import Crowd, Standing
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.connections.store_gate import StoreGate
 from phalanx._system import socket_owner
+from phalanx._system.local_users import LocalUsers
 
 _PROVING = 5.0
 """Seconds in which one that connects must have proved itself."""
@@ -63,6 +64,7 @@ class Listener:
         self._origins: weakref.WeakKeyDictionary[Link, Hashable] = weakref.WeakKeyDictionary()
         self._proven: set[Hashable] = set()
         """From where hosts that take part have come."""
+        self._users = LocalUsers(os.getpid())
 
     def serve(self, take: Take | None, do: Do) -> None:
         """Begin to take connections, run by `do`; each peer's goes to `take`.
@@ -144,7 +146,7 @@ class Listener:
         self._ends.pop(one, None)
 
     def _standing(self, origin: Hashable) -> Standing:
-        if origin == os.geteuid():
+        if isinstance(origin, int):  # others of this machine are not let in
             return Standing.OWN
         return Standing.PROVEN if origin in self._proven else Standing.STRANGER
 
@@ -159,6 +161,8 @@ class Listener:
                     first = await _peek(connection)
                 if take is None or not _is_greeting(first):
                     self._forget(connection)
+                    if not self._users.admit(connection):
+                        return
                     await self._gate.pass_on(connection, origin, self._standing(origin))
                     return
             async with asyncio.timeout(_PROVING):

@@ -1,8 +1,8 @@
 """The way to the round's store at a shared port: who is let through, and how many.
 
 torch's store asks nobody for a proof, and serves all on one thread. So those that are known come
-first: processes of this user on this machine, then whatever comes from where a host has proved
-itself. Strangers are few, in turn by origin, and go when there is no room.
+first: processes of this machine, which are this user's (`local_users`), then whatever comes from
+where a host has proved itself. Strangers are few, in turn by origin, and go when there is no room.
 """
 
 from __future__ import annotations
