@@ -92,3 +92,26 @@ def namespace(request):
         yield name
         if alone:
             cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def app_namespace(kubernetes):
+    """A namespace for the apps of many tests, each of which deletes its own."""
+    with kubernetes.namespace() as name:
+        yield name
+
+
+@pytest.fixture
+def in_kubernetes(kube, app_namespace, monkeypatch, tmp_path):
+    """That cluster and namespace are those that clients in this process find."""
+    use_kubeconfig(kube, app_namespace, monkeypatch, tmp_path)
+    return kube
+
+
+def use_kubeconfig(cluster, namespace, monkeypatch, tmp_path, kubeconfig=None):
+    """Have a kubeconfig whose context names a namespace."""
+    path = tmp_path / "kubeconfig"
+    path.write_bytes((kubeconfig or cluster.kubeconfig).read_bytes())
+    change = ("config", "set-context", "--current", "--namespace", namespace)
+    cluster.kubectl(*change, kubeconfig=path)
+    monkeypatch.setenv("KUBECONFIG", str(path))

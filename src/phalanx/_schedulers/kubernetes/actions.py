@@ -17,7 +17,7 @@ from phalanx._schedulers.kubernetes.cluster import Cluster, NotInCluster, Object
 from phalanx._schedulers.kubernetes.names import job_name
 from phalanx._schedulers.kubernetes.record import AppAnnotation, RoleAnnotation
 from phalanx._schedulers.kubernetes.request import first_hostname
-from phalanx._schedulers.kubernetes.seen import SeenJob, SeenObjects, SeenPod, seen_job, seen_pod
+from phalanx._schedulers.kubernetes.seen import ReplicaPod, SeenJob, SeenObjects, seen_job, seen_pod
 from phalanx._schedulers.parallel import for_all
 
 _AT_ONCE = 1
@@ -123,7 +123,7 @@ def stop_job(cluster: Cluster, seen: SeenObjects, job: SeenJob) -> None:
             cluster.patch("jobs", job.name, {"spec": spec})
 
 
-def _stop_pod(cluster: Cluster, pod: SeenPod) -> None:
+def _stop_pod(cluster: Cluster, pod: ReplicaPod) -> None:
     if pod.is_stopping:
         return
     change = {

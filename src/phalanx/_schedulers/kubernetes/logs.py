@@ -17,7 +17,7 @@ from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone, NotInCluster
 from phalanx._schedulers.kubernetes.pod import MAIN
-from phalanx._schedulers.kubernetes.seen import SeenPod, seen_pod
+from phalanx._schedulers.kubernetes.seen import ReplicaPod, seen_pod
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx.errors import SchedulerError
 
@@ -113,24 +113,24 @@ class PodOutput:
             if not is_last_look:
                 time.sleep(_PAUSE)
 
-    def _pods(self, cluster: Cluster) -> list[SeenPod]:
+    def _pods(self, cluster: Cluster) -> list[ReplicaPod]:
         chosen = f"{names.APP}={self.app},{names.ROLE}={self.role_word}"
         found = [p for p in map(_seen, cluster.list("pods", chosen)) if p is not None]
         own = [p for p in found if p.replica == self.key[1]]
         return sorted(own, key=lambda p: (p.attempt, p.created, p.name))
 
-    def _has_ended(self, cluster: Cluster, pod: SeenPod) -> bool:
+    def _has_ended(self, cluster: Cluster, pod: ReplicaPod) -> bool:
         """Its program has; a log may break off before."""
         known = cluster.get("pods", pod.name)
         again = None if known is None else _seen(known)
         return again is None or again.uid != pod.uid or again.has_ended or bool(again.terminated)
 
 
-def _seen(pod: dict[str, Any]) -> SeenPod | None:
+def _seen(pod: dict[str, Any]) -> ReplicaPod | None:
     return seen_pod(pod, time.time())
 
 
-def last_output(cluster: Cluster, pod: SeenPod) -> str:
+def last_output(cluster: Cluster, pod: ReplicaPod) -> str:
     """The end of what a pod has printed; empty where that cannot be read any more."""
     query = {"container": MAIN, "tailLines": str(_LAST)}
     try:
@@ -142,7 +142,7 @@ def last_output(cluster: Cluster, pod: SeenPod) -> str:
 
 
 def _lines(
-    cluster: Cluster, pod: SeenPod, place: _Position, since: float | None, *, follow: bool
+    cluster: Cluster, pod: ReplicaPod, place: _Position, since: float | None, *, follow: bool
 ) -> Iterator[tuple[int, str]]:
     """A pod's lines behind a position, which moves along."""
     query = {"container": MAIN, "timestamps": "true"}

@@ -25,7 +25,7 @@ _TERMINATED = 128 + 15
 
 
 @dataclass(frozen=True)
-class SeenPod:
+class ReplicaPod:
     """A pod, as the API server describes it."""
 
     name: str
@@ -82,7 +82,11 @@ class SeenPod:
     @property
     def was_stopped(self) -> bool:
         """By us, or with others of its Job."""
-        return self.reason == "DeadlineExceeded" or (self.is_deleted and self.phase != "Succeeded")
+        return (
+            self.is_stopping
+            or self.reason == "DeadlineExceeded"
+            or (self.is_deleted and self.phase != "Succeeded")
+        )
 
     @property
     def finished(self) -> float | None:
@@ -147,7 +151,7 @@ def moment(text: object) -> float | None:
         return None
 
 
-def seen_pod(pod: Mapping[str, Any], now: float) -> SeenPod | None:
+def seen_pod(pod: Mapping[str, Any], now: float) -> ReplicaPod | None:
     """A pod of ours at a time, in seconds since 1970; None for another's."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     own = meta.get("labels") or {}
@@ -159,7 +163,7 @@ def seen_pod(pod: Mapping[str, Any], now: float) -> SeenPod | None:
     containers = {c["name"]: c for c in status.get("containerStatuses") or ()}
     asked = [c for c in spec.get("containers") or () if c["name"] == MAIN]
     limits = (asked[0].get("resources") or {}).get("limits") or {} if asked else {}
-    return SeenPod(
+    return ReplicaPod(
         name=meta["name"],
         uid=meta.get("uid", ""),
         role_word=own[names.ROLE],
@@ -253,10 +257,10 @@ class SeenObjects:
     name: str
     record: AppAnnotation
     jobs: tuple[SeenJob, ...]
-    pods: tuple[SeenPod, ...]
+    pods: tuple[ReplicaPod, ...]
     cancelled: float | None = None
 
-    def pods_of(self, role_word: str, replica: int, attempt: int | None = None) -> list[SeenPod]:
+    def pods_of(self, role_word: str, replica: int, attempt: int | None = None) -> list[ReplicaPod]:
         """A replica's pods, the latest last."""
         found = [
             p
@@ -266,7 +270,7 @@ class SeenObjects:
         ]
         return sorted(found, key=lambda p: (p.attempt, p.created, p.name))
 
-    def latest(self, key: ReplicaKey) -> SeenPod | None:
+    def latest(self, key: ReplicaKey) -> ReplicaPod | None:
         """The last pod of a replica."""
         word = next(part.word for part in self.record.roles if part.name == key[0])
         found = self.pods_of(word, key[1])
@@ -330,7 +334,7 @@ class SeenObjects:
         )
 
 
-def _failed(pods: Sequence[SeenPod]) -> SeenPod | None:
+def _failed(pods: Sequence[ReplicaPod]) -> ReplicaPod | None:
     """The last that failed by itself."""
     own = [p for p in pods if p.phase == "Failed" and not p.was_stopped]
     return own[-1] if own else None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from phalanx._schedulers.assessment import Assessment
 from phalanx._schedulers.kubernetes.cluster import Cluster, Forbidden
 from phalanx._schedulers.kubernetes.logs import last_output
-from phalanx._schedulers.kubernetes.seen import SeenObjects, SeenPod, moment
+from phalanx._schedulers.kubernetes.seen import ReplicaPod, SeenObjects, moment
 from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx._schedulers.supervised.replicas import ReplicaEnd
@@ -31,6 +31,10 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
     """All that is known of an app."""
     life = assessed.lifecycle
     state = shown_state(seen, assessed)
+    if state is AppState.FAILED:
+        for key, one in life.states.items():
+            if one is AppState.CANCELLED and _failed_alone(seen, key):
+                life.states[key] = AppState.FAILED
     errors = {
         key: _error(cluster, seen, assessed, key)
         for key, one in life.states.items()
@@ -66,7 +70,13 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
     )
 
 
-def _pods(seen: SeenObjects, key: ReplicaKey) -> list[SeenPod]:
+def _failed_alone(seen: SeenObjects, key: ReplicaKey) -> bool:
+    """It failed before it was stopped: the cluster's times do not tell, they are whole seconds."""
+    pods = _pods(seen, key)
+    return bool(pods) and pods[-1].phase == "Failed" and not pods[-1].was_stopped
+
+
+def _pods(seen: SeenObjects, key: ReplicaKey) -> list[ReplicaPod]:
     word = next(part.word for part in seen.record.roles if part.name == key[0])
     return seen.pods_of(word, key[1])
 
