@@ -229,10 +229,13 @@ class Cluster:
 
 def _innermost(error: BaseException) -> str:
     """The sentence in an error of urllib3's, without its objects."""
-    reason = getattr(error, "reason", None)
-    while isinstance(reason, BaseException):
-        error, reason = reason, getattr(reason, "reason", None)
-    return re.sub(r"^\w*(<[^>]*>|\([^)]*\)):?\s*", "", str(error)) or type(error).__name__
+    while True:
+        inner = (getattr(error, "reason", None), *reversed(error.args))
+        found = next((one for one in inner if isinstance(one, BaseException)), None)
+        if found is None:
+            break
+        error = found
+    return re.sub(r"^(\w+\([^)]*\)|<[^>]*>):\s*", "", str(error)) or type(error).__name__
 
 
 def refusal(status: int, text: str, verb: str, resource: str, where: str) -> SchedulerError:
