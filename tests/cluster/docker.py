@@ -64,7 +64,10 @@ class DockerMachine(Machine):
     # ── the daemon ────────────────────────────────────────────────────────────
 
     def start(self, **settings):
-        """Start the daemon, which knows what it knew. `settings` are those of daemon.json."""
+        """Start the daemon, which knows what it knew. `settings` are those of daemon.json.
+
+        `hosts` among them are added to its socket.
+        """
         runtime = Path(__file__).with_name("runc_without_sys_resource.py")
         if not _has_sys_resource():
             wrapper = self.place / "runc"
@@ -75,7 +78,7 @@ class DockerMachine(Machine):
                 "default-runtime": "clamped",
             }
         settings |= {
-            "hosts": [self.host],
+            "hosts": [self.host, *settings.pop("hosts", ())],
             "data-root": str(self.place / "data"),
             "exec-root": str(self.place / "exec"),
             "pidfile": str(self.place / "dockerd.pid"),

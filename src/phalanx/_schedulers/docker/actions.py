@@ -60,13 +60,17 @@ def _start(engine: Engine, app: SeenApp, one: tuple[ReplicaKey, int]) -> None:
 def _again(known: Mapping[str, Any], own: Mapping[str, str], attempt: int) -> dict[str, Any]:
     """The container that was, as a new one: the engine has all that it was made from."""
     networks = known["NetworkSettings"]["Networks"]
+    host = dict(known["HostConfig"])
+    if host.get("NanoCpus"):  # Podman tells it in both ways, and takes one
+        host.pop("CpuPeriod", None)
+        host.pop("CpuQuota", None)
     aliases = {"Aliases": [own[labels.ALIAS]]} if labels.ALIAS in own else {}
     config = {
         **known["Config"],
         "Image": known["Image"],
         "Labels": {**own, labels.ATTEMPT: str(attempt)},
-        "HostConfig": known["HostConfig"],
+        "HostConfig": host,
     }
-    if known["HostConfig"].get("NetworkMode") not in ("host", "none"):
+    if host.get("NetworkMode") not in ("host", "none"):
         config["NetworkingConfig"] = {"EndpointsConfig": dict.fromkeys(networks, aliases)}
     return config

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from phalanx._core.sanitize import sanitize_line
+from phalanx._logs import logger
 from phalanx._schedulers.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.authoring import need
 from phalanx._schedulers.docker import labels
@@ -32,6 +33,7 @@ _EXTRA = "phalanx[docker]"
 _SOCKET = "unix:///var/run/docker.sock"
 _TIMEOUT = 60.0
 _LONGEST = 500
+_TRIES = 10
 _GPU = re.compile(r"nvidia\.com/gpu=\d+")
 """A GPU among the devices that an engine names."""
 _versions: dict[str, str] = {}
@@ -58,12 +60,10 @@ class Engine:
 
     def __init__(self, *, timeout: float = _TIMEOUT) -> None:
         need("docker", _EXTRA)
-        from docker import APIClient
-
         self.address, tls = _address()
         _knock(self.address)
         with self.errors("reach it"):
-            self.api: APIClient = APIClient(
+            self.api = _connect(
                 base_url=self.address,
                 version=_versions.get(self.address, "auto"),
                 timeout=timeout,
@@ -138,8 +138,15 @@ class Engine:
     def _listed(self, wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
         given = [key if value is None else f"{key}={value}" for key, value in wanted.items()]
         filters = {"label": given}
-        with self.errors("list containers"):
-            listed: list[dict[str, Any]] = self.api.containers(all=True, filters=filters)
+        for left in range(_TRIES, 0, -1):
+            try:
+                with self.errors("list containers"):
+                    listed: list[dict[str, Any]] = self.api.containers(all=True, filters=filters)
+                    break
+            except SchedulerError as error:
+                # Podman cannot list what just ends.
+                if "no such process" not in str(error) or left == 1:
+                    raise
         return listed
 
     def inspect(self, container: str) -> dict[str, Any] | None:
@@ -179,6 +186,14 @@ class Engine:
         """A container that does not run yet. Raises `NameTaken`."""
         with self.errors(f"create the container {name}"):
             made: str = self.api.create_container_from_config(dict(config), name)["Id"]
+        if config.get("HostConfig", {}).get("DeviceRequests"):
+            host = (self.inspect(made) or {}).get("HostConfig", {})
+            if not host.get("DeviceRequests") and not host.get("Devices"):
+                logger.warning(
+                    "phalanx: the engine ignores the request for GPUs, as Podman 4 does over "
+                    "Docker's API: %s may have none",
+                    name,
+                )
         return made
 
     def put_files(self, container: str, path: str, archive: bytes) -> None:
@@ -284,6 +299,22 @@ class Engine:
                 f"the Docker engine at {self.address} does not answer "
                 f"({sanitize_line(str(error), _LONGEST)}). Look at it: docker info"
             ) from error
+
+
+def _connect(**settings: Any) -> APIClient:
+    from docker import APIClient
+
+    class Client(APIClient):  # type: ignore[misc]
+        """One that trusts the authority of the engine's certificates, and no other."""
+
+        def merge_environment_settings(
+            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+        ) -> Any:
+            """$REQUESTS_CA_BUNDLE would win over $DOCKER_CERT_PATH."""
+            given = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, given, cert)
+
+    return Client(**settings)
 
 
 def _address() -> tuple[str, Any]:
