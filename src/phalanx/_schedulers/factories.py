@@ -58,7 +58,7 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
     """Create a scheduler by name.
 
     Args:
-        name: `local_cwd`, `ssh`, `slurm`, or the name that a plugin has registered.
+        name: Such as `local_cwd` or `slurm`, or the name that a plugin has registered.
         session_name: The middle part of handles.
         **kwargs: For the scheduler's own constructor.
 

@@ -40,15 +40,17 @@ class DockerOptions:
         "missing", help="when to pull images: always, missing or never"
     )
     image_repo: str | None = option(
-        None, help="repository to push images with your workspace to; default: not pushed"
+        None, help="repository to push images with your project to; default: not pushed"
     )
     python: str = option("python3", help="what 'python' is in the image")
-    cpus: float | None = option(None, help="CPUs of each lent host; apps say it in their resource")
+    cpus: float | None = option(
+        None, help="CPUs per borrowed host; for apps, set the role's resource"
+    )
     mem: str | None = option(
-        None, help="memory of each lent host, such as 16g; apps say it in their resource"
+        None, help="memory per borrowed host, such as 16g; for apps, set the role's resource"
     )
     gpus: int | None = option(
-        None, help="GPUs of each lent host, -1 for all; apps say it in their resource"
+        None, help="GPUs per borrowed host, -1 for all; for apps, set the role's resource"
     )
     share_gpus: bool = option(
         False, help="use GPUs that other apps or launches use as well, beginning with the first"

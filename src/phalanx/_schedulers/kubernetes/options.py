@@ -36,7 +36,7 @@ class KubernetesOptions:
         None, help="service account of the pods; default: the namespace's"
     )
     image_repo: str | None = option(
-        None, help="repository to push images with your workspace to; default: none is built"
+        None, help="repository to push images with your project to; default: none is built"
     )
     image_secret: str | None = option(None, help="secret to pull images with")
     pull: Literal["always", "missing", "never"] = option(
@@ -49,7 +49,7 @@ class KubernetesOptions:
     )
     node_selector: dict[str, str] = option({}, help="labels that nodes must have, as a:b,c:d")
     tolerations: list[str] | None = option(
-        None, help="taints of nodes to put up with, as KEY[=VALUE][:EFFECT]"
+        None, help="node taints to tolerate, as KEY[=VALUE][:EFFECT]"
     )
     pod_template: str | None = option(
         None, help="YAML file of a pod whose fields are merged into every pod"

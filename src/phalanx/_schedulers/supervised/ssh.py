@@ -31,7 +31,7 @@ class SshOptions:
     env_file: str | None = option(None, help="bash file to source on each host first")
     fetch: list[str] | None = option(
         None,
-        help="files that replicas write to bring here from hosts that do not share the directory "
+        help="files written by replicas to copy back from hosts that do not share the directory "
         "(patterns such as ckpt/*), when a replica has ended",
     )
     ssh_config_file: str | None = option(None, help="ssh configuration file; default: your own")
