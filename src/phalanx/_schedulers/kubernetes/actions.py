@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+from dataclasses import replace
 from typing import Any
 
 from phalanx._schedulers.assessment import Assessment, assess
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.cluster import Cluster, NotInCluster, ObjectExists
+from phalanx._schedulers.kubernetes.logs import has_log_ended
 from phalanx._schedulers.kubernetes.names import job_name
 from phalanx._schedulers.kubernetes.record import AppAnnotation, RoleAnnotation
 from phalanx._schedulers.kubernetes.request import first_hostname
@@ -34,7 +36,7 @@ def find(cluster: Cluster, name: str) -> SeenObjects | None:
         return None
     chosen = f"{names.APP}={name}"
     jobs, pods = cluster.list("jobs", chosen), cluster.list("pods", chosen)
-    return seen_objects(service, record, jobs, pods, time.time())
+    return _checked(cluster, seen_objects(service, record, jobs, pods, time.time()))
 
 
 def find_all(cluster: Cluster, selector: str) -> list[SeenObjects]:
@@ -44,8 +46,21 @@ def find_all(cluster: Cluster, selector: str) -> list[SeenObjects]:
     for service in cluster.list("services", selector):
         record = AppAnnotation.of(service)
         if record is not None:
-            found.append(seen_objects(service, record, jobs, pods, time.time()))
+            found.append(_checked(cluster, seen_objects(service, record, jobs, pods, time.time())))
     return sorted(found, key=lambda app: app.record.created)
+
+
+def _checked(cluster: Cluster, seen: SeenObjects) -> SeenObjects:
+    """With pods that should have ended, and may not have, looked at closely."""
+    if not any(pod.is_doubtful for pod in seen.pods):
+        return seen
+    pods = tuple(
+        replace(pod, is_past_grace=False)
+        if pod.is_doubtful and not has_log_ended(cluster, pod)
+        else pod
+        for pod in seen.pods
+    )
+    return replace(seen, pods=pods)
 
 
 def seen_objects(

@@ -130,6 +130,27 @@ def _seen(pod: dict[str, Any]) -> ReplicaPod | None:
     return seen_pod(pod, time.time())
 
 
+def has_log_ended(cluster: Cluster, pod: ReplicaPod) -> bool:
+    """Nobody writes to a pod's log any more, as its kubelet knows; False where it cannot say."""
+    if pod.uid in _ended:
+        return True
+    query = {"container": MAIN, "follow": "true", "tailLines": "0"}
+    try:
+        with cluster.stream("pods", pod.name, subresource="log", query=query, silence=1) as answer:
+            has_ended = not answer.read(1)
+    except NotInCluster:
+        has_ended = True
+    except SchedulerError:
+        has_ended = False  # it is silent, and goes on; or its node is
+    if has_ended:
+        _ended.add(pod.uid)
+    return has_ended
+
+
+_ended: set[str] = set()
+"""Pods whose logs have: each is asked for once."""
+
+
 def last_output(cluster: Cluster, pod: ReplicaPod) -> str:
     """The end of what a pod has printed; empty where that cannot be read any more."""
     query = {"container": MAIN, "tailLines": str(_LAST)}

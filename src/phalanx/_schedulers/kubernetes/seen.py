@@ -19,7 +19,7 @@ _LONGEST = 300
 _STOPPED_LATER = 60.0
 """Seconds by which the end of what was stopped is put off: nodes' clocks differ, and the failure
 that it was stopped for must come first."""
-_KILLING = 2.0
+_KILLING = 1.0
 """Seconds that a kubelet takes, beyond the grace, to kill what does not end."""
 _TERMINATED = 128 + 15
 
@@ -47,7 +47,7 @@ class ReplicaPod:
     is_stopping: bool = False
     """We have stopped it."""
     is_past_grace: bool = False
-    """It was stopped, and has had its time to end."""
+    """It was stopped, and has had its time to end; old kubelets may say for ever that it runs."""
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -73,11 +73,14 @@ class ReplicaPod:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing of it runs any more. A pod can be Failed while its program has its grace; and
-        old kubelets do not tell of the end of a program that was stopped.
-        """
+        """Nothing of it runs any more. A pod can be Failed while its program has its grace."""
         is_still = self.is_running and not self.is_past_grace
         return self.phase in ("Succeeded", "Failed") and not is_still
+
+    @property
+    def is_doubtful(self) -> bool:
+        """It is said to run, though it should not."""
+        return self.phase == "Failed" and self.is_running and self.is_past_grace
 
     @property
     def was_stopped(self) -> bool:

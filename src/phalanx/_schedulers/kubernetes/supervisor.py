@@ -12,7 +12,7 @@ import time
 
 from phalanx._schedulers.detached import start_detached
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.actions import carry_out, find
+from phalanx._schedulers.kubernetes.actions import carry_out, find, is_due
 from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone
 from phalanx._schedulers.kubernetes.names import AppName
 
@@ -38,14 +38,19 @@ def main() -> None:
         raise SystemExit(f"no id of an app: {sys.argv[1]!r}")
     began = time.monotonic()
     with Cluster(context=app.context, namespace=app.namespace) as cluster:
-        before: object = None
+        before: list[tuple[str, str]] | None = None
         while True:
             try:
-                now = _jobs(cluster, app.name)
+                now: list[tuple[str, str]] | None = _jobs(cluster, app.name)
                 if now != before:
                     seen = find(cluster, app.name)
-                    if seen is None or carry_out(cluster, seen, str(app)).state.is_final:
+                    if seen is None:
                         return
+                    assessed = carry_out(cluster, seen, str(app))
+                    if assessed.state.is_final:
+                        return
+                    if is_due(assessed):
+                        now = None  # until it is done, also where no Job tells of it
                 before = now
             except ClusterGone:
                 before = None
