@@ -6,12 +6,14 @@ import pytest
 
 from tests.cluster import docker as docker_box
 from tests.cluster import kubernetes as kubernetes_box
+from tests.cluster import podman as podman_box
 from tests.cluster import registry as registry_box
 from tests.cluster import slurm as slurm_box
 
 _BOXES = {
     "slurm": slurm_box,
     "docker": docker_box,
+    "podman": podman_box,
     "kubernetes": kubernetes_box,
     "registry": registry_box,
     "private": registry_box,

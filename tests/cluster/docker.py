@@ -68,13 +68,9 @@ class DockerMachine(Machine):
 
         `hosts` among them are added to its socket.
         """
-        runtime = Path(__file__).with_name("runc_without_sys_resource.py")
-        if not _has_sys_resource():
-            wrapper = self.place / "runc"
-            wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {runtime} "$@"\n')
-            wrapper.chmod(0o755)
+        if runtime := self.runtime():
             settings |= {
-                "runtimes": {"clamped": {"path": str(wrapper)}},
+                "runtimes": {"clamped": {"path": runtime}},
                 "default-runtime": "clamped",
             }
         settings |= {
@@ -99,6 +95,16 @@ class DockerMachine(Machine):
         except AssertionError:
             tail = read(self.place / "dockerd.log")[-2000:]
             raise RuntimeError(f"dockerd does not answer: {tail}") from None
+
+    def runtime(self):
+        """A runc that asks for nothing that this machine may not give; None where it may."""
+        if _has_sys_resource():
+            return None
+        program = Path(__file__).with_name("runc_without_sys_resource.py")
+        wrapper = self.place / "runc"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {program} "$@"\n')
+        wrapper.chmod(0o755)
+        return str(wrapper)
 
     def stop(self, *, kill=False):
         """Have the daemon go away: told to, which stops containers, or killed, which does not."""
