@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
-from phalanx.specs import AppDef, AppState, Resource, Role
+from phalanx.specs import AppDef, AppState, Resource, Role, macros
 from tests.conftest import wait_until
 
 SMALL = Resource(cpu=0.05, gpu=0, memMB=64)
@@ -135,11 +135,11 @@ def test_an_image_that_cannot_be_pulled_is_named_while_the_app_waits(apps):
 
 
 @pytest.mark.timeout(300)
-def test_fifty_replicas(apps):
-    code = "import os; print(os.environ['PHALANX_REPLICA'])"
-    app_id = apps.submit(app(apps, "python3", "-c", code, replicas=50))
+def test_fifty_replicas(apps, caplog):
+    app_id = apps.submit(app(apps, "echo", macros.replica_id, replicas=50))
     assert apps.ended(app_id, timeout=240).state is AppState.SUCCEEDED
     assert [apps.lines(app_id, number) for number in range(50)] == [[str(n)] for n in range(50)]
+    assert not caplog.records
 
 
 # ── rights and quotas ─────────────────────────────────────────────────────────

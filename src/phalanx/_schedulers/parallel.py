@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-_AT_ONCE = 16
+AT_ONCE = 16
+"""Requests."""
 T = TypeVar("T")
 
 
@@ -16,7 +17,7 @@ def for_all(function: Callable[[T], object], items: Iterable[T]) -> None:
     if len(waiting) == 1:
         function(waiting[0])
         return
-    with ThreadPoolExecutor(_AT_ONCE, "phalanx-requests") as pool:
+    with ThreadPoolExecutor(AT_ONCE, "phalanx-requests") as pool:
         done = [pool.submit(function, item) for item in waiting]
     for future in done:
         future.result()

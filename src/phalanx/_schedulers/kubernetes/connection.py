@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from phalanx._core.sanitize import sanitize_line
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._schedulers.authoring import need
+from phalanx._schedulers.parallel import AT_ONCE
 from phalanx.errors import ConfigError
 
 EXTRA = "phalanx[kubernetes]"
@@ -123,6 +124,7 @@ def _access(client: Any, made: Any, namespace: str, context: str) -> Access:
     if _is_loopback(made.host):
         made.proxy = None  # a proxy has another loopback
     made.retries = False
+    made.connection_pool_maxsize = AT_ONCE  # or those beyond are dialled anew, with a warning
     return Access(client(made), made.host.rstrip("/"), namespace, context)
 
 
