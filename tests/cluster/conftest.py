@@ -86,7 +86,7 @@ def kube_alone(kubernetes):
 
 
 @pytest.fixture
-def namespace(request):
+def namespace(request, kubernetes):  # which must be there before the test begins
     """A namespace of the test's own, in the cluster that it uses."""
     alone = "kube_alone" in request.fixturenames
     cluster = request.getfixturevalue("kube_alone" if alone else "kube")
