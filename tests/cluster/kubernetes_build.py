@@ -5,13 +5,11 @@ The packages of Debian have the client only. Newer releases of Debian have a Kub
 longer run containers by Docker: this one is of Debian 12.
 """
 
-import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.cluster.machine import CACHE
@@ -22,6 +20,8 @@ TOOLS = ("go", "apt-get", "dpkg-source")
 
 _RECIPE = 1
 """Counts ways to compile: what was made in another one is not used."""
+_COMPILED = "compiled"
+"""What the compiler keeps: one that was interrupted goes on from there."""
 _ROOT = "k8s.io/kubernetes"
 _DEBIAN = "bookworm"
 
@@ -53,12 +53,11 @@ def build():
             _say("another process compiles it; waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_built():
-            with tempfile.TemporaryDirectory(prefix="kubernetes-", dir=CACHE) as work:
-                try:
-                    programs = _compile(Path(work))
-                    programs.rename(place())
-                finally:
-                    _make_removable(work)
+            work = Path(f"{place()}.work")
+            _remove(work, but=_COMPILED)
+            work.mkdir(exist_ok=True)
+            _compile(work).rename(place())
+            _remove(work)
     return place()
 
 
@@ -70,7 +69,7 @@ def _compile(work):
     go = {
         **os.environ,
         "GOPATH": str(work / "gopath"),
-        "GOCACHE": str(work / "cache"),
+        "GOCACHE": str(work / _COMPILED),
         "GOTMPDIR": str(work),
         "GOFLAGS": "",
         "GO111MODULE": "off",
@@ -168,11 +167,13 @@ def _run(*command, **kwargs):
     return done.stdout
 
 
-def _make_removable(work):
-    """Give back the right to remove what the compiler has made read-only."""
-    for folder, _, _ in os.walk(work):
-        with contextlib.suppress(OSError):
-            os.chmod(folder, 0o700)
+def _remove(folder, but=None):
+    """Remove a directory, or what it has but for one thing."""
+    for entry in folder.glob("*"):
+        if entry.name != but:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    if but is None:
+        folder.rmdir()
 
 
 def _say(what):

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
-from phalanx.specs import AppDef, AppState, Resource, Role, macros
+from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role, macros
 from tests.conftest import wait_until
 
 SMALL = Resource(cpu=0.05, gpu=0, memMB=64)
@@ -72,6 +72,13 @@ class Apps:
             return running and running[0]
 
         return wait_until(found, 60, "no pod runs")
+
+    def container(self):
+        """Its container: the node, and the name there."""
+        pod = self.pod()
+        node = next(n for n in self.cluster.nodes if n.name == pod["spec"]["nodeName"])
+        [status] = pod["status"]["containerStatuses"]
+        return node, status["containerID"].removeprefix("docker://")
 
 
 @pytest.fixture
@@ -263,9 +270,7 @@ def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once
     follower.start()
     try:
         wait_until(lambda: len(got) > 10 or failed, 60, "nothing was followed")
-        pod = apps.pod()
-        node = next(node for node in kube.nodes if node.name == pod["spec"]["nodeName"])
-        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
+        node, container = apps.container()
         getattr(kube, how)(part)
         # The program goes on meanwhile.
         printed = lambda: node.docker("logs", container).count("\n")
@@ -278,6 +283,27 @@ def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once
     assert not failed
     assert got == [f"line {number}" for number in range(120)]
     assert apps.ended(app_id).state is AppState.SUCCEEDED
+
+
+@pytest.mark.timeout(240)
+def test_a_replica_that_fails_while_the_api_server_is_away_is_retried_afterwards(apps, kube_alone):
+    told = "until test -e /tmp/told; do sleep 0.1; done; exit 3"
+    policy = RetryPolicy.APPLICATION
+    app_id = apps.submit(app(apps, "sh", "-c", told, max_retries=1, retry_policy=policy))
+    before = apps.pod()["metadata"]["uid"]
+    node, container = apps.container()
+    kube_alone.crash("apiserver")
+    node.docker("exec", container, "touch", "/tmp/told")
+    runs = lambda: node.docker("inspect", "--format", "{{.State.Running}}", container)
+    wait_until(lambda: runs() == "false\n", 30)
+    kube_alone.heal("apiserver")
+    wait_until(lambda: apps.pod()["metadata"]["uid"] != before, 60)
+    node, container = apps.container()
+    node.docker("exec", container, "touch", "/tmp/told")
+    status = apps.ended(app_id)
+    assert status.state is AppState.FAILED
+    assert status.message == "role/0 exited with code 3"
+    assert status.num_restarts == 1
 
 
 def test_an_api_server_that_does_not_answer_is_said_with_the_next_command(apps, kube_alone):
