@@ -135,6 +135,38 @@ def test_a_confined_port_is_reached_from_this_machine_alone(other_host, confined
         assert reaches(*other_host, address=f"{NETWORK}.1") is not confined
 
 
+def test_the_store_of_hosts_that_meet_on_this_machine_is_reached_from_it_alone(
+    torchrun,  # noqa: F811
+    other_host,
+    tmp_path,
+):
+    """Whatever addresses the machine has."""
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}")
+    nodes = [torchrun.start(MEETS, "--nnodes", "2", *where, env=ENVIRON) for _ in range(2)]
+    try:
+        (port,) = {node.stdout.readline().strip() for node in nodes}
+        command = [sys.executable, "-c", CONNECT]
+        assert subprocess.run([*command, "127.0.0.1", port]).returncode == 0
+        away = [*other_host, *command, f"{NETWORK}.1", port]
+        assert subprocess.run(away, stderr=subprocess.PIPE).returncode == 1
+    finally:
+        (tmp_path / "end").touch()
+        outs = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outs
+
+
+MEETS = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print(os.environ["MASTER_PORT"], flush=True)
+while not os.path.exists("end"):
+    time.sleep(0.01)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.parametrize(("descriptors", "most"), [(4096, 64), (288, 4)])
 def test_strangers_take_few_descriptors_on_their_way_to_the_store(monkeypatch, descriptors, most):
     """However many come, from however many places; those that are known come past them."""

@@ -355,20 +355,34 @@ def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
     host = torchrun.start(RUNS, "--standalone", "--nproc-per-node", "2")
     for _ in range(2):
         host.stdout.readline()
-    found = set()
-    for pid in (host.pid, *descendants(host.pid)):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-            except OSError:
-                pass
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/net/{table}") as file:
-            rows = [line.split() for line in file][1:]
-        assert not [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in found]
+    assert listening_at(host) == []
     (tmp_path / "go").touch()
     assert host.wait(60) == 0
     host.communicate()
+
+
+def listening_at(host):
+    """Where processes of a host take connections, as the kernel writes addresses."""
+    found = set()
+    for pid in (host.pid, *descendants(host.pid)):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}") as file:
+            rows = [line.split() for line in file][1:]
+        listening = (row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in found)
+        addresses += [row[1].partition(":")[0] for row in listening]
+    return addresses
+
+
+def test_hosts_that_meet_on_this_machine_take_connections_at_loopback_alone(pair):
+    """Each at one port, for the rendezvous; nobody else has to find out whether it reaches them."""
+    two = pair()
+    two.join()
+    assert [listening_at(host) for host in (two.leader, two.follower)] == [["0100007F"]] * 2
+    two.end()
 
 
 def test_replicas_of_an_app_share_a_token_that_only_the_user_can_read(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from phalanx._agent import path_mapping, warm_wait
 from phalanx._agent.function_files import FunctionFiles
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
-from phalanx._agent.probe_port import ProbePort, reach
+from phalanx._agent.probe_port import ProbePort, reach, whereabouts
 from phalanx._agent.project_tree import ProjectTree
 from phalanx._agent.written_files import WrittenFiles
 from phalanx._agent.zygote_handle import ZygoteHandle
@@ -80,7 +80,7 @@ class Agent:
         self._listening, self._beside = network.bind_pair(anywhere=prepare.networked)
         self._interfaces: dict[str, str | None] = {}
         """Towards addresses of this host."""
-        self._probe_port = ProbePort() if prepare.networked else None
+        self._probe_port = ProbePort() if prepare.probed else None
         self._project = ProjectTree(tree, prepare.app, self._tell)
         self._written = WrittenFiles(
             *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
@@ -99,9 +99,8 @@ class Agent:
             spool=self._spool,
             tree=tree.path,
             apart=self._written.is_apart,
-            **(
-                self._probe_port.describe(prepare.interface) if self._probe_port is not None else {}
-            ),
+            probe_port=0 if self._probe_port is None else self._probe_port.number,
+            **(whereabouts(prepare.interface) if prepare.networked else {}),
         )
         self._spawn(self._tell(hello))
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
@@ -303,7 +302,8 @@ class Agent:
         carries_store = begin.uses_torch and host_round.member.first_rank == 0
         descriptors = [host_round.theirs.fileno()]
         if carries_store:
-            if begin.membership.bound:  # all that may come does so by way of a port of this host
+            # All that may come is on this machine, or does so by way of a port of it.
+            if begin.membership.bound or (self._prepare.networked and network.is_loopback(store)):
                 network.confine_to_loopback(self._listening)
             self._listening.listen(4096)
             descriptors.append(self._listening.fileno())

@@ -23,13 +23,8 @@ class ProbePort:
         self._listening = network.bind(anywhere=True)
         self._listening.listen(1024)
         self._listening.setblocking(False)
-        self._port: int = self._listening.getsockname()[1]
+        self.number: int = self._listening.getsockname()[1]
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
-
-    def describe(self, interface: str) -> dict[str, Any]:
-        """The part of `Hello` that says where this host is found."""
-        own = network.address_of(interface) if interface else network.own_address()
-        return {"space": identity.space("net"), "address": own or "", "probe_port": self._port}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -40,6 +35,12 @@ class ProbePort:
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
+
+
+def whereabouts(interface: str) -> dict[str, Any]:
+    """The part of `Hello` that says where this host is found."""
+    own = network.address_of(interface) if interface else network.own_address()
+    return {"space": identity.space("net"), "address": own or ""}
 
 
 async def reach(frame: wire.Reach, tell: Callable[[wire.Frame], Awaitable[None]]) -> None:

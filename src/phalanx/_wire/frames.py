@@ -152,6 +152,8 @@ class Prepare(Frame):
     paths below the project's are as they are at the launcher's."""
     networked: bool = False
     """Other hosts take part: the store must be reached from there."""
+    probed: bool = False
+    """Other hosts are asked to try whether they reach this one."""
     interface: Name = ""
     """The network interface to use."""
     terminal: str = ""

@@ -300,7 +300,10 @@ class FrameMaker:
         """A host's part of the plan."""
         options = self.options
         own = {**options.extra_env_vars, **options.host_env_vars.get(host.name, {})}
-        frame = dataclasses.replace(self.here, workers=member.workers, networked=self.is_networked)
+        others = self.is_networked
+        frame = dataclasses.replace(
+            self.here, workers=member.workers, networked=others, probed=others
+        )
         if host.target is None:
             frame = dataclasses.replace(frame, environment={**self.here.environment, **own})
         else:
