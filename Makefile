@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls bench-docker docs pictures peers lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls bench-docker bench-kubernetes docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -63,6 +63,9 @@ bench-calls: $(VENV)/ready
 
 bench-docker: $(VENV)/ready
 	$(BIN)/python bench/docker.py
+
+bench-kubernetes: $(VENV)/ready
+	$(BIN)/python bench/kubernetes.py
 
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv

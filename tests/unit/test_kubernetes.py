@@ -349,6 +349,7 @@ def test_a_large_project_is_refused_with_its_size(tmp_path):
         (404, 'jobs "x" not found', NotInCluster, 'cannot create jobs in ns: jobs "x" not found'),
         (409, "already exists", ObjectExists, "already exists"),
         (403, 'User "u" cannot', Forbidden, "missing right: create jobs in ns"),
+        (403, "no such account", Forbidden, "cannot create jobs in ns: no such account"),
         (403, "forbidden: exceeded quota: q, requested: pods=1", Forbidden, "exceeded quota: q"),
         (401, "Unauthorized", SchedulerError, "does not know you"),
         (503, "busy", ClusterGone, "busy"),

@@ -70,7 +70,11 @@ class Cluster:
 
     def close(self) -> None:
         """Let go of connections."""
-        self.access.client.rest_client.pool_manager.clear()
+        pools = self.access.client.rest_client.pool_manager.pools
+        for key in pools.keys():  # noqa: SIM118 it cannot be iterated
+            with contextlib.suppress(KeyError):
+                pools[key].close()  # an error that somebody keeps would keep them open
+        pools.clear()
 
     # ── objects ───────────────────────────────────────────────────────────────
 
@@ -251,6 +255,8 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
         )
     if status == 403 and "exceeded quota" in said:
         return Forbidden(f"cannot {verb} {resource} {where}: {_quota(said)}")
+    if status == 403 and not re.search(r'User "[^"]*" cannot', said):
+        return Forbidden(f"cannot {verb} {resource} {where}: {said}")  # not RBAC: an admission
     if status == 403:
         return Forbidden(
             f"missing right: {verb} {resource} {where} ({said}). Ask for the Role in "

@@ -9,23 +9,22 @@ pods of a launcher that was killed, and the next lease what is left of ended one
 
 from __future__ import annotations
 
-import re
-import secrets
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from itertools import count
 from typing import Any
 
-from phalanx._schedulers.kubernetes import lent_pods
+from phalanx._schedulers.kubernetes import lent_pods, names
 from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone
 from phalanx._schedulers.kubernetes.credentials import SharedCredentials, credentials_of
 from phalanx._schedulers.kubernetes.exec_stream import GONE, exec_command
 from phalanx._schedulers.kubernetes.guard import LEASE, Guard, delete_lease
 from phalanx._schedulers.kubernetes.lent_pods import SeenPod
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
+from phalanx._schedulers.kubernetes.pod import merged
+from phalanx._schedulers.kubernetes.seen import moment
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx.errors import PhalanxError
 
@@ -44,17 +43,25 @@ _JOINED = 2.0
 class KubernetesLease(Lease):
     """Pods of one image, created at once; another for each that is lost."""
 
-    def __init__(self, request: LeaseRequest, user: str, environ: Mapping[str, str]) -> None:
-        """Begin to create them; does not wait. Raises `ConfigError` and `SchedulerError`."""
+    def __init__(
+        self,
+        request: LeaseRequest,
+        template: Mapping[str, Any],
+        user: str,
+        environ: Mapping[str, str],
+    ) -> None:
+        """Begin to create them; does not wait. Raises `ConfigError` and `SchedulerError`.
+
+        The user's name is one that a label can have.
+        """
         options = request.options
         assert isinstance(options, KubernetesOptions)
         assert request.image is not None
         self._image, self._options, self._num_hosts = request.image, options, request.num_hosts
         self._cluster = Cluster(context=options.context, namespace=options.namespace)
         self._version = options.version or self._cluster.version()  # or it is said at once
-        slug = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30].strip("-")
-        self.id = f"{slug or 'launch'}-{secrets.token_hex(4)}"
-        self._user = re.sub(r"[^A-Za-z0-9]+", "-", user).strip("-")[:63].strip("-")
+        self.id = names.make_name(request.name)
+        self._user, self._template = user, template
         self._env = options.copied(environ)
         self._secret = self.id if self._env else None
         self._lock = threading.Lock()
@@ -119,12 +126,13 @@ class KubernetesLease(Lease):
         if self._given_back.is_set():
             return
         made = lent_pods.pod(name, self.id, self._user, self._image, self._options, self._secret)
+        made = merged(made, self._template)
         if self._options.queue is not None:
             lent_pods.in_queue(made, self._options.queue, self.id, self._num_hosts)
         self._cluster.create("pods", made)
 
     def _secret_object(self) -> dict[str, Any]:
-        labels = {LEASE: self.id, lent_pods.OWNER: self._user}
+        labels = {LEASE: self.id, names.USER: self._user}
         return {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -152,11 +160,11 @@ class KubernetesLease(Lease):
 
     def _remove_ended(self) -> None:
         """Pods of this user's that have ended by themselves: their launcher's machine was lost."""
-        mine = f"{LEASE},{lent_pods.OWNER}={self._user}"
+        mine = f"{LEASE},{names.USER}={self._user}"
         for one in self._cluster.list("pods", mine):
-            created = datetime.fromisoformat(one["metadata"]["creationTimestamp"])
+            created = moment(one["metadata"].get("creationTimestamp")) or 0.0
             phase = (one.get("status") or {}).get("phase")
-            if phase in ("Succeeded", "Failed") and time.time() - created.timestamp() > _OLD:
+            if phase in ("Succeeded", "Failed") and time.time() - created > _OLD:
                 self._cluster.delete("pods", one["metadata"]["name"])
 
     # ── how it stands ─────────────────────────────────────────────────────────

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.guard import LEASE
 from phalanx._schedulers.kubernetes.options import KubernetesOptions, quantity
+from phalanx._schedulers.kubernetes.pod import MAIN
 
 IDLE = 30
 """Seconds after which a pod in which nobody runs ends."""
-OWNER = "phalanx/user"
-CONTAINER = "main"
 
 # Waits by turns for a moment, which also buries what others have left, and looks who is there. When
 # the pod is to end, those that came by exec (they have no parent here) are told, and have the
@@ -58,9 +58,9 @@ def pod(
     secret: str | None,
 ) -> dict[str, Any]:
     """A host, as the API server takes it; its environment is in the secret too, if there is one."""
-    labels = {LEASE: lease, OWNER: user, "app.kubernetes.io/managed-by": "phalanx"}
+    labels = {LEASE: lease, names.USER: user, "app.kubernetes.io/managed-by": "phalanx"}
     container: dict[str, Any] = {
-        "name": CONTAINER,
+        "name": MAIN,
         "image": image,
         "imagePullPolicy": options.pull_policy,
         # The kubelet takes a dollar from two.
@@ -141,7 +141,7 @@ def seen(known: Mapping[str, Any]) -> SeenPod:
         return SeenPod(name, False, end=_because(status) or f"it has ended ({phase})")
     for container in status.get("containerStatuses") or ():
         state = container.get("state") or {}
-        if container["name"] == CONTAINER and "running" in state:
+        if container["name"] == MAIN and "running" in state:
             return SeenPod(name, True)
     waiting, final = _waiting(status)
     return SeenPod(name, False, end=waiting) if final else SeenPod(name, False, waiting)

@@ -267,7 +267,9 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         """Create pods; does not wait."""
         from phalanx._schedulers.kubernetes.lease import KubernetesLease
 
-        return KubernetesLease(request, user_name(), os.environ)
+        need("kubernetes", EXTRA)
+        template = _template(request.options.pod_template)
+        return KubernetesLease(request, template, label(user_name()), os.environ)
 
 
 _PATIENCE = 30.0

@@ -1,0 +1,359 @@
+"""Pods as hosts of launches: every way to a host, and what is special of pods."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import phalanx
+from phalanx._launcher.transport.lease import lent_target
+from phalanx._schedulers.kubernetes import lease as kubernetes_lease
+from phalanx._schedulers.lending import LentHost
+from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
+from phalanx.testing import LendingSuite
+from tests.conftest import wait_until
+from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
+
+
+@pytest.fixture
+def in_kube(kubernetes, namespace, request, monkeypatch):
+    """A namespace of that cluster is the one that clients in this process find."""
+    alone = "kube_alone" in request.fixturenames
+    cluster = request.getfixturevalue("kube_alone" if alone else "kube")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    return cluster
+
+
+@pytest.fixture
+def launcher(in_kube, namespace):
+    """Pods of which nothing may be left."""
+
+    def make(num_hosts=2, **options):
+        more = {"namespace": namespace, **options.pop("scheduler_options", {})}
+        options = {"workers_per_host": 1, "image": in_kube.image, **options}
+        return phalanx.Launcher(
+            scheduler="kubernetes", num_hosts=num_hosts, scheduler_options=more, **options
+        )
+
+    yield make
+    wait_until(lambda: not pods(in_kube, namespace), 30, "pods are left")
+
+
+def pods(cluster, namespace):
+    """What there is, by name."""
+    listed = cluster.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    return {one["metadata"]["name"]: one for one in listed}
+
+
+class TestPodExec(HostSuite, ReconnectSuite):
+    """A command by the API server's exec."""
+
+    @pytest.fixture(scope="class")
+    def pod(self, kubernetes):
+        """One for all: each test leaves it as it was."""
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            kubernetes.turn(),
+            kubernetes.namespace() as namespace,
+        ):
+            patch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
+            scheduler = create_scheduler("kubernetes", "tests")
+            options = scheduler.options(namespace=namespace)
+            lease = scheduler.lend(LeaseRequest("hosts", 1, options, kubernetes.image))
+            try:
+                wait_until(lambda: lease.status().phase is LeasePhase.READY, 60, lease.status())
+                yield lease.status().hosts[0]
+            finally:
+                lease.give_back()
+
+    @pytest.fixture
+    def way(self, pod):
+        command = tuple("nowhere" if word == pod.name else word for word in pod.command)
+        nowhere = lent_target(LentHost("nowhere", command), ("python3",))
+        return Way(lent_target(pod, ("python3",)), nowhere, 'pods "nowhere" not found')
+
+
+class TestLending(LendingSuite):
+    """What every scheduler that lends hosts must do."""
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, in_kube, namespace):
+        self.image, self._namespace = in_kube.image, namespace
+
+    def create_scheduler(self, session_name):
+        return create_scheduler("kubernetes", session_name)
+
+    def lease_options(self):
+        return {"namespace": self._namespace}
+
+
+def test_values_exceptions_and_logs_come_home(launcher, capfd):
+    """From an image with nothing but Python."""
+
+    def work(value):
+        import socket
+
+        print("hello from", os.environ["RANK"])
+        if value == 13:
+            raise ValueError("unlucky")
+        return socket.gethostname(), value
+
+    found = list(launcher(name="Ünïted & 1/2 " * 7).run(work, {"value": 1}))
+    assert len({name for name, _ in found}) == 2
+    assert "hello from 0" in capfd.readouterr().out
+    with pytest.raises(ValueError, match="unlucky"):
+        launcher().run(work, {"value": 13})
+
+
+def test_the_command_runs_a_function_in_pods(in_kube, namespace, tmp_path):
+    """As docs/kubernetes.md has it, with another image and namespace."""
+    page = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+    command = re.search(r"^phalanx (launch .*--image .*)$", page.read_text(), re.MULTILINE)[1]
+    words = command.replace("pytorch/pytorch", in_kube.image).split()
+    (tmp_path / "train.py").write_text("import os\n\ndef train():\n    return os.environ['RANK']\n")
+    config = tmp_path / "kubeconfig"
+    config.write_bytes(in_kube.kubeconfig.read_bytes())
+    chosen = ("set-context", "--current", "--namespace", namespace)
+    in_kube.kubectl("config", *chosen, kubeconfig=config)
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *words],
+        cwd=tmp_path,
+        env={**os.environ, "KUBECONFIG": str(config)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"rank {i}: '{i}'" for i in range(8)], done.stderr
+
+
+def test_two_launches_at_once_share_nothing(launcher):
+    """And what is copied from this environment is in no pod's description."""
+
+    def where():
+        import socket
+
+        return socket.gethostname()
+
+    apps = [launcher(name="same").start(where) for _ in range(2)]
+    found = [name for app in apps for name in app.result(100)]
+    assert len({*found}) == 4
+
+
+def test_the_environment_that_is_copied_is_in_no_description(
+    launcher, in_kube, namespace, monkeypatch
+):
+    """It travels in a Secret, which goes with the pods."""
+    monkeypatch.setenv("WORD_FOR_PODS", "xyzzy")
+
+    def work():
+        print("here", flush=True)
+        threading.Event().wait(1)
+        return os.environ["WORD_FOR_PODS"], os.environ["OTHER"]
+
+    options = {"copy_env": ["WORD_FOR_*"], "env": {"OTHER": "2"}}
+    app = launcher(1, scheduler_options=options).start(work)
+    next(app.logs(follow=True))
+    assert "xyzzy" not in json.dumps(pods(in_kube, namespace))
+    assert list(app.result(60)) == [("xyzzy", "2")]
+    left = in_kube.get(f"/api/v1/namespaces/{namespace}/secrets")["items"]
+    assert not [one for one in left if "phalanx/lease" in one["metadata"].get("labels", {})]
+
+
+def restarting():
+    """Work that waits for ever in the first round; made here, since pods do not have this module."""
+
+    def work():
+        import socket
+
+        print("on", socket.gethostname(), flush=True)
+        if phalanx.context().restart_count == 0:
+            threading.Event().wait(300)
+        return socket.gethostname()
+
+    return work
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["deleted", "force-deleted"])
+def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, force):
+    """With elastic options, at once: nobody waits for it."""
+    app = launcher(max_restarts=3).start(restarting())
+    lines = app.logs(follow=True)
+    first = min(next(lines).text.split()[1] for _ in range(2))
+    hard = ("--force", "--grace-period=0") if force else ()
+    in_kube.kubectl("delete", "pod", first, "-n", namespace, "--wait=false", *hard)
+    found = set(app.result(kubernetes_lease.RECONNECT_TIMEOUT))
+    assert first not in found
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"image": None}, "needs an image"),
+        ({"image": "no/such:1", "scheduler_options": {"pull": "never"}}, "ErrImageNeverPull"),
+        ({"image": "No Such"}, "InvalidImageName"),
+        ({"scheduler_options": {"service_account": "nobody"}}, "nobody"),
+        ({"scheduler_options": {"namespace": "nowhere"}}, "nowhere"),
+        ({"scheduler_options": {"context": "nowhere"}}, "nowhere"),
+        ({"scheduler_options": {"priority_class": "first"}}, "first"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_a_sentence(launcher, options, says):
+    """At once, and nothing is left."""
+    with pytest.raises((phalanx.SchedulerError, phalanx.ConfigError), match=says) as caught:
+        launcher(**options).run(time.time)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"scheduler_options": {"gpus": 1}}, "Insufficient nvidia.com/gpu"),
+        ({"image": "127.0.0.1:1/no/such:1"}, "ImagePull"),
+    ],
+)
+def test_why_pods_wait_is_said_and_the_wait_has_an_end(launcher, options, says):
+    """In the cluster's own words."""
+    with pytest.raises(phalanx.QueueTimeout, match=says):
+        launcher(1, queue_timeout=8.0, **options).run(time.time)
+
+
+def test_a_missing_right_is_named(launcher, in_kube, namespace, monkeypatch):
+    """By verb and resource: to create pods, and to enter them."""
+    listing = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}
+    creating = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
+    for rules, says in (([listing], "create pods"), ([listing, creating], "pods/exec")):
+        config = in_kube.restricted_kubeconfig(rules, namespace)
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        with pytest.raises(phalanx.PhalanxError, match=says):
+            launcher(1).run(time.time)
+
+
+def test_the_documented_role_is_enough(launcher, in_kube, namespace, monkeypatch):
+    """With a variable that travels in a Secret."""
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    (role,) = re.findall(r"^```yaml\n(apiVersion: rbac.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    config = in_kube.restricted_kubeconfig(yaml.safe_load(role)["rules"], namespace)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    monkeypatch.setenv("WORD_FOR_PODS", "xyzzy")
+    made = launcher(1, scheduler_options={"copy_env": ["WORD_FOR_*"]})
+    assert list(made.run(lambda: os.environ["WORD_FOR_PODS"])) == ["xyzzy"]
+
+
+def test_a_quota_is_named(launcher, in_kube, namespace):
+    """And what was created before it is gone."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    in_kube.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace=namespace)
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/few"
+    wait_until(lambda: in_kube.get(path).get("status", {}).get("hard"), 30)
+    with pytest.raises(phalanx.SchedulerError, match="exceeded quota: few"):
+        launcher(2).run(time.time)
+
+
+@pytest.mark.parametrize("place", ["waiting", "running"])
+def test_a_killed_launcher_leaves_no_pod(script, in_kube, namespace, place):
+    """Nor does one that was interrupted; wherever it is."""
+    more = {"namespace": namespace, **({"gpus": 1} if place == "waiting" else {})}
+    text = f"""
+        import time, phalanx
+        phalanx.Launcher(
+            scheduler="kubernetes", num_hosts=2, image={in_kube.image!r}, workers_per_host=1,
+            name="killed", scheduler_options={more!r},
+        ).run(time.sleep, args=(600,))
+        """
+    for number in (signal.SIGINT, signal.SIGKILL):
+        started = script.start(text)
+        wait_until(lambda: len(pods(in_kube, namespace)) == 2, 60)
+        if place == "running":
+            wait_until(
+                lambda: all(
+                    map(_has_worker, [in_kube] * 2, [namespace] * 2, pods(in_kube, namespace))
+                ),
+                60,
+            )
+        started.send_signal(number)
+        started.communicate()
+        wait_until(lambda: not pods(in_kube, namespace), 60)
+
+
+def _has_worker(cluster, namespace, pod):
+    shown = ("exec", pod, "-n", namespace, "--", "ps", "-eo", "args")
+    return "rank" in cluster.kubectl(*shown, check=False)
+
+
+def test_a_pod_in_which_nobody_is_any_more_ends(in_kube, namespace, monkeypatch):
+    """By itself: the launcher's machine may be lost with all that is on it."""
+    monkeypatch.setattr(kubernetes_lease.lent_pods, "IDLE", 1)
+    scheduler = create_scheduler("kubernetes", "tests")
+    options = scheduler.options(namespace=namespace)
+    lease = scheduler.lend(LeaseRequest("idle", 1, options, in_kube.image))
+    try:
+        wait_until(lambda: lease.status().phase is LeasePhase.ENDED, 60, lease.status())
+        assert "ended" in lease.status().reason
+    finally:
+        lease.give_back()
+
+
+# ── parts of the cluster that fail ────────────────────────────────────────────
+
+
+def counting():
+    """Work that tells the time it has come through."""
+
+    def work(seconds):
+        for number in range(seconds * 10):
+            print(number, flush=True)
+            time.sleep(0.1)
+        return "whole"
+
+    return work
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_a_function_does_not_notice_that_the_api_server_is_away(kube_alone, launcher, how, caplog):
+    """Every line comes once; nothing is restarted."""
+    app = launcher(2, host_timeout=3.0).start(counting(), {"seconds": 8})
+    logs = app.logs(follow=True)
+    lines = [next(logs) for _ in range(3)]
+    getattr(kube_alone, how)("apiserver")
+    wait_until(lambda: caplog.text.count("broke") >= 2, 60)
+    kube_alone.heal("apiserver")
+    lines += list(logs)
+    assert list(app.result(60)) == ["whole", "whole"]
+    for rank in (0, 1):
+        numbers = [int(line.text) for line in lines if line.rank == rank]
+        assert numbers == list(range(80))
+
+
+def test_a_lost_node_is_replaced(kube_alone, launcher, namespace):
+    """The app goes on, on the other."""
+    app = launcher(2, max_restarts=3, host_timeout=3.0, reconnect_timeout=2.0).start(restarting())
+    lines = app.logs(follow=True)
+    names = {next(lines).text.split()[1] for _ in range(2)}
+    placed = {name: one["spec"]["nodeName"] for name, one in pods(kube_alone, namespace).items()}
+    lost = placed[min(names)]
+    kube_alone.cut(lost)
+    found = set(app.result(100))
+    assert not [name for name in found if placed.get(name) == lost]
+    assert len(found) == 2
+
+
+def test_what_cannot_be_given_back_now_is_deleted_later(kube_alone, launcher, namespace):
+    """The launch ends meanwhile."""
+    app = launcher(1, reconnect_timeout=1.0, host_timeout=2.0).start(
+        counting(), kwargs={"seconds": 1}
+    )
+    next(app.logs(follow=True))
+    kube_alone.crash("apiserver")
+    with pytest.raises(phalanx.AgentLost):
+        app.result(100)
+    kube_alone.heal("apiserver")
+    wait_until(lambda: not pods(kube_alone, namespace), 60)
