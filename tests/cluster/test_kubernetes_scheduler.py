@@ -1,0 +1,253 @@
+"""`kubernetes` beyond the suite, on a real cluster: what goes wrong, and what is left."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from phalanx.components import dist
+from phalanx.errors import SchedulerError
+from phalanx.schedulers import create_scheduler
+from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role
+from tests.cluster.conftest import use_kubeconfig
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+QUICK = {"pull": "never", "stop_grace": 1.0}
+SMALL = Resource(cpu=0.1, gpu=0, memMB=64)
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+
+
+class Apps:
+    """Apps of one test, through the scheduler itself."""
+
+    def __init__(self, session, cluster, namespace):
+        self.scheduler = create_scheduler("kubernetes", session)
+        self.cluster, self.namespace = cluster, namespace
+        self.submitted = []
+
+    def kubectl(self, *words, **more):
+        return self.cluster.kubectl("--namespace", self.namespace, *words, **more)
+
+    def app(self, command, name="app", **fields):
+        fields = {"resource": SMALL, **fields}
+        role = Role(
+            "role", image=self.cluster.image, entrypoint="sh", args=["-c", command], **fields
+        )
+        return AppDef(name, [role])
+
+    def request(self, app, **options):
+        return self.scheduler.dryrun(app, self.scheduler.options(**{**QUICK, **options}))
+
+    def submit(self, app, **options):
+        self.submitted.append(self.scheduler.submit(self.request(app, **options)))
+        return self.submitted[-1]
+
+    def ended(self, app_id, timeout=120):
+        final = lambda: (s := self.scheduler.describe(app_id)).state.is_final and s
+        return wait_until(final, timeout, f"{app_id} has not ended")
+
+    def run(self, app, **options):
+        return self.ended(self.submit(app, **options))
+
+    def says(self, app_id, words, timeout=90):
+        found = lambda: words in self.scheduler.describe(app_id).message
+        wait_until(found, timeout, f"{app_id} does not say {words!r}")
+
+    def lines(self, app_id, role="role", replica=0, **options):
+        return [line.text for line in self.scheduler.logs(app_id, role, replica, **options)]
+
+    def pod(self, app_id, replica):
+        name = app_id.rpartition(":")[2]
+        chosen = f"phalanx/app={name},phalanx/replica={replica}"
+        return self.kubectl("get", "pods", "-l", chosen, "-o", "name").split()
+
+    def delete(self):
+        for app_id in self.submitted:
+            self.scheduler.delete(app_id)
+        self.scheduler.close()
+
+
+@pytest.fixture
+def apps(in_kubernetes, app_namespace, tmp_path):
+    made = Apps(f"session of {tmp_path.name}", in_kubernetes, app_namespace)
+    yield made
+    made.delete()
+
+
+def test_workers_form_a_group_and_go_on_when_a_pod_is_deleted(apps, tmp_path):
+    """`dist.ddp`, elastic, in an image that has nothing but Python; no output is lost."""
+    (tmp_path / "t.py").write_text(
+        "import os, time\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+        "while not os.path.exists('/opt/phalanx/end'): time.sleep(0.1)\n"
+    )
+    app = dist.ddp(script="t.py", image=apps.cluster.image, j="1:2x1", cpu=1)
+    (role,) = app.roles
+    fields = {"workspace": str(tmp_path), "resource": SMALL}
+    role = Role(**{**{f: getattr(role, f) for f in role.__dataclass_fields__}, **fields})
+    app_id = apps.submit(AppDef("t", [role]))
+
+    def both(count):
+        found = [apps.lines(app_id, "t", i) for i in range(2)]
+        return all(sum("of 2" in line for line in lines) >= n for lines, n in zip(found, count))
+
+    wait_until(lambda: both((1, 1)), 120, "the first round")
+    (before,) = apps.pod(app_id, 1)
+    apps.kubectl("delete", before, "--wait=false")
+    wait_until(lambda: apps.pod(app_id, 1) not in ([], [before]), 60, "another pod")
+    wait_until(lambda: both((2, 1)), 120, "a round with both")
+    for replica in range(2):
+        (pod, *_) = [p for p in apps.pod(app_id, replica) if p != before]
+        apps.kubectl("exec", pod, "--", "touch", "/opt/phalanx/end")
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+
+
+def test_a_failure_is_told_with_its_error_and_what_ended_it(apps):
+    """An exception that was printed, memory, a program that is not there, an eviction."""
+    error = "python3 -c 'raise ValueError(\"so wrong\")'"
+    hungry = "python3 -c 'x = bytearray(200 << 20); print(len(x))'"
+    raised = apps.submit(apps.app(f"sleep 1; {error}", num_replicas=2))
+    killed = apps.submit(apps.app(f"{hungry}; exit $?"))
+    missing = apps.submit(
+        AppDef("x", [Role("role", apps.cluster.image, entrypoint="no-such-program")])
+    )
+    evicted = apps.submit(
+        apps.app("echo up; sleep 600", max_retries=1, retry_policy=RetryPolicy.REPLICA)
+    )
+    wait_until(lambda: apps.lines(evicted) == ["up"], 90, "the first line")
+    (before,) = apps.pod(evicted, 0)
+    name = before.partition("/")[2]
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction"}
+    eviction["metadata"] = {"name": name, "namespace": apps.namespace}
+    place = f"/api/v1/namespaces/{apps.namespace}/pods/{name}/eviction"
+    apps.kubectl("create", "--raw", place, "-f", "-", input=json.dumps(eviction))
+    status = apps.ended(raised)
+    assert status.state is AppState.FAILED
+    assert status.exit_code == 1
+    assert "ValueError: so wrong" in status.message
+    assert "out of memory: its limit is 64Mi" in apps.ended(killed).message
+    assert "no-such-program" in apps.ended(missing).message
+    wait_until(lambda: apps.pod(evicted, 0) not in ([], [before]), 90, "another pod")
+    assert not apps.scheduler.describe(evicted).state.is_final
+
+
+def test_what_waits_says_why(apps):
+    """In the words of the scheduler, the kubelet and the quota; and it can be cancelled."""
+    with apps.cluster.namespace() as small:
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}}
+        apps.cluster.apply({**quota, "spec": {"hard": {"pods": "0"}}}, namespace=small)
+        huge = apps.submit(apps.app("true", resource=Resource(999, 0, 64)))
+        unknown = apps.submit(AppDef("x", [Role("role", "nobody/has:this", entrypoint="true")]))
+        refused = apps.submit(apps.app("true"), namespace=small)
+        apps.says(huge, "role/0: Unschedulable: 0/2 nodes are available")
+        apps.says(unknown, "role/0: ErrImageNeverPull")
+        apps.says(refused, "role/0: exceeded quota: q, requested: pods=1, used: pods=0")
+        for app_id in (huge, unknown, refused):
+            assert apps.scheduler.describe(app_id).state is AppState.PENDING
+        apps.scheduler.cancel(huge)
+        assert apps.ended(huge).state is AppState.CANCELLED
+        apps.scheduler.delete(refused)
+
+
+def test_the_role_of_the_page_is_enough_and_less_is_named(apps, monkeypatch, tmp_path):
+    """A whole life with its rights; without one, an error that says which."""
+    (role,) = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", PAGE.read_text(), re.DOTALL)
+    rules = yaml.safe_load(role)["rules"]
+    few = [rule for rule in rules if "jobs" not in rule["resources"]]
+    for given in (rules, few):
+        kubeconfig = apps.cluster.restricted_kubeconfig(given, apps.namespace)
+        use_kubeconfig(apps.cluster, apps.namespace, monkeypatch, tmp_path, kubeconfig)
+        limited = Apps("limited", apps.cluster, apps.namespace)
+        app = limited.app("echo hi; sleep 1; exit ${replica_id}", num_replicas=2)
+        if given is few:
+            with pytest.raises(SchedulerError, match="missing right: create jobs in the namespace"):
+                limited.submit(app)
+            found = apps.kubectl("get", "services", "-l", "phalanx/session=limited", "-o", "name")
+            assert found == "", "nothing is left of it"
+            continue
+        app_id = limited.submit(app)
+        assert limited.ended(app_id).state is AppState.FAILED
+        assert limited.lines(app_id) == ["hi"]
+        assert app_id in [one.app_id for one in limited.scheduler.list()]
+        limited.delete()
+        assert limited.scheduler.describe(app_id) is None
+
+
+def test_kubectl_takes_what_a_dry_run_prints(apps):
+    """And the app is one like any other; who deletes the Service deletes all."""
+    request = apps.request(apps.app("echo hi", name="A nämé/with everything " * 12))
+    apps.kubectl("apply", "-f", "-", input=str(request))
+    applied = str(request.app)
+    assert apps.ended(applied).state is AppState.SUCCEEDED
+    assert apps.lines(applied) == ["hi"]
+    apps.scheduler.delete(applied)
+    submitted = apps.submit(apps.app("sleep 600"))
+    name = submitted.rpartition(":")[2]
+    apps.kubectl("delete", "service", name)
+    found = lambda: apps.kubectl(
+        "get", "jobs,pods,secrets", "-l", f"phalanx/app={name}", "-o", "name"
+    )
+    wait_until(lambda: found() == "", 90, "the end of everything that the Service owns")
+
+
+def test_secrets_are_in_no_argument_and_no_annotation(apps, monkeypatch):
+    """They are in a Secret, and in the program's environment."""
+    monkeypatch.setenv("MY_TOKEN", "hush-hush")
+    app_id = apps.submit(apps.app("echo ${#MY_TOKEN} | sed s/^/length=/"), copy_env=["MY_*"])
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert apps.lines(app_id) == ["length=9"]
+    name = app_id.rpartition(":")[2]
+    shown = apps.kubectl("get", "pods,jobs,services", "-l", f"phalanx/app={name}", "-o", "json")
+    assert "hush-hush" not in shown
+
+
+def test_a_project_is_unpacked_by_python_where_there_is_no_tar(apps, tmp_path):
+    """Nothing else is needed of an image."""
+    (tmp_path / "file").write_text("found")
+    link = "for p in sh cat mkdir python3; do ln -s $(command -v $p) /opt/phalanx/$p; done"
+    setup = {
+        "name": "tools",
+        "image": apps.cluster.image,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", link],
+        "volumeMounts": [{"name": "phalanx", "mountPath": "/opt/phalanx"}],
+    }
+    main = {"name": "main", "env": [{"name": "PATH", "value": "/opt/phalanx"}]}
+    template = tmp_path / "pod.yaml"
+    template.write_text(yaml.safe_dump({"spec": {"initContainers": [setup], "containers": [main]}}))
+    app = apps.app("cat file; command -v tar", workspace=str(tmp_path))
+    app_id = apps.submit(app, pod_template=str(template))
+    apps.ended(app_id)
+    assert apps.lines(app_id) == ["found"]
+
+
+def test_an_app_is_deleted_when_its_time_is_over(apps):
+    """By the cluster; it is not listed any more."""
+    app_id = apps.submit(apps.app("true"), ttl=1)
+    gone = lambda: apps.scheduler.describe(app_id) is None
+    wait_until(gone, 90, "the end of its time")
+    assert app_id not in [one.app_id for one in apps.scheduler.list()]
+
+
+def test_commands_work_from_another_process(apps):
+    """By the handle alone."""
+    app_id = apps.submit(apps.app("echo hi; sleep 600"))
+    handle = f"kubernetes://{apps.scheduler.session_name}/{app_id}"
+    command = [sys.executable, "-m", "phalanx"]
+
+    def say(*words):
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120)
+        return done.stdout
+
+    wait_until(lambda: apps.lines(app_id) == ["hi"], 90, "the first line")
+    assert "hi" in say("log", handle)
+    say("cancel", handle)
+    assert "CANCELLED" in say("status", handle)
+    say("delete", handle)
+    assert apps.scheduler.describe(app_id) is None
