@@ -1,10 +1,8 @@
 """`kubernetes` beyond the suite, on a real cluster: what goes wrong, and what is left."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +18,6 @@ pytestmark = pytest.mark.timeout(300)
 
 QUICK = {"pull": "never", "stop_grace": 1.0}
 SMALL = Resource(cpu=0.1, gpu=0, memMB=64)
-PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 
 
 class Apps:
@@ -155,10 +152,9 @@ def test_what_waits_says_why(apps):
         apps.scheduler.delete(refused)
 
 
-def test_the_role_of_the_page_is_enough_and_less_is_named(apps, monkeypatch, tmp_path):
+def test_the_rights_that_are_printed_are_enough_and_less_is_named(apps, monkeypatch, tmp_path):
     """A whole life with its rights; without one, an error that says which."""
-    (role,) = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", PAGE.read_text(), re.DOTALL)
-    rules = yaml.safe_load(role)["rules"]
+    rules = yaml.safe_load(apps.scheduler.rights)["rules"]
     few = [rule for rule in rules if "jobs" not in rule["resources"]]
     for given in (rules, few):
         kubeconfig = apps.cluster.restricted_kubeconfig(given, apps.namespace)

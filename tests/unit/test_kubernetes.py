@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tarfile
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -31,6 +32,7 @@ from phalanx._schedulers.kubernetes.options import KubernetesOptions
 from phalanx._schedulers.kubernetes.pod import merged
 from phalanx._schedulers.kubernetes.record import AppAnnotation
 from phalanx._schedulers.kubernetes.request import RequestFiles, make_request
+from phalanx._schedulers.kubernetes.rights import RIGHTS
 from phalanx._schedulers.kubernetes.seen import indexes, moment, seen_pod
 from phalanx._specs import AppDef, AppState, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
@@ -299,6 +301,12 @@ def test_a_variable_that_no_secret_can_have_is_refused():
     """Rather than left out."""
     with pytest.raises(ConfigError, match="cannot have the variable"):
         request(AppDef("x", [role()]), environ={"A%%": "1"}, copy_env=["*"])
+
+
+def test_the_page_has_the_rights_that_are_printed():
+    """Word for word."""
+    page = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+    assert f"```yaml\n{RIGHTS}```" in page.read_text()
 
 
 # ── files ─────────────────────────────────────────────────────────────────────

@@ -90,6 +90,9 @@ class Scheduler(ABC, Generic[Options, Request]):
     rank0_env: str = "PHALANX_RANK0_HOST"
     """The variable in which a replica finds the address of its role's first."""
 
+    rights: ClassVar[str] = ""
+    """What an administrator applies so that users may use it, where that is needed."""
+
     poll_interval: ClassVar[float] = 2.0
     """Seconds between two questions of how an app stands, for those who wait."""
 

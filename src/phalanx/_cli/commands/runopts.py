@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from typing import Any
 
 from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core import values
+from phalanx._runner.handles import SESSION
 from phalanx._runner.runner import get_runner
-from phalanx._schedulers.factories import get_scheduler_factories, problems
+from phalanx._schedulers.factories import create_scheduler, get_scheduler_factories, problems
 from phalanx._schedulers.options import Option
 from phalanx.errors import PhalanxError
 
@@ -18,8 +20,15 @@ def main(arguments: list[str]) -> int:
     """Print the options of all schedulers, or of one."""
     parser = parsing.make("runopts", "List schedulers and their options.")
     parser.add_argument("scheduler", nargs="?", help="show only this scheduler")
+    parser.add_argument(
+        "--rights",
+        action="store_true",
+        help="print what an administrator applies so that you may use SCHEDULER",
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
+    if options.rights:
+        return _print_rights(parser, options.scheduler)
     found: dict[str, list[Option]] = {}
     failed = False
     with stdout_to_stderr(), get_runner() as runner:
@@ -36,6 +45,18 @@ def main(arguments: list[str]) -> int:
     elif found:
         print("\n\n".join(_describe(name, known) for name, known in found.items()))
     return 1 if failed and options.scheduler else 0
+
+
+def _print_rights(parser: ArgumentParser, name: str | None) -> int:
+    if name is None:
+        parser.error("--rights needs the name of a scheduler.")
+    with stdout_to_stderr():
+        rights = create_scheduler(name, SESSION).rights
+    if not rights:
+        print(f"phalanx runopts: {name} needs no rights beyond your own.", file=sys.stderr)
+        return 1
+    print(rights, end="")
+    return 0
 
 
 def _describe(name: str, known: list[Option]) -> str:

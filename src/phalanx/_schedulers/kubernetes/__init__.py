@@ -8,6 +8,7 @@
 | `archive` | files that travel in the cluster's own objects |
 | `pod` | pure: the pod of a replica |
 | `request` | pure: an app and its options → the objects |
+| `rights` | the rights that a user needs |
 | `connection` | the way to an API server: kubeconfig and context, or the pod's own account |
 | `cluster` | all requests to it, and what its complaints mean |
 | `creation` | what is made of a request |

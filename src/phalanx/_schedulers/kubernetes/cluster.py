@@ -259,8 +259,8 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
         return Forbidden(f"cannot {verb} {resource} {where}: {said}")  # not RBAC: an admission
     if status == 403:
         return Forbidden(
-            f"missing right: {verb} {resource} {where} ({said}). Ask for the Role in "
-            "docs/kubernetes.md"
+            f"missing right: {verb} {resource} {where} ({said}). Ask for the Role "
+            "that this prints: phalanx runopts kubernetes --rights"
         )
     kind = {404: NotInCluster, 409: ObjectExists}.get(status, SchedulerError)
     if status in _AGAIN:

@@ -33,6 +33,7 @@ from phalanx._schedulers.kubernetes.request import (
     make_request,
     user_name,
 )
+from phalanx._schedulers.kubernetes.rights import RIGHTS
 from phalanx._schedulers.kubernetes.seen import SeenObjects
 from phalanx._schedulers.kubernetes.status import shown_state, status_of
 from phalanx._schedulers.kubernetes.supervisor import start_supervisor
@@ -52,6 +53,7 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
     """Runs apps as Jobs of the cluster that the user's kubeconfig names."""
 
     options = KubernetesOptions
+    rights = RIGHTS
     capabilities = Capabilities(
         times=True,
         mounts=True,
