@@ -87,7 +87,7 @@ class Machine:
         # A mount of a network here would keep that network, though its owner lets go of it.
         mounts = [line.split() for line in read(f"/proc/{pid}/mounts").splitlines()]
         for held in [where for _, where, kind, *_ in mounts if kind == "nsfs"]:
-            self.inside("umount", "-l", held)
+            self.inside("umount", "-l", held, check=False)  # it may have gone by itself
         self.inside("ip", "link", "set", "lo", "up")
 
     def inside(self, *command, check=True, **kwargs):

@@ -40,7 +40,12 @@ class Podman(docker.Engine):
             (self.place / name).mkdir(exist_ok=True)
         self.spawn(
             "podman",
-            *("env", f"CONTAINERS_CONF={self.place}/containers.conf", "podman"),
+            *(
+                "env",
+                f"CONTAINERS_CONF={self.place}/containers.conf",
+                f"TMPDIR={self.place}",
+                "podman",
+            ),
             *("--root", self.place / "data", "--runroot", self.place / "state"),
             *("system", "service", "--time=0", self.host),
         )
