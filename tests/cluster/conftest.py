@@ -1,6 +1,8 @@
 """Schedulers for these tests."""
 
+import contextlib
 import os
+import signal
 
 import pytest
 
@@ -65,22 +67,41 @@ def in_docker(docker, monkeypatch):
 @pytest.fixture(scope="session")
 def kubernetes():
     """One cluster for all processes that run tests, which take turns by `kube` and `kube_alone`."""
-    cluster = kubernetes_box.Cluster(shared=os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    with _waiting():
+        cluster = kubernetes_box.Cluster(shared=os.environ.get("PYTEST_XDIST_TESTRUNUID"))
     yield cluster
     cluster.close()
+
+
+@contextlib.contextmanager
+def _waiting():
+    """What others do meanwhile does not count for the test's own limit of time."""
+    limit, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, limit)
+
+
+@contextlib.contextmanager
+def _turn(cluster, *, alone=False):
+    with contextlib.ExitStack() as stack:
+        with _waiting():
+            stack.enter_context(cluster.turn(alone=alone))
+        yield cluster
 
 
 @pytest.fixture
 def kube(kubernetes):
     """That cluster, whole, while others use it too."""
-    with kubernetes.turn():
+    with _turn(kubernetes):
         yield kubernetes
 
 
 @pytest.fixture
 def kube_alone(kubernetes):
     """That cluster for this test alone: parts of it may fail, and are healed afterwards."""
-    with kubernetes.turn(alone=True):
+    with _turn(kubernetes, alone=True):
         yield kubernetes
         kubernetes.heal()
 

@@ -27,11 +27,13 @@ class Apps:
     def __init__(self, cluster, namespace, session):
         self.cluster, self.namespace = cluster, namespace
         self.scheduler = create_scheduler("kubernetes", session)
+        self.submitted = []
 
     def submit(self, app, **options):
         options = {"stop_grace": 1.0, "namespace": self.namespace, **options}
         made = self.scheduler.options(**options)
-        return self.scheduler.submit(self.scheduler.dryrun(app, made))
+        self.submitted.append(self.scheduler.submit(self.scheduler.dryrun(app, made)))
+        return self.submitted[-1]
 
     def status(self, app_id):
         return self.scheduler.describe(app_id)
@@ -88,6 +90,10 @@ def apps(request, namespace, monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     made = Apps(cluster, namespace, f"session-of-{tmp_path.name}")
     yield made
+    cluster.heal()
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    for app_id in made.submitted:
+        made.scheduler.delete(app_id)
     made.scheduler.close()
 
 
