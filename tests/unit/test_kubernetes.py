@@ -379,6 +379,9 @@ def test_lines_have_the_servers_times():
     assert parse_line(b"2026-01-02T03:04:05Z") == (1767323045000000000, "")
     assert parse_line(b"2026-01-02T04:04:05.5+01:00 x") == (1767323045500000000, "x")
     assert parse_line(b"no time") == (0, "no time")
+    stamp = b"2026-01-02T03:04:05.5Z "
+    long = stamp + b"a" * 16384 + stamp + b"b" * 16384 + stamp + b"c"
+    assert parse_line(long)[1] == "a" * 16384 + "b" * 16384 + "c", "runtimes cut long lines"
 
 
 def test_times_and_indexes():

@@ -30,6 +30,8 @@ _LAST = 200
 """Lines that are looked through for an error."""
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ?")
 _PIECE = 1 << 16
+_ENTRY = 1 << 14
+"""Bytes of a line after which kubelets write the time once more: runtimes keep longer ones so."""
 
 
 @dataclass
@@ -85,6 +87,7 @@ class PodOutput:
         while True:
             try:
                 pods = [p for p in self._pods(cluster) if p.uid not in done]
+                away = None  # it answers; a program that is silent for long is no reason to end
                 for pod in pods:
                     if not pod.has_run:
                         if pod.has_ended:
@@ -93,7 +96,6 @@ class PodOutput:
                         break
                     place = places.setdefault(pod.uid, _Position())
                     yield from _lines(cluster, pod, place, since, follow=follow)
-                    away = None
                     if follow and not self._has_ended(cluster, pod):
                         break
                     done.add(pod.uid)
@@ -103,7 +105,6 @@ class PodOutput:
                 if not follow:
                     return
                 is_last_look = self.has_app_ended(cluster)
-                away = None
             except ClusterGone:
                 if not follow:
                     raise
@@ -215,4 +216,8 @@ def parse_line(raw: bytes) -> tuple[int, str]:
     zone = found[3].decode().replace("Z", "+00:00")
     seconds = int(datetime.fromisoformat(found[1].decode() + zone).timestamp())
     fraction = int((found[2] or b"0").ljust(9, b"0")[:9])
-    return seconds * 10**9 + fraction, raw[found.end() :].decode("utf-8", "replace")
+    pieces, at = [], found.end()
+    while (again := _STAMP.match(raw, at + _ENTRY)) is not None:
+        pieces.append(raw[at : at + _ENTRY])
+        at = again.end()
+    return seconds * 10**9 + fraction, b"".join([*pieces, raw[at:]]).decode("utf-8", "replace")
