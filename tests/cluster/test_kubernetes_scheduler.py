@@ -166,13 +166,15 @@ def test_the_rights_that_are_printed_are_enough_and_less_is_named(apps, monkeypa
                 limited.submit(app)
             found = apps.kubectl("get", "services", "-l", "phalanx/session=limited", "-o", "name")
             assert found == "", "nothing is left of it"
+            limited.delete()
             continue
         app_id = limited.submit(app)
         assert limited.ended(app_id).state is AppState.FAILED
         assert limited.lines(app_id) == ["hi"]
         assert app_id in [one.app_id for one in limited.scheduler.list()]
-        limited.delete()
+        limited.scheduler.delete(app_id)
         assert limited.scheduler.describe(app_id) is None
+        limited.delete()
 
 
 def test_kubectl_takes_what_a_dry_run_prints(apps):
