@@ -1,4 +1,4 @@
-"""The same call on this machine, over SSH, on Slurm and in containers."""
+"""The same call on this machine, over SSH, on Slurm, in containers and in pods."""
 
 import os
 
@@ -18,8 +18,8 @@ def ssh_hosts():
     hosts.close()
 
 
-@pytest.fixture(params=["here", "ssh", "slurm", "local_docker"])
-def launcher(request, ssh_hosts, slurm, docker):
+@pytest.fixture(params=["here", "ssh", "slurm", "local_docker", "kubernetes"])
+def launcher(request, ssh_hosts, slurm, docker, kubernetes, monkeypatch):
     """Two workers, wherever."""
     match request.param:
         case "here":
@@ -32,6 +32,16 @@ def launcher(request, ssh_hosts, slurm, docker):
         case "slurm":
             request.getfixturevalue("in_slurm")
             return phalanx.Launcher(scheduler="slurm", num_hosts=2, workers_per_host=1)
+        case "kubernetes":
+            monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
+            namespace = request.getfixturevalue("namespace")
+            return phalanx.Launcher(
+                scheduler="kubernetes",
+                num_hosts=2,
+                image=kubernetes.image,
+                workers_per_host=1,
+                scheduler_options={"namespace": namespace},
+            )
         case _:
             request.getfixturevalue("in_docker")
             return phalanx.Launcher(

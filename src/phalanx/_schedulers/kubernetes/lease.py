@@ -26,7 +26,7 @@ from phalanx._schedulers.kubernetes.options import KubernetesOptions
 from phalanx._schedulers.kubernetes.pod import merged
 from phalanx._schedulers.kubernetes.seen import moment
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
-from phalanx.errors import PhalanxError
+from phalanx.errors import PhalanxError, SchedulerError
 
 RECONNECT_TIMEOUT = 90.0
 """Seconds for which an agent waits for a launcher whose stream has broken, unless asked for: an API
@@ -231,15 +231,20 @@ class KubernetesLease(Lease):
         if self._is_deleted:
             return
         self._kept.join(_JOINED)
+        self._is_deleted = True
         try:
             self._delete()
-        except ClusterGone:
+        except ClusterGone as error:
             self._guard.take_over()
+            raise ClusterGone(f"{error}. The pods are deleted as soon as it answers") from None
+        except SchedulerError:
+            self._guard.dismiss()
             raise
-        self._is_deleted = True
-        self._guard.dismiss()
-        self._credentials.close()
-        self._cluster.close()
+        else:
+            self._guard.dismiss()
+        finally:
+            self._credentials.close()
+            self._cluster.close()
 
     def _delete(self) -> None:
         while delete_lease(self._cluster, self.id, has_secret=self._secret is not None):
