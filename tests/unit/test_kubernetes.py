@@ -361,6 +361,7 @@ def test_a_large_project_is_refused_with_its_size(tmp_path):
         (403, "forbidden: exceeded quota: q, requested: pods=1", Forbidden, "exceeded quota: q"),
         (401, "Unauthorized", SchedulerError, "does not know you"),
         (503, "busy", ClusterGone, "busy"),
+        (500, "etcdserver: request timed out", ClusterGone, "request timed out"),
         (422, "spec invalid.", SchedulerError, "spec invalid"),
     ],
 )
@@ -433,9 +434,9 @@ class FakeObjects:
         condition = {"type": kind, "status": "True", "lastTransitionTime": AT.format(second)}
         job["status"] = {"conditions": [condition], **status}
 
-    def assess(self):
+    def assess(self, now=0.0):
         record = AppAnnotation.of(self.service)
-        seen = seen_objects(self.service, record, self.jobs, self.pods, 0.0)
+        seen = seen_objects(self.service, record, self.jobs, self.pods, now)
         return assess(seen.app("ns:x"), record.created + 1)
 
 
@@ -526,6 +527,20 @@ def test_a_pod_that_has_failed_may_still_run():
     pod["spec"]["terminationGracePeriodSeconds"] = 10
     assert not seen_pod(pod, 110.0).has_ended
     assert seen_pod(pod, 120.0).has_ended, "old kubelets do not say so"
+
+
+def test_a_pod_of_a_lost_node_does_not_keep_its_app():
+    """It stays for ever, being deleted; another has done its work."""
+    fake = FakeObjects(AppDef("x", [role()]))
+    lost = fake.pod(fake.jobs[0])
+    lost["metadata"]["deletionTimestamp"] = AT.format(3)
+    deadline = moment(AT.format(3))
+    assert not seen_pod(lost, deadline + 5).has_ended
+    assert "does not answer" in seen_pod(lost, deadline + 60).why_ended()
+    fake.pod(fake.jobs[0], 5, code=0)
+    fake.end(fake.jobs[0], "Complete", 7)
+    assert fake.assess(deadline + 5).state is AppState.RUNNING
+    assert fake.assess(deadline + 60).state is AppState.SUCCEEDED
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
             "that this prints: phalanx runopts kubernetes --rights"
         )
     kind = {404: NotInCluster, 409: ObjectExists}.get(status, SchedulerError)
-    if status in _AGAIN:
+    if status in _AGAIN or status >= 500:
         kind = ClusterGone
     return kind(f"cannot {verb} {resource} {where}: {said}")
 

@@ -89,6 +89,9 @@ class PodOutput:
                 pods = [p for p in self._pods(cluster) if p.uid not in done]
                 away = None  # it answers; a program that is silent for long is no reason to end
                 for pod in pods:
+                    if pod.is_lost:
+                        done.add(pod.uid)  # nobody can read it any more
+                        continue
                     if not pod.has_run:
                         if pod.has_ended:
                             done.add(pod.uid)

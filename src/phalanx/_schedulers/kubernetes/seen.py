@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ _LONGEST = 300
 _STOPPED_LATER = 60.0
 """Seconds by which the end of what was stopped is put off: nodes' clocks differ, and the failure
 that it was stopped for must come first."""
+_LOST = 20.0
+"""Seconds after which a pod that was to be gone will not tell of its end."""
 _KILLING = 1.0
 """Seconds that a kubelet takes, beyond the grace, to kill what does not end."""
 _TERMINATED = 128 + 15
@@ -44,6 +47,8 @@ class ReplicaPod:
     """The status of its main container."""
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     memory: str = ""
+    is_lost: bool = False
+    """It was to be gone long ago: its node does not answer."""
     is_stopping: bool = False
     """We have stopped it."""
     is_past_grace: bool = False
@@ -75,7 +80,7 @@ class ReplicaPod:
     def has_ended(self) -> bool:
         """Nothing of it runs any more. A pod can be Failed while its program has its grace."""
         is_still = self.is_running and not self.is_past_grace
-        return self.phase in ("Succeeded", "Failed") and not is_still
+        return self.is_lost or (self.phase in ("Succeeded", "Failed") and not is_still)
 
     @property
     def is_doubtful(self) -> bool:
@@ -123,6 +128,8 @@ class ReplicaPod:
         if self.is_out_of_memory:
             limit = f": its limit is {self.memory}" if self.memory else ""
             return f"out of memory{limit}"
+        if self.is_lost:
+            return f"lost with its node {self.node}, which does not answer"
         if self.reason == "Evicted":
             return f"evicted from {self.node or 'its node'}: {_said('', self.message)}"
         if self.reason in ("NodeLost", "NodeAffinity", "Terminated", "NodeShutdown", "Shutdown"):
@@ -182,6 +189,7 @@ def seen_pod(pod: Mapping[str, Any], now: float) -> ReplicaPod | None:
         container=containers.get(MAIN, {}),
         conditions={c["type"]: c for c in status.get("conditions") or ()},
         memory=str(limits.get("memory") or ""),
+        is_lost=now > (moment(meta.get("deletionTimestamp")) or math.inf) + _LOST,
         is_stopping=names.STOPPED in (meta.get("annotations") or {}),
         is_past_grace=_is_past_grace(pod, now),
     )
