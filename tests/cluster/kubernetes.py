@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.cluster import docker, kubernetes_build, machine
 from tests.cluster.docker import IMAGE
+from tests.cluster.kubernetes_control import ETCD, PARTS, daemon
 from tests.cluster.kubernetes_keys import Keys
 from tests.cluster.kubernetes_node import API_ADDRESS, CONTROL_ADDRESS, NAMES_ADDRESS, Node
 from tests.cluster.machine import Machine, SharedPlace, read
@@ -36,8 +37,6 @@ from tests.conftest import is_alive, wait_until
 TOOLS = (*docker.TOOLS, "etcd", "openssl")
 
 _PREFIX = "kubernetes-of-"
-_ETCD = "http://127.0.0.1:2379"
-_FEATURES = "TTLAfterFinished=true"
 
 
 def why_not():
@@ -258,7 +257,7 @@ class Cluster:
         if part.startswith("engine"):
             node = self._node(part)
             return node.daemons("dockerd", node.place / "daemon.json")
-        program, word, _ = self._daemon(part)
+        program, word, _ = daemon(part, self._control.place, self._keys.place)
         return self._control.daemons(os.path.basename(program), word)
 
     # ── the start ─────────────────────────────────────────────────────────────
@@ -280,10 +279,10 @@ class Cluster:
             self._routes(node)
         with concurrent.futures.ThreadPoolExecutor() as threads:
             engines = [threads.submit(node.start_engine) for node in self.nodes]
-            for part in ("etcd", "apiserver"):
+            first, rest = PARTS[:2], PARTS[2:]
+            for part in first:
                 self._start(part)
                 self._wait_for(part)
-            rest = ["controller-manager", "scheduler", "names"]
             for part in rest:
                 self._start(part)
             for engine in engines:
@@ -348,84 +347,8 @@ class Cluster:
         elif part.startswith("engine"):
             self._node(part).start_engine()
         else:
-            program, _, arguments = self._daemon(part)
+            program, _, arguments = daemon(part, self._control.place, self._keys.place)
             self._control.spawn(part, program, *arguments)
-
-    def _daemon(self, part):
-        """A program of the control plane, a word that only its command has, and its arguments."""
-        place, keys = self._control.place, self._keys.place
-        match part:
-            case "etcd":
-                data, peers = f"--data-dir={place}/etcd", "http://127.0.0.1:2380"
-                arguments = {
-                    "listen-client-urls": _ETCD,
-                    "advertise-client-urls": _ETCD,
-                    "listen-peer-urls": peers,
-                    "initial-advertise-peer-urls": peers,
-                    "initial-cluster": f"default={peers}",
-                }
-                return "etcd", data, (data, *_options(arguments))
-            case "apiserver":
-                key = f"--tls-private-key-file={keys}/apiserver.key"
-                arguments = {
-                    "etcd-servers": _ETCD,
-                    "secure-port": 443,
-                    "advertise-address": CONTROL_ADDRESS,
-                    "endpoint-reconciler-type": "none",
-                    "cert-dir": place / "certificates",
-                    "tls-cert-file": keys / "apiserver.crt",
-                    "client-ca-file": keys / "ca.crt",
-                    "authorization-mode": "Node,RBAC",
-                    "enable-admission-plugins": "NodeRestriction",
-                    "service-account-key-file": keys / "tokens.pub",
-                    "service-account-signing-key-file": keys / "tokens.key",
-                    "service-account-issuer": "https://kubernetes.default.svc",
-                    "service-cluster-ip-range": "10.96.0.0/16",
-                    "allow-privileged": "true",
-                    "kubelet-preferred-address-types": "InternalIP",
-                    "kubelet-certificate-authority": keys / "ca.crt",
-                    "kubelet-client-certificate": keys / "admin.crt",
-                    "kubelet-client-key": keys / "admin.key",
-                    "default-not-ready-toleration-seconds": 5,
-                    "default-unreachable-toleration-seconds": 5,
-                    "feature-gates": _FEATURES,
-                }
-                return self.programs / "kube-apiserver", key, (key, *_options(arguments))
-            case "controller-manager":
-                config = f"--kubeconfig={place}/{part}.conf"
-                arguments = {
-                    "port": 0,
-                    "secure-port": 0,
-                    "leader-elect": "false",
-                    "root-ca-file": keys / "ca.crt",
-                    "service-account-private-key-file": keys / "tokens.key",
-                    "use-service-account-credentials": "true",
-                    "flex-volume-plugin-dir": place / "plugins",
-                    "node-monitor-period": "2s",
-                    "node-monitor-grace-period": "12s",
-                    "kube-api-qps": 100,
-                    "kube-api-burst": 200,
-                    "feature-gates": _FEATURES,
-                }
-                program = self.programs / f"kube-{part}"
-                return program, config, (config, *_options(arguments))
-            case "scheduler":
-                config = f"--kubeconfig={place}/{part}.conf"
-                arguments = {
-                    "port": 0,
-                    "secure-port": 0,
-                    "leader-elect": "false",
-                    "kube-api-qps": 100,
-                    "kube-api-burst": 200,
-                }
-                program = self.programs / f"kube-{part}"
-                return program, config, (config, *_options(arguments))
-            case "names":
-                script = str(Path(__file__).with_name("kubernetes_names.py"))
-                server = f"https://{CONTROL_ADDRESS}:443"
-                arguments = (NAMES_ADDRESS, server, API_ADDRESS, keys)
-                return sys.executable, keys, ("-IS", script, *arguments)
-        raise ValueError(f"no part {part!r}")
 
     def _wait_for(self, part):
         try:
@@ -436,7 +359,7 @@ class Cluster:
     def _answers(self, part):
         """Whether a part does its work; ask the API server, where it is the one to know."""
         if part == "etcd":
-            check = f"import urllib.request; urllib.request.urlopen('{_ETCD}/health', timeout=2)"
+            check = f"import urllib.request; urllib.request.urlopen('{ETCD}/health', timeout=2)"
             no_proxy = {**os.environ, "no_proxy": "*"}
             command = [*self._control._enter(), sys.executable, "-IS", "-c", check]
             done = subprocess.run(command, env=no_proxy, capture_output=True, check=False)
@@ -460,10 +383,6 @@ class Cluster:
         if states.get("Ready") != "True" or node["spec"].get("taints"):
             return False
         return self._read(f"/api/v1/nodes/{name}/proxy/healthz") == b"ok"
-
-
-def _options(values):
-    return [f"--{name}={value}" for name, value in values.items()]
 
 
 def _healing_order(part):
