@@ -529,6 +529,15 @@ def test_a_pod_that_has_failed_may_still_run():
     assert seen_pod(pod, 120.0).has_ended, "old kubelets do not say so"
 
 
+def test_what_waits_in_a_queue_is_cancelled_at_once():
+    """No pod of it was ever made."""
+    fake = FakeObjects(AppDef("x", [role(num_replicas=2)]), (1, 29))
+    fake.jobs[0]["spec"]["suspend"] = True
+    assert fake.assess().state is AppState.PENDING
+    fake.service["metadata"]["annotations"][names.CANCELLED] = "1.0"
+    assert fake.assess().state is AppState.CANCELLED
+
+
 def test_a_pod_of_a_lost_node_does_not_keep_its_app():
     """It stays for ever, being deleted; another has done its work."""
     fake = FakeObjects(AppDef("x", [role()]))

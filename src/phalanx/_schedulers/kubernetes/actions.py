@@ -134,7 +134,9 @@ def stop_job(cluster: Cluster, seen: SeenObjects, job: SeenJob) -> None:
             for pod in running:
                 _stop_pod(cluster, pod)
         else:
-            spec = {"activeDeadlineSeconds": _AT_ONCE, "suspend": False}
+            # A queue may let it begin later: then without pods.
+            spec = {"parallelism": 0} if job.is_suspended else {}
+            spec["activeDeadlineSeconds"] = _AT_ONCE
             cluster.patch("jobs", job.name, {"spec": spec})
 
 

@@ -248,7 +248,8 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
             if again is None:
                 return
             carry_out(cluster, again, str(app))
-            if all(job.has_ended for job in again.jobs) and all(p.has_ended for p in again.pods):
+            going = [job for job in again.jobs if not job.has_ended and not job.is_suspended]
+            if not going and all(pod.has_ended for pod in again.pods):
                 return
             if time.monotonic() > limit:
                 return  # a node that is lost says nothing; the app is cancelled all the same
