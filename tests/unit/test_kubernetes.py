@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx._images.plan import plan_image
 from phalanx._schedulers.assessment import assess
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.actions import again, seen_objects
@@ -26,6 +27,7 @@ from phalanx._schedulers.kubernetes.cluster import (
     parse_version,
     refusal,
 )
+from phalanx._schedulers.kubernetes.creation import with_image
 from phalanx._schedulers.kubernetes.logs import parse_line
 from phalanx._schedulers.kubernetes.names import AppName
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
@@ -301,6 +303,19 @@ def test_a_variable_that_no_secret_can_have_is_refused():
     """Rather than left out."""
     with pytest.raises(ConfigError, match="cannot have the variable"):
         request(AppDef("x", [role()]), environ={"A%%": "1"}, copy_env=["*"])
+
+
+def test_a_project_in_an_image_takes_the_place_of_the_roles_image(tmp_path):
+    """Which one is known when it has been built; no file travels otherwise."""
+    (tmp_path / "a.py").write_text("")
+    plan = plan_image("base:1", str(tmp_path), image_repo="registry.example.com/team/x")
+    app = AppDef("x", [role("a"), role("b")])
+    made = request(app, plans={"a": plan})
+    assert "base:1 with 1 files" in str(made)
+    first, second = (with_image(job, {"a": "registry.example.com/team/x:1"}) for job in made.jobs)
+    assert main(first)["image"] == "registry.example.com/team/x:1"
+    assert main(second)["image"] == "image:1"
+    assert made.secrets == ()
 
 
 def test_the_page_has_the_rights_that_are_printed():

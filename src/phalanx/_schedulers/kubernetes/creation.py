@@ -38,7 +38,7 @@ def create_objects(cluster: Cluster, request: KubernetesRequest, images: Mapping
     }
     secrets = [*request.secrets, _env(request)]
     for_all(lambda one: cluster.create("secrets", _owned(one, owner)), secrets)
-    jobs = [_with_image(_owned(job, owner), images) for job in request.jobs]
+    jobs = [with_image(_owned(job, owner), images) for job in request.jobs]
     for_all(lambda one: cluster.create("jobs", one), jobs)
 
 
@@ -46,7 +46,8 @@ def _owned(one: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
     return {**one, "metadata": {**one["metadata"], "ownerReferences": [dict(owner)]}}
 
 
-def _with_image(job: dict[str, Any], images: Mapping[str, str]) -> dict[str, Any]:
+def with_image(job: dict[str, Any], images: Mapping[str, str]) -> dict[str, Any]:
+    """A Job with the image that was built for its role, if one was. Pure."""
     image = images.get(job["metadata"]["labels"][names.ROLE])
     if image is None:
         return job
