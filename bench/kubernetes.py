@@ -90,8 +90,7 @@ class Rows:
         words = ("utils.sh", "--image", self.cluster.image, "--", "python3", "-c", f"'{NOTE}'")
         options = ("-cfg", f"namespace={self.namespace}", "--workspace", "")
         handle = self.output(PHALANX, "run", "-s", "kubernetes", *options, *words).strip()
-        self.output(PHALANX, "wait", handle)
-        line = self.output(PHALANX, "log", handle).split()[-1]
+        line = self.output(PHALANX, "log", "--follow", handle).split()[-1]
         self.output(PHALANX, "delete", handle)
         return float(line) - began
 

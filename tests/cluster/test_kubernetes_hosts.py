@@ -18,7 +18,6 @@ from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.kubernetes import lease as kubernetes_lease
 from phalanx._schedulers.lending import LentHost
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
-from phalanx.testing import LendingSuite
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -53,46 +52,33 @@ def pods(cluster, namespace):
     return {one["metadata"]["name"]: one for one in listed}
 
 
+@pytest.fixture(scope="class")
+def pod(kubernetes):
+    """One for all tests of a class: each leaves it as it was."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        kubernetes.turn(),
+        kubernetes.namespace() as namespace,
+    ):
+        patch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
+        scheduler = create_scheduler("kubernetes", "tests")
+        options = scheduler.options(namespace=namespace)
+        lease = scheduler.lend(LeaseRequest("hosts", 1, options, kubernetes.image))
+        try:
+            wait_until(lambda: lease.status().phase is LeasePhase.READY, 60, lease.status())
+            yield lease.status().hosts[0]
+        finally:
+            lease.give_back()
+
+
 class TestPodExec(HostSuite, ReconnectSuite):
     """A command by the API server's exec."""
-
-    @pytest.fixture(scope="class")
-    def pod(self, kubernetes):
-        """One for all: each test leaves it as it was."""
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            kubernetes.turn(),
-            kubernetes.namespace() as namespace,
-        ):
-            patch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
-            scheduler = create_scheduler("kubernetes", "tests")
-            options = scheduler.options(namespace=namespace)
-            lease = scheduler.lend(LeaseRequest("hosts", 1, options, kubernetes.image))
-            try:
-                wait_until(lambda: lease.status().phase is LeasePhase.READY, 60, lease.status())
-                yield lease.status().hosts[0]
-            finally:
-                lease.give_back()
 
     @pytest.fixture
     def way(self, pod):
         command = tuple("nowhere" if word == pod.name else word for word in pod.command)
         nowhere = lent_target(LentHost("nowhere", command), ("python3",))
         return Way(lent_target(pod, ("python3",)), nowhere, 'pods "nowhere" not found')
-
-
-class TestLending(LendingSuite):
-    """What every scheduler that lends hosts must do."""
-
-    @pytest.fixture(autouse=True)
-    def _cluster(self, in_kube, namespace):
-        self.image, self._namespace = in_kube.image, namespace
-
-    def create_scheduler(self, session_name):
-        return create_scheduler("kubernetes", session_name)
-
-    def lease_options(self):
-        return {"namespace": self._namespace}
 
 
 def test_values_exceptions_and_logs_come_home(launcher, capfd):

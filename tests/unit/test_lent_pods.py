@@ -28,8 +28,7 @@ EVERYTHING = KubernetesOptions(
 def test_every_version_takes_the_pod(version, options):
     """By the schemas that were published."""
     made = lent_pods.pod("a-0", "a", "me", "python:3.12", options, "a")
-    if options.queue:
-        made = lent_pods.in_queue(made, options.queue, "a", 4)
+    made = lent_pods.in_queue(made, options, "a", 4)
     kubernetes_validate.validate(made, version, strict=True)
 
 
@@ -41,6 +40,18 @@ def test_a_pod_has_what_was_asked_for():
     assert container["resources"] == {"requests": wanted, "limits": wanted}
     assert made["spec"]["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert "envFrom" not in container
+
+
+def test_a_queue_is_that_of_who_schedules():
+    """Kueue admits all pods of a lease together."""
+    options = KubernetesOptions(queue="team")
+    made = lent_pods.pod("a-0", "a", "me", "python:3.12", options, None)
+    own = lent_pods.in_queue(made, options, "a", 4)["metadata"]
+    assert own["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert own["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "4"}
+    own = lent_pods.in_queue(made, EVERYTHING, "a", 4)["metadata"]
+    assert own["annotations"] == {"scheduling.volcano.sh/queue-name": "team"}
+    assert own["labels"] == made["metadata"]["labels"]
 
 
 def test_the_kubelet_finds_nothing_to_replace_in_the_holder():

@@ -126,10 +126,8 @@ class KubernetesLease(Lease):
         if self._given_back.is_set():
             return
         made = lent_pods.pod(name, self.id, self._user, self._image, self._options, self._secret)
-        made = merged(made, self._template)
-        if self._options.queue is not None:
-            lent_pods.in_queue(made, self._options.queue, self.id, self._num_hosts)
-        self._cluster.create("pods", made)
+        made = lent_pods.in_queue(made, self._options, self.id, self._num_hosts)
+        self._cluster.create("pods", merged(made, self._template))
 
     def _secret_object(self) -> dict[str, Any]:
         labels = {LEASE: self.id, names.USER: self._user}

@@ -10,7 +10,7 @@ from typing import Any
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.guard import LEASE
 from phalanx._schedulers.kubernetes.options import KubernetesOptions, quantity
-from phalanx._schedulers.kubernetes.pod import MAIN
+from phalanx._schedulers.kubernetes.pod import MAIN, merged
 
 IDLE = 30
 """Seconds after which a pod in which nobody runs ends."""
@@ -105,17 +105,25 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def in_queue(made: dict[str, Any], queue: str, lease: str, count: int) -> dict[str, Any]:
-    """The same, to be admitted by Kueue together with the lease's others, or by Volcano."""
-    own = made["metadata"]
-    annotations = {
-        "kueue.x-k8s.io/pod-group-total-count": str(count),
-        "scheduling.volcano.sh/queue-name": queue,
-    }
-    labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/pod-group-name": lease}
-    own["labels"] = {**own["labels"], **labels}
-    own["annotations"] = {**own.get("annotations", {}), **annotations}
-    return made
+def in_queue(
+    made: dict[str, Any], options: KubernetesOptions, lease: str, count: int
+) -> dict[str, Any]:
+    """The same in the queue that is named, if one is: Volcano's, or Kueue's, which admits all pods
+    of a lease together.
+    """
+    if options.queue is None:
+        return made
+    if options.gang_scheduler == "volcano":
+        own = {"annotations": {"scheduling.volcano.sh/queue-name": options.queue}}
+    else:
+        own = {
+            "labels": {
+                "kueue.x-k8s.io/queue-name": options.queue,
+                "kueue.x-k8s.io/pod-group-name": lease,
+            },
+            "annotations": {"kueue.x-k8s.io/pod-group-total-count": str(count)},
+        }
+    return merged(made, {"metadata": own})
 
 
 @dataclass(frozen=True)
