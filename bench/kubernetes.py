@@ -87,7 +87,7 @@ class Rows:
 
     def app(self) -> float:
         began = time.time()
-        words = ("utils.sh", "--image", self.cluster.image, "--", "python3", "-c", f"'{NOTE}'")
+        words = ("utils.sh", "--image", self.cluster.image, "--", "python3", "-c", NOTE)
         options = ("-cfg", f"namespace={self.namespace}", "--workspace", "")
         handle = self.output(PHALANX, "run", "-s", "kubernetes", *options, *words).strip()
         line = self.output(PHALANX, "log", "--follow", handle).split()[-1]
