@@ -84,7 +84,8 @@ def _waiting():
 
 
 @contextlib.contextmanager
-def _turn(cluster, *, alone=False):
+def take_turn(cluster, *, alone=False):
+    """Use a cluster beside others, or alone; waiting for it does not count."""
     with contextlib.ExitStack() as stack:
         with _waiting():
             stack.enter_context(cluster.turn(alone=alone))
@@ -94,14 +95,14 @@ def _turn(cluster, *, alone=False):
 @pytest.fixture
 def kube(kubernetes):
     """That cluster, whole, while others use it too."""
-    with _turn(kubernetes):
+    with take_turn(kubernetes):
         yield kubernetes
 
 
 @pytest.fixture
 def kube_alone(kubernetes):
     """That cluster for this test alone: parts of it may fail, and are healed afterwards."""
-    with _turn(kubernetes, alone=True):
+    with take_turn(kubernetes, alone=True):
         yield kubernetes
         kubernetes.heal()
 

@@ -18,6 +18,7 @@ from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.kubernetes import lease as kubernetes_lease
 from phalanx._schedulers.lending import LentHost
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
+from tests.cluster.conftest import take_turn
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -57,7 +58,7 @@ def pod(kubernetes):
     """One for all tests of a class: each leaves it as it was."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        kubernetes.turn(),
+        take_turn(kubernetes),
         kubernetes.namespace() as namespace,
     ):
         patch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
