@@ -302,11 +302,12 @@ def test_names_of_every_kind(apps):
         for i, name in enumerate(["字字 😀 $$x ‘q’", "字字 😀 $$y ‘q’", "-" * 200, "A.b_c"])
     ]
     app_id = apps.submit(AppDef(odd[:300], roles))
-    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    status = apps.ended(app_id)
+    assert status.state is AppState.SUCCEEDED
     for i, role in enumerate(roles):
         assert apps.lines(app_id, role.name) == [str(i)]
     (listed,) = apps.scheduler.list()
-    assert listed.name == odd[:300]
+    assert (listed.name, listed.seconds) == (odd[:300], status.seconds)
 
 
 def test_fifty_replicas(apps):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx._logs import logger
 from phalanx._registry.recorded_app import RecordedApp
-from phalanx._specs import AppState
+from phalanx._specs import AppState, AppSummary
 from phalanx.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def overview(
     """Recorded apps with how they stand. What has an owner says so itself; of the rest each
     scheduler is asked once, and one that cannot be asked is named.
     """
-    asked: dict[tuple[str, str], dict[str, AppState]] = {}
+    asked: dict[tuple[str, str], dict[str, AppSummary]] = {}
     found = []
     for app in apps:
         if app.facts["owner"] is None:
@@ -29,16 +29,16 @@ def overview(
                 asked[key] = _ask(runner, *key)
         status = app.status()  # what a scheduler of ours was asked it has recorded by now
         if app.facts["owner"] is None:
-            state = asked[key].get(app.id, AppState.UNKNOWN).value
-            if status["state"] != state:
-                status |= {"state": state, "seconds": None}
+            known = asked[key].get(app.id, AppSummary(app.id, AppState.UNKNOWN))
+            if known.seconds is not None or status["state"] != known.state.value:
+                status |= {"state": known.state.value, "seconds": known.seconds}
         found.append((app, status))
     return found
 
 
-def _ask(runner: Runner, scheduler: str, session: str) -> dict[str, AppState]:
+def _ask(runner: Runner, scheduler: str, session: str) -> dict[str, AppSummary]:
     try:
-        return {app.app_id: AppState(app.state) for app in runner.known_by(scheduler, session)}
+        return {app.app_id: app for app in runner.known_by(scheduler, session)}
     except PhalanxError as error:
         logger.warning("phalanx: %s", error)
         return {}

@@ -310,3 +310,5 @@ class AppSummary:
     """Its name, where it is known."""
     app_handle: str = ""
     """Its handle, `SCHEDULER://SESSION/APP`."""
+    seconds: float | None = None
+    """How long it has run, or ran, where it is known."""

@@ -130,14 +130,16 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         wanted = {labels.SESSION: self.session_name, labels.USER: user_name()}
         with Engine() as engine:
             found = engine.find_all(wanted)
+        assessed = [(app, self._assess(app).state) for app in found]
         return [
             AppSummary(
                 app.app_id,
-                self._assess(app).state,
+                state,
                 app.name,
                 f"{_NAME}://{app.session}/{app.app_id}",
+                _seconds(app, state),
             )
-            for app in found
+            for app, state in assessed
         ]
 
     def _assess(self, app: SeenApp) -> Assessment:
@@ -268,13 +270,11 @@ def _status(engine: Engine, app: SeenApp, assessed: Assessment) -> AppStatus:
         status = replicas[cause]
         place = errors[cause].describe_worker() if cause in errors else ""
         message = f"{cause[0]}/{cause[1]} {status.describe()}{place}"
-    ends = [c.finished or 0.0 for c in app.containers]
-    last = max(ends, default=0.0) if assessed.state.is_final else time.time()
     return AppStatus(
         app=app.app_id,
         state=assessed.state,
         message=message,
-        seconds=max(0.0, last - app.lifecycle_record.created) if last else None,
+        seconds=_seconds(app, assessed.state),
         roles=tuple(
             RoleStatus(part.name, tuple(replicas[part.name, i] for i in range(part.replicas)))
             for part in app.lifecycle_record.roles
@@ -282,6 +282,13 @@ def _status(engine: Engine, app: SeenApp, assessed: Assessment) -> AppStatus:
         num_restarts=life.restarts,
         exit_code=code,
     )
+
+
+def _seconds(app: SeenApp, state: AppState) -> float | None:
+    """How long an app has run, or ran."""
+    ends = [container.finished or 0.0 for container in app.containers]
+    last = max(ends, default=0.0) if state.is_final else time.time()
+    return max(0.0, last - app.lifecycle_record.created) if last else None
 
 
 def _error(engine: Engine, assessed: Assessment, key: ReplicaKey) -> ReplicaError:

@@ -35,7 +35,7 @@ from phalanx._schedulers.kubernetes.request import (
 )
 from phalanx._schedulers.kubernetes.rights import RIGHTS
 from phalanx._schedulers.kubernetes.seen import SeenObjects
-from phalanx._schedulers.kubernetes.status import shown_state, status_of
+from phalanx._schedulers.kubernetes.status import seconds_of, shown_state, status_of
 from phalanx._schedulers.kubernetes.supervisor import start_supervisor
 from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
@@ -182,7 +182,9 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
             app_id = str(AppName(seen.name, cluster.namespace))
             state = shown_state(seen, self._assess(app_id, seen))
             handle = f"{_NAME}://{seen.record.session}/{app_id}"
-            apps.append(AppSummary(app_id, state, seen.record.name, handle))
+            apps.append(
+                AppSummary(app_id, state, seen.record.name, handle, seconds_of(seen, state))
+            )
         return apps
 
     def _assess(self, app_id: str, seen: SeenObjects) -> Assessment:

@@ -53,14 +53,12 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
         message = f"{cause[0]}/{cause[1]} {replicas[cause].describe()}{place}"
     if not state.is_final and not message:
         message = _waiting(cluster, seen, assessed)
-    ends = [pod.finished or 0.0 for pod in seen.pods] + [job.ended or 0.0 for job in seen.jobs]
-    last = max(ends, default=0.0) if state.is_final else time.time()
     restarted = sum(max(0, len(_pods(seen, key)) - 1 - life.retries[key]) for key in life.states)
     return AppStatus(
         app=app_id,
         state=state,
         message=message,
-        seconds=max(0.0, last - seen.record.created) if last else None,
+        seconds=seconds_of(seen, state),
         roles=tuple(
             RoleStatus(part.name, tuple(replicas[part.name, i] for i in range(part.replicas)))
             for part in seen.record.roles
@@ -68,6 +66,13 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
         num_restarts=life.restarts + restarted,
         exit_code=code,
     )
+
+
+def seconds_of(seen: SeenObjects, state: AppState) -> float | None:
+    """How long an app has run, or ran."""
+    ends = [pod.finished or 0.0 for pod in seen.pods] + [job.ended or 0.0 for job in seen.jobs]
+    last = max(ends, default=0.0) if state.is_final else time.time()
+    return max(0.0, last - seen.record.created) if last else None
 
 
 def _failed_alone(seen: SeenObjects, key: ReplicaKey) -> bool:
