@@ -723,7 +723,7 @@ def test_runopts():
     check_snapshot("runopts", phalanx("runopts").stdout)
     only = phalanx("runopts", "ssh").stdout
     assert only.startswith("ssh:\n  required:\n    hosts (list of str)")
-    known = {"local_cwd", "ssh", "slurm", "local_docker", "kubernetes"}
+    known = {"local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "aws_batch"}
     assert set(json.loads(phalanx("runopts", "--json").stdout)) == known
     done = phalanx("runopts", "ssg")
     assert (done.returncode, "Did you mean 'ssh'?" in done.stderr) == (1, True)

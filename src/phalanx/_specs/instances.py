@@ -8,7 +8,9 @@ from __future__ import annotations
 from phalanx._specs.app_def import Resource
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-_EFA, _NEURON = "vpc.amazonaws.com/efa", "aws.amazon.com/neurondevice"
+EFA, _NEURON = "vpc.amazonaws.com/efa", "aws.amazon.com/neurondevice"
+DEVICE_FILES = {EFA: "/dev/infiniband/uverbs{}", _NEURON: "/dev/neuron{}"}
+"""The files of devices that `Resource.devices` names, by number."""
 _MB_PER_GIB = int(1024 * 0.96)
 
 # name: processors, GPUs, GiB of memory, network adapters of the EFA kind, Neuron devices
@@ -75,5 +77,5 @@ def instance(name: str) -> Resource | None:
         gpu=gpu,
         memMB=memory * _MB_PER_GIB,
         capabilities={INSTANCE_TYPE: name.removeprefix("aws_")},
-        devices={key: count for key, count in ((_EFA, efa), (_NEURON, neuron)) if count},
+        devices={key: count for key, count in ((EFA, efa), (_NEURON, neuron)) if count},
     )

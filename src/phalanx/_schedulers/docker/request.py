@@ -25,6 +25,7 @@ from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
 from phalanx._schedulers.supervised.request import ROLE, with_python
 from phalanx._specs import AppDef, Role
+from phalanx._specs.instances import DEVICE_FILES
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx._worker.program import ERROR_FILE
 from phalanx.errors import ConfigError
@@ -35,11 +36,6 @@ ERROR_PATH = f"{TMP}/phalanx-error.json"
 CODE_PATH = "/opt/phalanx-code"
 """Where in a container Phalanx itself is, for programs that need it."""
 _HOST = "host"
-_DEVICES = {
-    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs{}",
-    "aws.amazon.com/neurondevice": "/dev/neuron{}",
-}
-"""The files of devices that `Resource.devices` names, by number."""
 _LONGEST_WORD = 40
 
 
@@ -322,13 +318,13 @@ def _devices(role: Role) -> Iterator[dict[str, str]]:
         if isinstance(mount, DeviceMount):
             yield _device(mount.src_path, mount.dst_path, mount.permissions)
     for name, count in role.resource.devices.items():
-        if name not in _DEVICES:
+        if name not in DEVICE_FILES:
             raise ConfigError(
                 f"role {role.name!r}: local_docker does not know the device {name!r}. Mount its "
                 "file: type=device,src=/dev/…"
             )
         for number in range(count):
-            path = _DEVICES[name].format(number)
+            path = DEVICE_FILES[name].format(number)
             yield _device(path, path, "rwm")
 
 
