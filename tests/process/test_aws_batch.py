@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 
 from phalanx._schedulers.aws_batch.options import AwsBatchOptions
-from phalanx._schedulers.aws_batch.scheduler import AwsBatchScheduler
+from phalanx._schedulers.aws_batch.scheduler import AwsBatchScheduler, _why
 from phalanx._schedulers.options import make
 from phalanx._specs import AppDef, AppState, Role
 from phalanx.components import dist
@@ -197,6 +197,16 @@ def test_cancelling_and_deleting(waiting, scheduler):
     assert scheduler.describe(app_id) is None
     assert app_id not in [app.app_id for app in scheduler.list()]
     scheduler.delete(app_id)
+
+
+def test_why_a_job_waits(scheduler):
+    """By its queue, as it stands now."""
+    service = scheduler._service()
+    job = {"status": "RUNNABLE", "jobQueue": "other"}
+    assert _why(service, job) == "waits for a host in the queue other"
+    _client("batch").update_job_queue(jobQueue="other", state="DISABLED")
+    assert _why(service, job) == "the queue other is disabled"
+    _client("batch").update_job_queue(jobQueue="other", state="ENABLED")
 
 
 # ── logs ──────────────────────────────────────────────────────────────────────

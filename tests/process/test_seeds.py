@@ -80,7 +80,7 @@ def test_a_project_with_a_scheduler_and_a_named_resource(tmp_path):
     }
     environment.install("project foobar", files, entry_points)
     assert set(json.loads(environment("runopts", "--json").stdout)) == {
-        *("local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "my_scheduler"),
+        *("local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "aws_batch", "my_scheduler"),
     }
     done = environment("run", "--dryrun", "utils.sh", "-h", "gpu_x2", "true")
     assert '"gpu": 2' in done.stdout, done.stderr
