@@ -30,13 +30,16 @@ class Server:
         self._thread.start()
 
     def close(self):
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._listener.close()
 
     def _serve(self, answer):
-        connection, _ = self._listener.accept()
-        with connection, contextlib.suppress(ConnectionError):
-            answer(Peer(connection, self.requests))
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(ConnectionError):
+                    answer(Peer(connection, self.requests))
 
 
 class Peer:
@@ -89,8 +92,9 @@ def run():
             closing.callback(shared.close)
             command = [*exec_command(shared.path, "", "space", "pod", version), "cat", "-n"]
             env = {**os.environ, "KUBECONFIG": "/nowhere"}
+            given = {"input": data} if isinstance(data, bytes) else {"stdin": data}
             done = subprocess.run(
-                command, input=data, capture_output=True, check=False, timeout=60, env=env
+                command, **given, capture_output=True, check=False, timeout=60, env=env
             )
             return done, server.requests
 
@@ -137,6 +141,23 @@ def test_for_older_servers_stdin_comes_in_pieces(run):
     assert heard == [b"\x00\x00\x00\x00\x05input"]
     assert done.returncode == 0, done.stderr
     assert "command=%2Fbin%2Fsh" in requests[0]
+
+
+def test_a_stream_that_breaks_before_anything_is_heard_is_opened_again(run):
+    """With the input from its beginning: a command that ends at once may not be heard otherwise."""
+    heard = []
+
+    def answer(peer):
+        peer.welcome("v5.channel.k8s.io")
+        heard.append(peer.read()[1])
+        if len(heard) > 1:
+            peer.write(b"\x02no such program")
+            peer.write(SUCCESS)
+
+    with subprocess.Popen(["sh", "-c", "printf input; sleep 3"], stdout=subprocess.PIPE) as source:
+        done, _ = run(answer, source.stdout)
+    assert heard == [b"\x00input", b"\x00input"]
+    assert (done.stderr, done.returncode) == (b"no such program", 0)
 
 
 def test_an_end_without_a_word_is_not_a_good_one(run):

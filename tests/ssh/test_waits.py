@@ -143,7 +143,7 @@ def test_what_a_kill_of_everything_left_on_a_host_is_swept_by_the_next_launch(
     stop_there(host, ours)
     started.kill()
     started.communicate()
-    host.enter("kill", "-9", *map(str, ours))
+    host.enter("kill", "-9", *map(str, ours), check=False)  # one may end with the other
     assert host.pids("sleep 600") and host.pids("sleep 601")
     assert host.files()
     assert len(launcher().run(os.getpid)) == 2

@@ -21,6 +21,7 @@ import ssl
 import stat
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ GONE = 69
 """The exit code where there is no such pod any more."""
 _HANDSHAKE = 15.0
 """Seconds for the API server to answer."""
+_PAUSES = (0.1, 0.5)
+"""Seconds before it is tried again."""
 _PIECE = 1 << 16
 _WINDOW = 1 << 20
 """How much is taken from one side before the other takes it."""
@@ -122,12 +125,36 @@ def _run(
     known = read_credentials(path)
     if known is not None:
         with contextlib.suppress(_Unauthorized):
-            return _Stream(_connect(known, namespace, pod, command), pieces=pieces).run(pod)
+            return _run_heard(known, namespace, pod, command, pieces=pieces)
     # Where the launcher's have expired, the user's configuration has newer ones.
     from phalanx._schedulers.kubernetes.connection import find_access
 
     known = credentials_of(find_access(context or None))
-    return _Stream(_connect(known, namespace, pod, command), pieces=pieces).run(pod)
+    return _run_heard(known, namespace, pod, command, pieces=pieces)
+
+
+def _run_heard(
+    known: Credentials, namespace: str, pod: str, command: list[str], *, pieces: bool
+) -> int:
+    """Run it; once more where the stream broke before anything was heard of the command.
+
+    A server that closes a connection to which we still write loses what it said last.
+    """
+    stdin = b""
+    for pause in (*_PAUSES, None):
+        stream = _Stream(_connect(known, namespace, pod, command), pieces=pieces, stdin=stdin)
+        try:
+            return stream.run(pod)
+        except _Broken:
+            if stream.unheard is None or pause is None:
+                raise
+            stdin = stream.unheard
+        time.sleep(pause)
+    raise AssertionError  # the last one raises
+
+
+class _Broken(_Refused):
+    """The connection ended, and nothing was said of the command's end."""
 
 
 class _Unauthorized(_Refused):
@@ -193,8 +220,8 @@ class _Output:
 class _Stream:
     """The command's streams, and ours."""
 
-    def __init__(self, connection: Any, *, pieces: bool) -> None:
-        """The connection is there."""
+    def __init__(self, connection: Any, *, pieces: bool, stdin: bytes = b"") -> None:
+        """The connection is there. `stdin` is what was read before."""
         self._closes_stdin = connection.getsubprotocol() == _CLOSES_STDIN
         self._pieces = pieces
         self._socket = connection.sock
@@ -206,6 +233,10 @@ class _Stream:
         self._outputs = {_STDOUT: _Output(1), _STDERR: _Output(2)}
         self._message = bytearray()
         self._code: int | None = None
+        self.unheard: bytes | None = b""
+        """What was read from our stdin before anything was heard; None: it is too late for that."""
+        for start in range(0, len(stdin), _PIECE):
+            self._pass_on(stdin[start : start + _PIECE])
         for number in (0, 1, 2):
             if stat.S_ISFIFO(os.fstat(number).st_mode) or stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.set_blocking(number, False)
@@ -226,7 +257,7 @@ class _Stream:
                 os.set_blocking(output.number, True)
                 output.write()
         if self._code is None:
-            raise _Refused(f"the connection to the API server broke; {pod} may still run")
+            raise _Broken(f"the connection to the API server broke; {pod} may still run")
         return self._code
 
     def _wait(self) -> set[int]:
@@ -263,14 +294,22 @@ class _Stream:
         except BlockingIOError:
             return
         if data:
-            head = _LENGTH.pack(len(data)) if self._pieces else b""
-            self._put(bytes([_STDIN]) + head + data)
+            self._pass_on(data)
             return
+        self.unheard = None
         self._stdin_open = False
         if self._pieces:
             self._put(bytes([_STDIN]) + _LENGTH.pack(0))
         elif self._closes_stdin:
             self._put(bytes([_CLOSE, _STDIN]))
+
+    def _pass_on(self, data: bytes) -> None:
+        head = _LENGTH.pack(len(data)) if self._pieces else b""
+        self._put(bytes([_STDIN]) + head + data)
+        if self.unheard is not None:
+            self.unheard += data
+            if len(self.unheard) > _WINDOW:
+                self.unheard = None
 
     def _put(self, data: bytes, kind: int = _BINARY) -> None:
         from websocket import ABNF
@@ -345,6 +384,8 @@ class _Stream:
             return
         channel, data = content[0], content[1:]
         if channel in self._outputs:
+            if channel == _STDOUT and data:
+                self.unheard = None
             output = self._outputs[channel]
             if not output.is_broken:
                 output.pending += data
