@@ -249,3 +249,9 @@ def test_public_errors_are_named_as_users_import_them():
     assert {
         getattr(rendezvous, name).__module__ for name in rendezvous.__all__ if "Error" in name
     } == {"phalanx.rendezvous"}
+
+
+def test_a_wait_that_is_cancelled_ends():
+    """Before Python 3.12 `wait_for` may overlook it; `asyncio.timeout` does not."""
+    for module, path in MODULES.items():
+        assert "asyncio.wait_for(" not in path.read_text(), module

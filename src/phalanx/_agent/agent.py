@@ -328,7 +328,8 @@ class Agent:
     async def _enforce(self, host_round: HostRound, grace: float) -> None:
         """End a zygote that is stopped again, or for good, when its workers should be gone."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(host_round.cleared.wait(), grace + _ENFORCED)
+            async with asyncio.timeout(grace + _ENFORCED):
+                await host_round.cleared.wait()
         if not host_round.cleared.is_set() and processes.is_stopped(self._zygote.pid):
             self._zygote.dismiss()  # its end is seen, and all that was below it is killed
 
@@ -441,7 +442,8 @@ class Agent:
         host_round = self._host_rounds.current
         if host_round is not None:
             with contextlib.suppress(TimeoutError):  # as below
-                await asyncio.wait_for(host_round.zygote_lost(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await host_round.zygote_lost()
         await self._break(f"the zygote died {how}, and its workers with it")
         if host_round is not None:
             host_round.cleared.set()
@@ -449,7 +451,8 @@ class Agent:
     async def _break(self, message: str, *, left: bool = False) -> None:
         self._note(message, logging.ERROR)
         with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
-            await asyncio.wait_for(self._tell(wire.AgentGone(message=message, left=left)), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._tell(wire.AgentGone(message=message, left=left))
         self._ending.set()
 
     # ── silence and ends ──────────────────────────────────────────────────────
@@ -476,7 +479,8 @@ class Agent:
                 begin = host_round.begin
                 await self._stop(wire.HaltRound(app=begin.app, round=begin.round, grace=grace))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(host_round.cleared.wait(), grace + 1.0)
+                    async with asyncio.timeout(grace + 1.0):
+                        await host_round.cleared.wait()
         await self._host_rounds.close(drain=False)
         if self._zygote.control.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._zygote.control)
@@ -488,7 +492,8 @@ class Agent:
             await self._listener.finish()
         leftovers.remove(self._spool)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._channel.flush(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._channel.flush()
         self._channel.close()
 
     def _failed(self, error: BaseException) -> None:

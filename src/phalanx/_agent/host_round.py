@@ -350,7 +350,8 @@ class HostRound:
             pause = _FAST if found else min(pause * 1.5, _SLOW)
             if not found:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.cleared.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self.cleared.wait()
         for stream in streams:
             stream.close()
 

@@ -75,7 +75,8 @@ class ReconnectListener:
     async def finish(self) -> None:
         """Have the launcher get everything, if it is there or comes back in time."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._channel.finish(), self._timeout + 1.0)
+            async with asyncio.timeout(self._timeout + 1.0):
+                await self._channel.finish()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -75,7 +75,8 @@ class WrittenFiles:
         # What the project has is older than what is sent here after this.
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wait_until_complete(), _SAID_EVERY)
+                async with asyncio.timeout(_SAID_EVERY):
+                    await self._wait_until_complete()
                 break
             await self._tell(wire.WrittenList(number=number))
         try:

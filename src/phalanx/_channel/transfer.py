@@ -169,7 +169,8 @@ class Incoming:
 
     async def _next(self, stalled: float | None) -> wire.FilePart:
         try:
-            return await asyncio.wait_for(self._parts.get(), stalled)
+            async with asyncio.timeout(stalled):
+                return await self._parts.get()
         except TimeoutError:
             raise OSError(errno.ETIMEDOUT, f"nothing came for {stalled:g} s") from None
 
@@ -203,7 +204,8 @@ class IncomingSmall:
         files = tuple(wire.WrittenFile(file.path, file.size) for file in self._files)
         await self._send(wire.FetchSmall(number=self.number, files=files))
         try:
-            came = await asyncio.wait_for(self._came, stalled)
+            async with asyncio.timeout(stalled):
+                came = await self._came
         except TimeoutError:
             raise OSError(errno.ETIMEDOUT, f"nothing came for {stalled:g} s") from None
         problems, contents = self._split(came)

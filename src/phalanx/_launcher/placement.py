@@ -439,7 +439,8 @@ class PlacedAgent:
         except TimeoutError:
             return "it closed its channel but does not exit"
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._errors.ended.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._errors.ended.wait()
         text = self._errors.text()
         if self._child.remote_info is not None:
             tool = self._child.remote_info.tool

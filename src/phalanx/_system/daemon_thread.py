@@ -30,4 +30,5 @@ def start(function: Callable[[], T]) -> Future[T]:
 
 async def in_daemon_thread(function: Callable[[], T], limit: float | None = None) -> T:
     """Likewise, and wait for it. Raises `TimeoutError` after the limit; the call itself goes on."""
-    return await asyncio.wait_for(asyncio.wrap_future(start(function)), limit)
+    async with asyncio.timeout(limit):
+        return await asyncio.wrap_future(start(function))

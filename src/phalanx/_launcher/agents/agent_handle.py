@@ -159,7 +159,8 @@ class AgentHandle:
     async def _say(self, frame: wire.Frame) -> None:
         """As `send`, but not for longer than a moment: it may not read any more."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.send(frame), ANSWER)
+            async with asyncio.timeout(ANSWER):
+                await self.send(frame)
 
     async def _await_logs(self, gave_up: asyncio.Event, patience: float) -> None:
         """Until it has nothing left to say.

@@ -204,7 +204,8 @@ class AppRun(Generic[R]):
             while not ended.is_set():
                 # A notebook's kernel that is interrupted notices only when its loop turns.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), 0.25)
+                    async with asyncio.timeout(0.25):
+                        await ended.wait()
         except asyncio.CancelledError:
             self.cancel()
             await ended.wait()

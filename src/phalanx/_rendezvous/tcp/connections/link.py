@@ -140,7 +140,8 @@ class Link:
     async def flush(self, patience: float) -> None:
         """Wait so long until everything is sent."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._channel.flush(), patience)
+            async with asyncio.timeout(patience):
+                await self._channel.flush()
 
     def close(self) -> None:
         """End it; idempotent."""
