@@ -164,3 +164,15 @@ def script(tmp_path):
     run.start = start
     run.write = write
     return run
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Tests go by files; those of the one cluster, which has to be taken in turns, go together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByService(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "kubernetes" if file.startswith("tests/cluster/test_kubernetes") else file
+
+    return ByService(config, log)
