@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-slurm bench-calls bench-docker bench-kubernetes docs pictures peers lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray chaos docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -55,6 +55,9 @@ bench-apps: $(VENV)/ready
 bench-elastic: $(VENV)/ready
 	$(BIN)/python bench/elastic.py
 
+bench-scale: $(VENV)/ready
+	$(BIN)/python bench/scale.py
+
 bench-slurm: $(VENV)/ready
 	$(BIN)/python bench/slurm.py
 
@@ -67,6 +70,18 @@ bench-docker: $(VENV)/ready
 bench-kubernetes: $(VENV)/ready
 	$(BIN)/python bench/kubernetes.py
 
+bench-ray: $(VENV)/ready
+	$(BIN)/python bench/ray_train.py
+
+# A training on hosts that break again and again, and must end with the right sum; MINUTES for each of WITH.
+MINUTES ?= 20
+SEED ?=
+WITH ?= launcher etcd
+chaos: $(VENV)/ready $(if $(SYSTEM),system)
+	for way in $(WITH); do \
+		$(BIN)/python -m tests.ssh.chaos --with $$way --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) || exit; \
+	done
+
 # The environment is made anew only when what it is made from changes.
 $(VENV)/ready: requirements.lock pyproject.toml tools/make-venv
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(VENV)
@@ -76,4 +91,4 @@ lock: $(VENV)/ready
 	$(BIN)/pip freeze --all --exclude-editable | grep -v '^phalanx\|^pip==' | sed 's/+cpu$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) site .venv-peers .venv-submitit .venv-torchx .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .venv-peers .venv-submitit .venv-torchx .venv-ray .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,8 +17,8 @@ import pytest
 from phalanx._system.processes import descendants
 
 
-def wait_until(condition, timeout=15.0, message="the condition never held"):
-    """Wait for a condition, not for a number of seconds."""
+def wait_until(condition, timeout=60.0, message="the condition never held"):
+    """Wait for a condition, not for a number of seconds: the machine may be busy."""
     limit = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > limit:
@@ -141,7 +141,7 @@ def script(tmp_path):
         path.write_text(textwrap.dedent(code))
         return path
 
-    def run(code, *args, timeout=60, **kwargs):
+    def run(code, *args, timeout=200, **kwargs):
         return subprocess.run(
             [sys.executable, str(write(code)), *args],
             capture_output=True,
@@ -173,6 +173,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByService(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "kubernetes" if file.startswith("tests/cluster/test_kubernetes") else file
+            services = ("kubernetes", "ray")
+            return next((s for s in services if file.startswith(f"tests/cluster/test_{s}")), file)
 
     return ByService(config, log)

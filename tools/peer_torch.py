@@ -7,19 +7,29 @@ torch's for what workers use beside us, such as its log specs, and nothing for t
 
 # ruff: noqa: ANN001, ANN003, ANN201, ANN202, ANN204
 
+import contextlib
+import http.client
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 import types
 
 from peer_missing import Absent, missing
 
 from phalanx import agent, events, metrics, rendezvous
+from phalanx._rendezvous import endpoints
+from phalanx._system import machine
+
+HAS_ETCD = shutil.which("etcd") is not None
 
 _THEIRS = {
     "torch.distributed.elastic.multiprocessing": ("DefaultLogsSpecs", "LogsSpecs", "Std"),
@@ -36,18 +46,65 @@ _THEIRS = {
 
 
 class EtcdServer:
-    """Only an endpoint: no test of ours needs etcd."""
+    """A real etcd, of version 3, where torch's is of the v2 API; without one, only an endpoint."""
 
     def start(self):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            self.port = free.getsockname()[1]
+        self._process = self._data = None
+        self._port, peer = _free_port(), _free_port()
+        if not HAS_ETCD:
+            return
+        self._data = tempfile.mkdtemp(prefix="peer-etcd-")
+        words = ["etcd", "--data-dir", self._data, "--initial-cluster", f"default={_url(peer)}"]
+        words += ["--listen-peer-urls", _url(peer), "--initial-advertise-peer-urls", _url(peer)]
+        words += ["--listen-client-urls", _url(self._port)]
+        words += ["--advertise-client-urls", _url(self._port)]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(words, stdout=quiet, stderr=quiet)
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                self.version = self._ask_version()
+                return
+            except OSError:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(0.05)
+
+    def _ask_version(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", "/version")
+            return json.load(connection.getresponse())["etcdserver"]
 
     def stop(self):
-        pass
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            shutil.rmtree(self._data)
+
+    def get_host(self):
+        return "localhost"
+
+    def get_port(self):
+        return self._port
 
     def get_endpoint(self):
-        return f"localhost:{self.port}"
+        return f"localhost:{self._port}"
+
+    def get_client(self):
+        if not HAS_ETCD:
+            raise Absent("etcd is not there")
+        return self
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def _url(port):
+    return f"http://127.0.0.1:{port}"
 
 
 class RendezvousParameters(rendezvous.RendezvousParameters):
@@ -58,8 +115,15 @@ class RendezvousParameters(rendezvous.RendezvousParameters):
 
 
 def get_rendezvous_handler(params):
+    """For agents; those of the tests that want etcd want its v2 API."""
     if params.backend.startswith("etcd"):
-        raise Absent("the rendezvous by etcd is not there")
+        raise Absent("the v2 API of etcd is not used")
+    return create_rdzv_handler(params)
+
+
+def create_rdzv_handler(params):
+    if params.backend.startswith("etcd") and not HAS_ETCD:
+        raise Absent("etcd is not there")
     bounds = params.min_nodes, params.max_nodes
     handler = rendezvous.get_handler
     return handler(params.backend, params.endpoint, params.run_id, *bounds, **settings(params))
@@ -87,12 +151,24 @@ def parse_min_max_nnodes(text):
     return rendezvous_choice._hosts(given_flags.read([f"--nnodes={text}", "script.py"], {}))
 
 
+def parse_rendezvous_endpoint(endpoint, default_port):
+    host, port = endpoints.parse_endpoint(endpoint or "")
+    return host, default_port if port is None else port
+
+
+def _parse_rendezvous_config(text):
+    from phalanx._elastic.command import given_flags, rendezvous_choice
+
+    return rendezvous_choice._conf(given_flags.read([f"--rdzv-conf={text}", "script.py"], {}))
+
+
 def _names():
     found = {"events": events, "metrics": metrics}
     for module in (agent, rendezvous, events, metrics):
         found.update({name: getattr(module, name) for name in module.__all__})
-    own = (EtcdServer, RendezvousParameters, get_rendezvous_handler, main, parse_min_max_nnodes)
-    found["create_rdzv_handler"] = get_rendezvous_handler
+    own = [EtcdServer, RendezvousParameters, get_rendezvous_handler, main, parse_min_max_nnodes]
+    own += [create_rdzv_handler, parse_rendezvous_endpoint, _parse_rendezvous_config]
+    found["_matches_machine_hostname"] = machine.is_this_machine
     return found | {one.__name__: one for one in own}
 
 

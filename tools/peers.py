@@ -51,8 +51,11 @@ def main() -> int:
                 print(f"  {test}: {reason}")
                 code = 1
     if options.write:
-        head = "# Other launchers' tests\n\n`make peers` runs them on Phalanx, from the checkouts "
-        head += "that PEERS_TORCH and PEERS_TORCHX name, or clones.\n"
+        head = (
+            "# Other launchers' tests\n\n`make peers` runs them on Phalanx. Their packages do not "
+        )
+        head += "contain them: they are taken from the checkouts that PEERS_TORCH and PEERS_TORCHX "
+        head += "name, or from clones.\n"
         PAGE.write_text("\n".join([head, *parts]))
     return code
 
@@ -87,7 +90,7 @@ def run(name: str, suite: dict[str, Any]) -> dict[str, tuple[str, str]]:
                 text = re.sub(pattern, instead, text)
             (tests / file.replace("/", "__")).write_text(text)
         shutil.copy(Path(__file__).parent / "peers_conftest.py", tests / "conftest.py")
-        for helper in ("peer_missing.py", "peer_torch.py"):
+        for helper in ("peer_missing.py", "peer_torch.py", "peer_handlers.py"):
             shutil.copy(Path(__file__).parent / helper, library / helper)
         for module, text in suite.get("modules", {}).items():
             (library / f"{module}.py").write_text(text)

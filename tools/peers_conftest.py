@@ -63,7 +63,7 @@ def prepare(path):
                         setattr(found, alias.name, missing(alias.name))
 
 
-if PEER == "peer_torch":
+if PEER.startswith("peer_"):
     importlib.import_module(PEER)
 else:
     install(PEER)

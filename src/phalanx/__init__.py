@@ -53,8 +53,11 @@ _PUBLIC = {
     "WorkerFailed": "phalanx.errors",
     "app": "phalanx._launcher.detached.recorded_run",
     "context": "phalanx._worker.context",
+    "expires": "phalanx._worker.heartbeat",
+    "heartbeat": "phalanx._worker.heartbeat",
     "launch": "phalanx._launcher.launcher",
     "record": "phalanx._worker.error_file",
+    "step": "phalanx._worker.heartbeat",
     "warm": "phalanx._launcher.warm.pool",
 }
 
@@ -96,8 +99,11 @@ __all__ = [
     "__version__",
     "app",
     "context",
+    "expires",
+    "heartbeat",
     "launch",
     "record",
+    "step",
     "warm",
 ]
 
@@ -114,6 +120,7 @@ if TYPE_CHECKING:
     from phalanx._specs import AppState, AppStatus
     from phalanx._worker.context import Context, context
     from phalanx._worker.error_file import record
+    from phalanx._worker.heartbeat import expires, heartbeat, step
     from phalanx.errors import (
         AgentLost,
         AppStatusError,
@@ -140,7 +147,11 @@ if TYPE_CHECKING:
     )
 
 
-__getattr__ = loader(__name__, _PUBLIC)
+__getattr__ = loader(
+    __name__,
+    _PUBLIC,
+    {"IMAGE": "roles need no image on local_cwd, ssh and slurm; elsewhere name yours"},
+)
 
 
 def __dir__() -> list[str]:

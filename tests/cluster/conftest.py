@@ -7,8 +7,10 @@ import signal
 import pytest
 
 from tests.cluster import docker as docker_box
+from tests.cluster import etcd as etcd_box
 from tests.cluster import kubernetes as kubernetes_box
 from tests.cluster import podman as podman_box
+from tests.cluster import ray as ray_box
 from tests.cluster import registry as registry_box
 from tests.cluster import slurm as slurm_box
 
@@ -17,6 +19,7 @@ _BOXES = {
     "docker": docker_box,
     "podman": podman_box,
     "kubernetes": kubernetes_box,
+    "ray_cluster": ray_box,
     "registry": registry_box,
     "private": registry_box,
 }
@@ -29,6 +32,10 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if name in getattr(item, "fixturenames", ()):
                     item.add_marker(pytest.mark.skip(reason=reason))
+    if reason := etcd_box.why_not():
+        for item in items:
+            if item.path.name == "test_etcd.py":
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +69,22 @@ def in_docker(docker, monkeypatch):
     for name in ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     return docker
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Four nodes."""
+    with _waiting():
+        cluster = ray_box.RayCluster(4)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def in_ray(ray_cluster, monkeypatch):
+    """That cluster is the one that clients in this process find."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.dashboard)
+    return ray_cluster
 
 
 @pytest.fixture(scope="session")

@@ -131,16 +131,29 @@ class Cluster:
     def namespace(self):
         """A namespace for a test, empty, and gone afterwards with all that it has."""
         name = f"test-{uuid.uuid4().hex[:8]}"
+        self._revive()
         self.kubectl("create", "namespace", name)
         try:
             # Until there is an account for its pods, none is accepted.
-            wait_until(lambda: self._has_account(name), 30, f"no service account in {name}")
+            try:
+                wait_until(lambda: self._has_account(name), 60)
+            except AssertionError:
+                said = self.log("controller-manager")[-2000:]
+                raise RuntimeError(f"no service account in {name}: {said}") from None
             yield name
         finally:
             # Nobody waits for pods that do not heed SIGTERM.
             self.kubectl("delete", "namespace", name, "--wait=false", check=False)
             hard = ("--all", "--force", "--grace-period=0", "--wait=false")
             self.kubectl("delete", "pods", "--namespace", name, *hard, check=False)
+
+    def _revive(self):
+        """Start what has ended by itself, as the nodes of a real cluster do."""
+        with self._shared.alone():
+            for part in PARTS:
+                if part not in self._faults and not self._processes(part):
+                    self._start(part)
+                    self._wait_for(part)
 
     def restricted_kubeconfig(self, rules, namespace):
         """The kubeconfig of a new user with these rights in a namespace, and no others.

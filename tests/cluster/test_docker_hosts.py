@@ -1,10 +1,13 @@
 """Containers as hosts of launches: every way to a host, and what is special of containers."""
 
+import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -13,8 +16,9 @@ import pytest
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.docker import lease as docker_lease
+from phalanx._schedulers.docker import leftovers
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
-from tests.cluster.docker import IMAGE, NO_SHELL
+from tests.cluster.docker import IMAGE, NO_SHELL, Engine
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -133,8 +137,8 @@ def test_one_lease_for_all_runs_of_a_with(launcher):
         assert list(warm.run(where)) == list(warm.run(where))
 
 
-def test_a_container_that_dies_is_replaced(launcher, in_docker, tmp_path):
-    """With elastic options; its network is the same."""
+def restarting():
+    """Work that waits in the first round; made here, since containers do not have this module."""
 
     def work():
         import socket
@@ -144,7 +148,12 @@ def test_a_container_that_dies_is_replaced(launcher, in_docker, tmp_path):
             time.sleep(120)
         return socket.gethostname()
 
-    app = launcher(max_restarts=3).start(work)
+    return work
+
+
+def test_a_container_that_dies_is_replaced(launcher, in_docker, tmp_path):
+    """With elastic options; its network is the same."""
+    app = launcher(max_restarts=3).start(restarting())
     lines = app.logs(follow=True)
     names = {next(lines).text.split()[1] for _ in range(2)}
     first = min(names)
@@ -152,6 +161,26 @@ def test_a_container_that_dies_is_replaced(launcher, in_docker, tmp_path):
     found = set(app.result(110))
     assert first not in found
     assert len(found) == 2
+
+
+def test_a_container_that_is_paused_for_a_while_is_not_lost(launcher, in_docker):
+    """One that stays so is, after `host_timeout`, and is replaced."""
+    options = {"max_restarts": 1, "host_timeout": 4.0, "reconnect_timeout": 1.0}
+    app = launcher(1, **options).start(restarting())
+    name = next(app.logs(follow=True)).text.split()[1]
+    in_docker.docker("pause", name)
+    in_docker.docker("unpause", name)
+    assert app.status().state is phalanx.AppState.RUNNING
+    in_docker.docker("pause", name)
+    (found,) = app.result(100)
+    assert found != name
+
+
+def test_a_worker_that_takes_more_memory_than_its_container_has_is_said_to_have_done_so(launcher):
+    """As the kernel has counted it."""
+    made = launcher(1, scheduler_options={"mem": "96m"})
+    with pytest.raises(phalanx.WorkerFailed, match="killed by SIGKILL: out of memory"):
+        made.run(bytearray, args=(400 << 20,))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +231,39 @@ def test_an_image_without_a_shell_or_python_is_one_sentence(launcher, in_docker,
     assert "\n" not in str(caught.value)
 
 
+def test_an_image_with_another_python_is_one_sentence(launcher, in_docker, tmp_path):
+    """Code cannot be carried between them."""
+    if shutil.which("pypy3") is None:
+        pytest.skip("pypy3 is not installed; 'make test SYSTEM=1' does it")
+    listed = subprocess.run(
+        ["dpkg", "-L", "pypy3", "pypy3-lib"], capture_output=True, text=True, check=True
+    )
+    wanted = [path for path in listed.stdout.split() if path.startswith(("/usr/lib", "/usr/bin"))]
+    with tarfile.open(tmp_path / "context.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for path in dict.fromkeys(wanted):
+            if not path.endswith(".pyc"):
+                tar.add(path, f"pypy{path}", recursive=False)
+        recipe = f"FROM {IMAGE}\nCOPY pypy /\nRUN cd /usr/bin; rm python3*; ln -s pypy3 python3\n".encode()
+        entry = tarfile.TarInfo("Dockerfile")
+        entry.size = len(recipe)
+        tar.addfile(entry, io.BytesIO(recipe))
+    with open(tmp_path / "context.tar") as context:
+        in_docker.docker("build", "-t", "phalanx-tests/pypy:1", "-", stdin=context)
+    with pytest.raises(
+        phalanx.StartFailed, match=r"its Python is 3\.\d+.*the launcher's is 3"
+    ) as no:
+        launcher(1, image="phalanx-tests/pypy:1").run(int)
+    assert "\n" not in str(no.value)
+
+
+def test_a_full_disk_is_said(launcher):
+    """Where the container can be written to at all."""
+    only = {"read_only": True, "user": "12345", "env": {"TMPDIR": "/dev/shm"}}  # noqa: S108
+    with pytest.raises(phalanx.StartFailed, match="No space left on device") as caught:
+        launcher(1, scheduler_options={**only, "shm_size": "1m"}).run(int)
+    assert "Traceback" not in str(caught.value)
+
+
 def test_where_only_memory_can_be_written_to(launcher):
     """As $TMPDIR says."""
     options = {"read_only": True, "user": "12345", "env": {"TMPDIR": "/dev/shm"}}  # noqa: S108
@@ -209,8 +271,9 @@ def test_where_only_memory_can_be_written_to(launcher):
     assert list(made.run(os.getenv, args=("TMPDIR",))) == ["/dev/shm"]
 
 
-def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):
+def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch, tmp_path):
     """The agents end, and the containers after them, within a minute; the next lease does more."""
+    monkeypatch.setenv("LOGNAME", tmp_path.name)  # or it would remove what others just make
     started = script.start(
         f"""
         import time, phalanx
@@ -230,6 +293,25 @@ def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch):
     started.communicate()
     wait_until(lambda: not containers(), 60)
     assert networks()
-    monkeypatch.setattr(docker_lease, "_OLD_NETWORK", 0.0)
+    monkeypatch.setattr(leftovers, "_YOUNG", 0.0)
     phalanx.launch(int, scheduler="local_docker", image=IMAGE, workers_per_host=1)
     assert not networks()
+
+
+@pytest.fixture
+def own_engine(docker, monkeypatch):
+    """An engine that the test may stop."""
+    engine = Engine()
+    for name in ("DOCKER_HOST", "DOCKER_CONFIG"):
+        monkeypatch.setenv(name, engine.environ[name])
+    yield engine
+    engine.close()
+
+
+def test_containers_that_end_with_their_engine_are_replaced_when_it_is_back(launcher, own_engine):
+    """With elastic options."""
+    app = launcher(2, max_restarts=3, reconnect_timeout=1.0).start(restarting())
+    next(app.logs(follow=True))
+    own_engine.stop(kill=True)
+    own_engine.start()
+    assert len(set(app.result(100))) == 2

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from phalanx import specs
+from phalanx._cli.commands import clean
+from phalanx._schedulers.docker import leftovers
 from phalanx._schedulers.docker.engine import Engine as DockerEngine
 from phalanx._schedulers.docker.gpus import find_used
 from phalanx.errors import ConfigError, SchedulerError
@@ -195,6 +197,13 @@ def test_an_image_without_a_shell(apps, docker):
     assert apps.ended(app_id).state is AppState.SUCCEEDED
     assert apps.lines(app_id) == ["1"]
     assert "has no program 'sh'" in apps.run(sh("true", image=bare)).message
+
+
+def test_a_full_disk_is_the_replicas_error(apps):
+    status = apps.run(sh("cat /dev/zero >/dev/shm/all"), shm_size="1m")
+    assert status.message == (
+        "role/0 exited with code 1: cat: write error: No space left on device"
+    )
 
 
 def test_what_cannot_be_started_is_said_in_words(apps):
@@ -407,6 +416,27 @@ def test_nothing_is_left_by_delete(apps, docker):
         listed = docker.docker(kind, "ls", *(["-a"] if kind == "container" else []))
         assert app_id not in listed
     wait_until(lambda: not supervisors(app_id))
+
+
+def test_clean_removes_what_a_killed_submission_has_left(apps, docker, monkeypatch, tmp_path):
+    """A network, a volume, and a container through which that is filled; nothing that is used."""
+    user = tmp_path.name
+    monkeypatch.setenv("LOGNAME", user)  # or it would remove what others just make
+    monkeypatch.setattr(leftovers, "_YOUNG", 0.0)
+    going = apps.submit(sh("exec sleep 600"))
+    mine = ("--label", f"phalanx.user={user}")
+    gone = (*mine, "--label", f"phalanx.app=gone-{user}")
+    docker.docker("network", "create", *gone, f"gone-{user}")
+    docker.docker("volume", "create", *gone, f"gone-{user}")
+    docker.docker("volume", "create", *mine, f"theirs-{user}")
+    docker.docker("create", *mine, "--label", "phalanx.filling=x", "--name", f"gone-{user}", IMAGE)
+    assert clean.main([]) == 0
+    for kind in ("container", "network", "volume"):
+        listed = docker.docker(kind, "ls", *(["-a"] if kind == "container" else []))
+        assert f"gone-{user}" not in listed
+    assert apps.status(going).state is AppState.RUNNING
+    assert going in docker.docker("network", "ls")
+    docker.docker("volume", "rm", f"theirs-{user}")
 
 
 def test_apps_of_another_user_are_not_listed_and_not_ended_by_mistake(apps, monkeypatch):

@@ -138,6 +138,15 @@ def test_a_program_that_takes_more_memory_than_it_may_is_said_to_have_done_so(ap
     assert "out of memory: its limit is 64Mi" in status.message
 
 
+def test_a_replica_that_fails_again_and_again_is_said_to_do_so(apps):
+    """While its Job waits, longer each time, before it starts another pod."""
+    policy = {"max_retries": 3, "retry_policy": RetryPolicy.REPLICA}
+    app_id = apps.submit(app(apps, "sh", "-c", "exit 3", **policy))
+    said = "role/0: failed 2 times (exit code 3), starts again"
+    status = apps.until(app_id, lambda status: said in status.message, 100)
+    assert not status.state.is_final
+
+
 def test_an_image_that_cannot_be_pulled_is_named_while_the_app_waits(apps):
     app_id = apps.submit(app(apps, "true", image="127.0.0.1:1/no/such:1"))
     status = apps.until(app_id, lambda status: "no/such:1" in status.message)

@@ -19,6 +19,7 @@ from phalanx._schedulers.kubernetes import lease as kubernetes_lease
 from phalanx._schedulers.lending import LentHost
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
 from tests.cluster.conftest import take_turn
+from tests.cluster.docker import NO_SHELL
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -168,17 +169,52 @@ def restarting():
     return work
 
 
-@pytest.mark.parametrize("force", [False, True], ids=["deleted", "force-deleted"])
-def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, force):
+@pytest.mark.parametrize(
+    ("num_hosts", "force"), [(2, False), (1, True)], ids=["deleted", "the only one, by force"]
+)
+def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hosts, force):
     """With elastic options, at once: nobody waits for it."""
-    app = launcher(max_restarts=3).start(restarting())
+    app = launcher(num_hosts, max_restarts=3).start(restarting())
     lines = app.logs(follow=True)
-    first = min(next(lines).text.split()[1] for _ in range(2))
+    first = min(next(lines).text.split()[1] for _ in range(num_hosts))
     hard = ("--force", "--grace-period=0") if force else ()
     in_kube.kubectl("delete", "pod", first, "-n", namespace, "--wait=false", *hard)
     found = set(app.result(kubernetes_lease.RECONNECT_TIMEOUT))
     assert first not in found
-    assert len(found) == 2
+    assert len(found) == num_hosts
+
+
+def test_a_worker_that_takes_more_memory_than_its_pod_has_is_said_to_have_done_so(launcher):
+    """As the kernel has counted it."""
+    made = launcher(1, scheduler_options={"mem": "96Mi"})
+    with pytest.raises(phalanx.WorkerFailed, match="killed by SIGKILL: out of memory"):
+        made.run(bytearray, args=(400 << 20,))
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [(NO_SHELL, "/bin/sh"), ("rm /usr/bin/python3*", "no python3")],
+    ids=["no shell", "no Python"],
+)
+def test_an_image_without_a_shell_or_python_is_one_sentence(launcher, in_kube, lacks, says):
+    """Both are needed for functions."""
+    name = f"phalanx-tests/without-{len(lacks)}:1"
+    for node in in_kube.nodes:
+        node.docker("build", "-t", name, "-", input=f"FROM {in_kube.image}\nRUN {lacks}\n")
+    with pytest.raises((phalanx.SchedulerError, phalanx.StartFailed), match=says) as caught:
+        launcher(1, image=name).run(int)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_user_and_a_read_only_root(launcher, tmp_path):
+    """As a template has it; something must be left to write to."""
+    context = {"runAsUser": 12345, "readOnlyRootFilesystem": True}
+    main = {"name": "main", "securityContext": context}
+    template = tmp_path / "pod.yaml"
+    template.write_text(yaml.safe_dump({"spec": {"containers": [main]}}))
+    options = {"pod_template": str(template), "env": {"TMPDIR": "/dev/shm"}}  # noqa: S108
+    made = launcher(1, scheduler_options=options)
+    assert list(made.run(lambda: (os.getuid(), os.access("/", os.W_OK)))) == [(12345, False)]
 
 
 @pytest.mark.parametrize(

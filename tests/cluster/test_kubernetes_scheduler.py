@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import kubernetes as kubernetes_client
 import pytest
 import yaml
 
+import phalanx
 from phalanx.components import dist
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
@@ -152,12 +155,13 @@ def test_the_rights_that_are_printed_are_enough_and_less_is_named(apps, monkeypa
 
 
 def test_kubectl_takes_what_a_dry_run_prints(apps):
-    """And the app is one like any other; who deletes the Service deletes all."""
-    request = apps.request(apps.app("echo hi", name="A nämé/with everything " * 12))
+    """With Phalanx itself; the app is one like any other; who deletes the Service deletes all."""
+    program = "echo hi; python3 -m phalanx version >&2 || exit 1"
+    request = apps.request(apps.app(program, name="A nämé/with everything " * 12))
     apps.kubectl("apply", "-f", "-", input=str(request))
     applied = str(request.app)
     assert apps.ended(applied).state is AppState.SUCCEEDED
-    assert apps.lines(applied) == ["hi"]
+    assert apps.lines(applied)[0] == "hi"
     apps.scheduler.delete(applied)
     submitted = apps.submit(apps.app("sleep 600"))
     name = submitted.rpartition(":")[2]
@@ -194,6 +198,51 @@ def test_an_app_is_deleted_when_its_time_is_over(apps):
     gone = lambda: apps.scheduler.describe(app_id) is None
     wait_until(gone, 90, "the end of its time")
     assert app_id not in [one.app_id for one in apps.scheduler.list()]
+
+
+def test_an_app_that_is_just_being_submitted_is_not_taken_for_one_whose_time_is_over(apps):
+    """By whoever lists: its Jobs are still to come."""
+    request = apps.request(apps.app("true"), ttl=1)
+    apps.cluster.apply(request.service)
+    assert apps.scheduler.list() == []
+    assert request.app.name in apps.kubectl("get", "services", "-o", "name")
+    apps.kubectl("delete", "service", request.app.name)
+
+
+def test_an_app_is_submitted_from_a_pod_by_its_service_account(apps, tmp_path):
+    """With the rights that are printed and no kubeconfig."""
+    if sys.version_info[:2] != _python_of_pods():
+        pytest.skip("the pods' Python cannot load the packages of this one")
+    apps.kubectl("apply", "-f", "-", input=apps.scheduler.rights)
+    account = f"--serviceaccount={apps.namespace}:default"
+    apps.kubectl("create", "rolebinding", "phalanx", "--role=phalanx", account)
+    places = [Path(module.__file__).parents[1] for module in (phalanx, kubernetes_client)]
+    volumes = [{"name": f"own-{i}", "hostPath": {"path": str(p)}} for i, p in enumerate(places)]
+    mounts = [{"name": f"own-{i}", "mountPath": f"/own/{i}"} for i in range(len(places))]
+    main = {"name": "main", "volumeMounts": mounts}
+    template = tmp_path / "pod.yaml"
+    template.write_text(yaml.safe_dump({"spec": {"volumes": volumes, "containers": [main]}}))
+    words = "--wait --log utils.echo --msg from-below --image"
+    command = f"python3 -m phalanx run -s kubernetes -cfg pull=never {words} {apps.cluster.image}"
+    app = apps.app(
+        f"cd /tmp; {command} 2>&1",
+        env={"PYTHONPATH": "/own/0:/own/1", "HOME": "/tmp"},
+        resource=Resource(cpu=0.1, gpu=0, memMB=512),
+    )
+    app_id = apps.submit(app, pod_template=str(template))
+    status = apps.ended(app_id)
+    printed = apps.lines(app_id)
+    assert status.state is AppState.SUCCEEDED, printed
+    assert "echo/0 from-below" in printed
+    (handle,) = [line for line in printed if line.startswith("kubernetes://")]
+    apps.submitted.append(handle.rpartition("/")[2])
+
+
+def _python_of_pods():
+    """That of this machine's own packages."""
+    shown = ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"]
+    done = subprocess.run(shown, capture_output=True, text=True, check=True)
+    return tuple(map(int, done.stdout.split()))
 
 
 def test_commands_work_from_another_process(apps):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -65,6 +66,43 @@ def test_workers_on_four_hosts_form_a_group():
         first, second = lent.run(reduce), lent.run(reduce)
     assert [(host, total) for host, _, total in first] == [(f"n{i}", 4.0) for i in range(1, 5)]
     assert list(first) == list(second)
+
+
+def listening(pid):
+    """The TCP ports at which a process listens."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    ports = {
+        f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"
+    }
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(path))
+    return [ports[link] for link in links if link in ports]
+
+
+def test_the_launcher_opens_no_port_and_shows_nobody_its_files(tmp_path):
+    """Hosts are reached through srun; what is written is for the user alone."""
+    go = tmp_path / "go"
+
+    def work():
+        spool = Path(os.environ["PHALANX_STOP_FILE"])
+        while not spool.name.startswith("phalanx-"):
+            spool = spool.parent
+        wait_until(go.exists, 60)
+        return {spool.name: spool.stat().st_mode & 0o077}
+
+    before = listening(os.getpid())
+    app = launcher(num_hosts=2).start(work)
+    wait_until(lambda: app.status().state.value == "RUNNING", 60)
+    assert listening(os.getpid()) == before
+    (record,) = Path(os.environ["XDG_STATE_HOME"]).glob(f"phalanx/apps/{app.id}")
+    assert any(path.stat().st_mode & 0o077 == 0 for path in (record, *record.parents))
+    go.touch()
+    for modes in app.result(60):
+        assert modes
+        assert not any(modes.values())
 
 
 def test_the_gpus_asked_for_are_the_workers():
@@ -256,12 +294,24 @@ def test_hosts_are_given_back_when_the_controller_answers_again(slurm, caplog):
     slurm.mend()
 
 
+def test_hosts_are_asked_for_again_when_the_controller_was_away(slurm):
+    """salloc gives up after a few seconds."""
+    slurm.stop_controller()
+    try:
+        app = launcher().start(where)
+        wait_until(lambda: "no answer from Slurm" in app.status().message, 60)
+    finally:
+        slurm.start_controller()
+    assert len(app.result(60)) == 1
+
+
 def test_a_detached_launch_waits_in_the_queue_and_is_found_again(slurm):
     """By its id alone."""
     with full(slurm):
         app = launcher().start(where, detach=True)
         wait_until(lambda: "PENDING (" in phalanx.app(app.id).status().message, 30)
-    assert list(phalanx.app(app.id).result(60)) == [("n1", 0)]
+    ((host, rank),) = phalanx.app(app.id).result(60)
+    assert (host in slurm.hosts, rank) == (True, 0)
 
 
 def test_the_pages_function_runs(slurm, tmp_path):

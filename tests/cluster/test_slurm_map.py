@@ -51,8 +51,11 @@ def no_cancelling_is_left():
     wait_until(lambda: not left(), timeout=60)
 
 
-def test_a_map_runs_on_hosts_of_one_allocation(tmp_path):
-    """Each call on one of them; two that wait for each other are on two."""
+def test_a_map_runs_on_hosts_of_one_allocation(tmp_path, monkeypatch):
+    """Each call on one of them; two that wait for each other are on two.
+
+    With all in its checkpoint, it asks for none.
+    """
 
     def meet(x):
         (tmp_path / f"here-{x}").touch()
@@ -60,9 +63,56 @@ def test_a_map_runs_on_hosts_of_one_allocation(tmp_path):
             time.sleep(0.01)
         return node(), os.environ["SLURM_JOB_ID"]
 
-    results = [r.rank(0) for r in launcher(num_hosts=2).map(meet, items(4))]
+    lent = launcher(num_hosts=2)
+    results = [r.rank(0) for r in lent.map(meet, items(4), checkpoint=tmp_path / "done")]
     assert len({job for _, job in results}) == 1
     assert len({host for host, _ in results[:2]}) == 2
+    monkeypatch.setenv("PATH", "/nowhere")  # there is no salloc
+    again = lent.map(meet, items(4), checkpoint=tmp_path / "done")
+    assert [r.rank(0) for r in again] == results
+
+
+@pytest.mark.parametrize("how", ["preempted", "lost"])
+def test_hosts_of_a_map_that_slurm_takes_back_are_replaced(in_slurm, tmp_path, how):
+    """The calls that they had are made again; the others of the map follow on the new ones."""
+
+    def work(x):
+        host, go = node(), tmp_path / "go"
+        (tmp_path / f"up-{host}").touch()
+        while host in ("n1", "n2") and not go.exists():
+            time.sleep(0.05)
+        return host
+
+    options = {"nodelist": "n[1-2]", "exclusive": True}
+    with launcher(num_hosts=2, scheduler_options=options).map(work, items(4), retries=1) as results:
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, 60)
+        try:
+            if how == "preempted":
+                urgent = ("-p", "high", "-w", "n[1-2]", "--exclusive", "-o", "/dev/null")
+                in_slurm.run("sbatch", *urgent, "--job-name=urgent", "--wrap", "sleep 600")
+            else:
+                in_slurm.lose_host("n1", told=True)
+                wait_until(lambda: list(tmp_path.glob("up-n[34]")), 90)
+                (tmp_path / "go").touch()
+            found = {result.rank(0) for result in results}
+        finally:
+            in_slurm.run("scancel", "--name=urgent")
+    in_slurm.mend()
+    assert found <= ({"n3", "n4"} if how == "preempted" else {"n2", "n3", "n4"})
+
+
+def test_calls_on_hosts_of_a_job_that_somebody_cancels_have_failed(in_slurm, tmp_path):
+    """Nothing is asked for in their place: that would not be what they wanted."""
+    names = [{"name": str(tmp_path / str(i))} for i in range(2)]
+    lent = launcher(num_hosts=2)
+    with lent.map(hang, names, max_parallel=1, retries=1) as calls:
+        in_slurm.run("scancel", job_of(tmp_path / "0"))
+        with pytest.raises(phalanx.MapFailed) as caught:
+            list(calls)
+    assert sorted(caught.value.failures) == [0, 1]
+    for failure in caught.value.failures.values():
+        assert "no host is left" in str(failure)
+    assert not (tmp_path / "1").exists()
 
 
 def test_a_job_is_picked_up_by_another_process(script):

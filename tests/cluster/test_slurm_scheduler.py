@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx._schedulers.slurm import controller as slurm_controller
 from phalanx.errors import SchedulerError
 from phalanx.runner import get_runner
 from phalanx.schedulers import Stream
@@ -333,7 +334,8 @@ def test_the_controller_is_asked_once_a_second_at_most(apps, tmp_path, monkeypat
         follows = [pool.submit(apps.lines, handle, follow=True) for handle in handles]
         assert {wait.result().state for wait in waits} == {AppState.SUCCEEDED}
         assert [follow.result() for follow in follows] == [[], [], []]
-    asked = [line for line in calls.read_text().split() if line != "scontrol"]
+    # `sacct` asks the database.
+    asked = [line for line in calls.read_text().split() if line == "squeue"]
     assert len(asked) <= time.monotonic() - began + 2
 
 
@@ -440,27 +442,35 @@ def test_a_preempted_app_is_warned_and_goes_on_later(apps):
     assert apps.lines(rough, stream=Stream.STDOUT) == ["restart 0", "saved", "restart 1"]
 
 
-def test_an_app_outlives_the_controller(apps):
-    """While it is down, status and logs are there from the files, and say so; so is the end."""
+def test_an_app_outlives_the_controller(apps, monkeypatch, caplog):
+    """While it is down, status and logs are there from the files, and say so; so is the end.
+
+    What is submitted meanwhile waits for it, a while.
+    """
     go = apps.place / "go"
     handle = apps.submit(f"echo up; until [ -e {go} ]; do sleep 0.1; done; echo end; exit 3")
     apps.until_line(handle, "up")
     apps.wait(handle, AppState.RUNNING)
     apps.slurm.stop_controller()
-    try:
-        with ThreadPoolExecutor(1) as pool:  # it takes Slurm some seconds to be sure
-            refused = pool.submit(apps.submit, "true")
-            wait_until(lambda: "Slurm does not answer" in apps.status(handle).message, 30)
-            assert apps.status(handle).state is AppState.RUNNING
-            with pytest.raises(SchedulerError, match="does not answer: Unable to contact slurm"):
-                refused.result()
-        go.touch()
-        status = wait_until(lambda: (s := apps.status(handle)).state.is_final and s, 30)
-        assert (status.state, status.exit_code) == (AppState.FAILED, 3)
-        assert apps.lines(handle, follow=True) == ["up", "end"]
-    finally:
-        apps.slurm.start_controller()
-        wait_until(lambda: "is UP" in apps.slurm.run("scontrol", "ping", check=False), 30)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(slurm_controller, "AWAY", 0.0)
+                refused = pool.submit(apps.submit, "true")  # it takes Slurm some seconds to be sure
+                wait_until(lambda: "Slurm does not answer" in apps.status(handle).message, 30)
+                assert apps.status(handle).state is AppState.RUNNING
+                with pytest.raises(SchedulerError, match="does not answer: Unable to contact slur"):
+                    refused.result()
+            late = pool.submit(apps.submit, "true")
+            go.touch()
+            status = wait_until(lambda: (s := apps.status(handle)).state.is_final and s, 30)
+            assert (status.state, status.exit_code) == (AppState.FAILED, 3)
+            assert apps.lines(handle, follow=True) == ["up", "end"]
+            wait_until(lambda: "trying for 60 s" in caplog.text, 30)
+        finally:
+            apps.slurm.start_controller()
+            wait_until(lambda: "is UP" in apps.slurm.run("scontrol", "ping", check=False), 30)
+        apps.wait(late.result(), AppState.SUCCEEDED)
 
 
 def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
@@ -483,7 +493,10 @@ def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
 
 def test_roles_start_again_together(apps):
     """A job of several components is requeued as a whole, and counts on."""
-    command = "echo restart $$PHALANX_RESTART_COUNT; [ $$PHALANX_RESTART_COUNT = 1 ] || sleep 600"
+    # A shell that waits for another program may tell of its end.
+    command = (
+        "echo restart $$PHALANX_RESTART_COUNT; [ $$PHALANX_RESTART_COUNT = 1 ] || exec sleep 600"
+    )
     roles = [Role(name, entrypoint="sh", args=["-c", command]) for name in ("reader", "trainer")]
     handle = apps.submit(AppDef("app", roles), requeue=True)
     for role in ("reader", "trainer"):

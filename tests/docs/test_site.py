@@ -32,7 +32,7 @@ def site(tmp_path_factory):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=110,
+        timeout=280,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -167,7 +167,7 @@ def test_setting_up_says_what_failed(tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=280,
         env={**os.environ, "PYTHON": sys.executable},
     )
     assert done.returncode == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 
-def phalanx(*args, python=sys.executable, cwd=None, timeout=60, **kwargs):
+def phalanx(*args, python=sys.executable, cwd=None, timeout=200, **kwargs):
     """Run a command to its end."""
     return subprocess.run(
         [python, "-m", "phalanx", *map(str, args)],

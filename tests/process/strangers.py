@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -94,13 +95,15 @@ def prove_and_say(port, token, *sent, patience=10.0, wait=True):
 class Between:
     """Somebody on the way from one host to another: hears everything, may change it."""
 
-    def __init__(self, port, change=lambda data, way: data):
+    def __init__(self, targets, change=lambda data, way: data, listener=None):
+        """Passes each connection, to any port or to the listener, on to the next of `targets`."""
         self.heard = {"there": [], "back": []}
-        self._target, self._change = port, change
+        self._targets, self._change = itertools.cycle(targets), change
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
         self._server = None
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._take, sock=self._listener)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -108,7 +111,7 @@ class Between:
         self._server.close()
 
     async def _take(self, reader, writer):
-        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", next(self._targets))
         await asyncio.gather(
             self._pump(reader, other_writer, "there"), self._pump(other_reader, writer, "back")
         )

@@ -96,7 +96,7 @@ def test_nobody_is_lost_when_signals_cut_the_server_off(server):
     for _ in range(30):
         connections = [connect(port, b"word") for _ in range(10)]
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: is_stopped(process.pid), timeout=30)
+        wait_until(lambda: is_stopped(process.pid))
         connections += [connect(port, b"word") for _ in range(3)]
         process.send_signal(signal.SIGCONT)
         assert [answer(connection) for connection in connections] == [b"word"] * 13

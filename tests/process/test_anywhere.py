@@ -156,7 +156,7 @@ def test_ctrl_c_in_an_asyncio_program(script):
     )
     wait_until(lambda: "up" in process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     wait_until(lambda: not phalanx_processes())
 
@@ -183,7 +183,7 @@ def test_a_repl():
             break
         shown += data
     os.close(ours)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert b"[2, 2]" in shown, shown
 
 

@@ -56,7 +56,7 @@ def moto(tmp_path_factory):
         env = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
         server = subprocess.Popen(words, stdout=output, stderr=output, env=env)
     try:
-        wait_until(lambda: _answers(port), timeout=60, message="moto_server did not start")
+        wait_until(lambda: _answers(port), message="moto_server did not start")
         with pytest.MonkeyPatch.context() as patch:
             for name, value in KEYS.items():
                 patch.setenv(name, value)

@@ -70,25 +70,25 @@ def agents():
 
 
 def sleepers_gone(pids):
-    wait_until(lambda: not any(map(is_alive, pids)), timeout=10, message="grandchildren are left")
+    wait_until(lambda: not any(map(is_alive, pids)), message="grandchildren are left")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_signal_to_the_launcher_leaves_nothing(script, tmp_path, number):
-    """C1, C2, C4: not the workers, not their children, not the ones that made sessions of their own."""
+    """Not the workers, not their children, not the ones that made sessions of their own."""
     process = script.start(SLEEPING)
     pids = wait_up(tmp_path)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == -number
     sleepers_gone(pids)
-    wait_until(lambda: not phalanx_processes(), timeout=10)
+    wait_until(lambda: not phalanx_processes())
     assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
 def test_ctrl_c_while_starting(script, tmp_path, delay):
-    """C1: at any moment of the start."""
+    """At any moment of the start."""
     process = script.start("""
         import phalanx
         phalanx.launch
@@ -103,14 +103,14 @@ def test_ctrl_c_while_starting(script, tmp_path, delay):
     process.stdout.readline()
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert "phalanx/" not in errors or "Traceback" not in errors, errors
-    wait_until(lambda: not phalanx_processes(), timeout=10)
+    wait_until(lambda: not phalanx_processes())
 
 
 def test_ctrl_c_while_stopping_cuts_the_grace_short(script, tmp_path):
-    """C1: the first Ctrl-C waits for the grace, the second does not."""
+    """The first Ctrl-C waits for the grace, the second does not."""
     process = script.start("""
         import signal, time, phalanx
 
@@ -126,7 +126,7 @@ def test_ctrl_c_while_stopping_cuts_the_grace_short(script, tmp_path):
     process.send_signal(signal.SIGINT)
     wait_until((tmp_path / "terminated").exists)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in errors
 
@@ -147,17 +147,17 @@ def test_the_program_may_catch_the_interrupt(script, tmp_path):
     """)
     wait_up(tmp_path, 1)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=60)
     assert (out, process.returncode) == ("caught\n", 0)
 
 
 def test_a_killed_agent_takes_its_workers_along_and_the_launcher_raises(script, tmp_path):
-    """C3."""
+    """Nothing of either is left."""
     process = script.start(SLEEPING)
     pids = wait_up(tmp_path)
     (agent,) = agents()
     os.kill(agent, signal.SIGKILL)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "AgentLost: lost the agent on localhost: it was killed by SIGKILL" in errors
     sleepers_gone(pids)
@@ -169,7 +169,7 @@ def test_a_killed_zygote_takes_its_workers_along_and_the_launcher_raises(script,
     pids = wait_up(tmp_path)
     (zygote,) = find("zygote")
     os.kill(zygote, signal.SIGKILL)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert "AgentLost: lost the agent on localhost: the zygote died (killed by SIGKILL)" in errors
     sleepers_gone(pids)
 
@@ -180,13 +180,13 @@ def test_a_terminated_agent_stops_its_workers_in_order(script, tmp_path):
     pids = wait_up(tmp_path)
     (agent,) = agents()
     os.kill(agent, signal.SIGTERM)
-    _, errors = process.communicate(timeout=15)
+    _, errors = process.communicate(timeout=60)
     assert "AgentLost" in errors
     sleepers_gone(pids)
 
 
 def test_grandchildren_die_with_their_worker_while_others_go_on(script, tmp_path):
-    """C4: not only at the end of the launch."""
+    """Not only at the end of the launch."""
     process = script.start("""
         import os, subprocess, sys, time, phalanx
 
@@ -205,12 +205,12 @@ def test_grandchildren_die_with_their_worker_while_others_go_on(script, tmp_path
     sleepers_gone([int((tmp_path / "child").read_text())])
     assert process.poll() is None
     (tmp_path / "go").touch()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
 def test_a_dataloaders_workers_die_with_theirs(script, tmp_path):
-    """C4 with the real thing."""
+    """With the real thing."""
     process = script.start("""
         import os, torch, phalanx
         from torch.utils.data import DataLoader
@@ -224,13 +224,13 @@ def test_a_dataloaders_workers_die_with_theirs(script, tmp_path):
 
         phalanx.launch(f, workers_per_host=1)
     """)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert "WorkerFailed" in errors and "SIGKILL" in errors
     sleepers_gone([int(p) for p in (tmp_path / "up-0").read_text().split()])
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
-    """C5."""
+    """The others' failure is raised all the same."""
 
     def f():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -246,7 +246,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
 
 
 def test_a_long_grace_is_honoured(tmp_path):
-    """C6: a worker that needs its time to stop gets it."""
+    """A worker that needs its time to stop gets it."""
 
     def f():
         import sys
@@ -270,7 +270,7 @@ def test_a_long_grace_is_honoured(tmp_path):
 
 
 def test_sigusr2_to_the_agent_reaches_the_workers_that_catch_it(script, tmp_path):
-    """C6: and ends nothing, not even those that do not catch it."""
+    """And ends nothing, not even those that do not catch it."""
     process = script.start("""
         import os, signal, time, phalanx
 
@@ -290,12 +290,12 @@ def test_sigusr2_to_the_agent_reaches_the_workers_that_catch_it(script, tmp_path
     wait_up(tmp_path)
     (agent,) = agents()
     os.kill(agent, signal.SIGUSR2)
-    out, errors = process.communicate(timeout=10)
+    out, errors = process.communicate(timeout=60)
     assert out == "[1, 0]\n", errors
 
 
 def test_the_callers_signal_handlers_are_as_they_were():
-    """C7: after success and after failure, default ones and the program's own."""
+    """After success and after failure, default ones and the program's own."""
 
     def own(*_):
         pass
@@ -313,7 +313,7 @@ def test_the_callers_signal_handlers_are_as_they_were():
 
 
 def test_a_handler_of_the_programs_own_that_raises_leaves_nothing(script, tmp_path):
-    """C1 for programs that deal with signals themselves."""
+    """For programs that deal with signals themselves."""
     process = script.start("""
         import signal, sys, time, phalanx
 
@@ -332,25 +332,25 @@ def test_a_handler_of_the_programs_own_that_raises_leaves_nothing(script, tmp_pa
     """)
     wait_up(tmp_path, 1)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=60)
     assert out == "mine\n"
 
 
 def test_a_silent_agent_is_noticed_within_host_timeout(script, tmp_path):
-    """C8 on one machine: the agent is stopped, so that nothing is heard of it."""
+    """On one machine: the agent is stopped, so that nothing is heard of it."""
     process = script.start(
         SLEEPING.replace("workers_per_host=2", "workers_per_host=2, host_timeout=1, stop_grace=0.5")
     )
     pids = wait_up(tmp_path)
     (agent,) = agents()
     os.kill(agent, signal.SIGSTOP)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "AgentLost: lost the agent on localhost: no heartbeat for 1 s" in errors
     sleepers_gone(pids)
 
 
 def test_an_agent_ends_by_itself_when_its_launcher_is_silent(script, tmp_path):
-    """C8, the other way round."""
+    """Its workers end with it, and the launcher says so once it goes on."""
     process = script.start(
         SLEEPING.replace(
             "workers_per_host=2", "workers_per_host=2, orphan_timeout=1, host_timeout=2"
@@ -361,12 +361,12 @@ def test_an_agent_ends_by_itself_when_its_launcher_is_silent(script, tmp_path):
     sleepers_gone(pids)
     wait_until(lambda: not [p for p in agents() if is_alive(p)])
     process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "AgentLost" in errors
 
 
 def test_a_launcher_that_was_stopped_for_longer_than_host_timeout_goes_on(script, tmp_path):
-    """C9: Ctrl-Z and back, a laptop that slept."""
+    """Ctrl-Z and back, a laptop that slept."""
     process = script.start(
         """
         import os, time, phalanx
@@ -386,7 +386,7 @@ def test_a_launcher_that_was_stopped_for_longer_than_host_timeout_goes_on(script
     process.send_signal(signal.SIGCONT)
     time.sleep(0.5)
     (tmp_path / "go").touch()
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=60)
     assert out.splitlines()[-1] == "2", errors
 
 
@@ -436,7 +436,7 @@ def test_a_child_forked_during_a_launch_does_not_keep_it_alive(script, tmp_path)
     child = int((tmp_path / "child").read_text())
     assert is_alive(child)
     (tmp_path / "go").touch()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     wait_until(lambda: not is_alive(child))
 
 
@@ -452,8 +452,8 @@ def test_an_import_that_never_ends_does_not_outlive_the_launcher(script, tmp_pat
     """)
     wait_up(tmp_path, 1)
     process.kill()
-    process.communicate(timeout=10)
-    wait_until(lambda: not phalanx_processes(), timeout=10)
+    process.communicate(timeout=60)
+    wait_until(lambda: not phalanx_processes())
 
 
 def test_start_timeout_says_what_was_awaited(script, tmp_path):
@@ -464,15 +464,15 @@ def test_start_timeout_says_what_was_awaited(script, tmp_path):
     done = script("""
         import sys, phalanx
         sys.path.append("lib")
-        phalanx.launch(print, workers_per_host=1, preload=["endless"], start_timeout=1)
+        phalanx.launch(print, workers_per_host=1, preload=["endless"], start_timeout=3)
     """)
-    assert "StartTimeout: timed out after 1 s" in done.stderr
+    assert "StartTimeout: timed out after 3 s" in done.stderr
     assert "localhost: still importing endless" in done.stderr
 
 
 def test_many_short_launches_leak_nothing():
     """Descriptors, threads and processes are counted by the fixture."""
-    for i in range(10):
+    for i in range(5):
         assert list(phalanx.launch(lambda i=i: i, workers_per_host=2)) == [i, i]
 
 
@@ -498,7 +498,7 @@ def test_a_signal_to_all_processes_ends_no_zygote(script, tmp_path, number):
     """,
         str(int(number)),
     )
-    wait_until(lambda: (tmp_path / "up-0").exists(), timeout=60)
+    wait_until(lambda: (tmp_path / "up-0").exists())
     for pid in (*find("zygote"), *find("rank 0")):
         os.kill(pid, number)
     (tmp_path / "go").touch()

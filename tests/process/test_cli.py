@@ -157,7 +157,7 @@ def test_ctrl_c(tmp_path, cli):
     )
     wait_until((tmp_path / "up").exists)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
     wait_until(lambda: not phalanx_processes())

@@ -338,7 +338,7 @@ def test_what_is_not_there_says_so():
         except AttributeError as error:
             print(error)
         try:
-            import torchx.schedulers.ray_scheduler
+            import torchx.schedulers.lsf_scheduler
         except ModuleNotFoundError as error:
             print(error)
         from torchx.specs.finder import get_component, get_components, ComponentNotFoundException
@@ -353,7 +353,7 @@ def test_what_is_not_there_says_so():
         "0.7.0",
         "module 'phalanx.compat.torchx' has no attribute 'tracker': trackers are not part of "
         "Phalanx: set what yours needs in a role's env",
-        "phalanx.compat has no module 'torchx.schedulers.ray_scheduler'. Instead: Phalanx has "
+        "phalanx.compat has no module 'torchx.schedulers.lsf_scheduler'. Instead: Phalanx has "
         f"{', '.join(BUILT_IN)}, and schedulers that plugins add.",
         "True ['x']",
         "unknown component 'utils.ecco'. Did you mean 'utils.echo'?",
@@ -430,7 +430,7 @@ def test_its_command_shows_a_local_app_and_ends_with_it():
     handle = running.stdout.readline().strip()
     assert "up" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    running.communicate(timeout=60)
     assert running.returncode == 130
     with get_runner() as runner:
         assert runner.wait(handle).state is AppState.CANCELLED
@@ -486,7 +486,7 @@ def test_helpers_and_single_schedulers():
     """What launchers built on TorchX import: its helpers, and schedulers without a runner."""
     shown = program(
         """
-        import os, sys
+        import importlib, os, sys
         from torchx import specs
         from torchx.runner.events import log_event
         from torchx.runner import Runner
@@ -515,13 +515,19 @@ def test_helpers_and_single_schedulers():
         print(get_fn_docstring(comp), validate("missing.py", "nothing")[0].name)
         for module, name in (
             ("slurm_scheduler", "SlurmBatchRequest"),
-            ("kubernetes_scheduler", "KubernetesScheduler"),
+            ("kubernetes_scheduler", "KubernetesJob"),
             ("local_scheduler", "ImageProvider"),
         ):
             try:
                 exec(f"from torchx.schedulers.{module} import {name}")
             except ImportError as error:
                 print(str(error).partition(":")[0])
+
+        for module in ("local", "slurm", "docker", "kubernetes", "aws_batch", "ray"):
+            found = importlib.import_module(f"torchx.schedulers.{module}_scheduler")
+            opts = next(name for name in found.__all__ if name.endswith("Opts"))
+            made = found.create_scheduler("alone")
+            print(made.backend, getattr(found, opts)({"a": 1}), len(list(made.run_opts())) > 3)
 
         scheduler = create_scheduler("alone")
         with log_event("schedule", "local_cwd"):
@@ -550,8 +556,12 @@ def test_helpers_and_single_schedulers():
         "Namespace(n=2, parts={'a': ['1', '2'], 'b': ['3']}, args=['x'])",
         "('Say it.', {'n': 'how often'}) nothing",
         "phalanx.compat.torchx.schedulers.slurm_scheduler has no SlurmBatchRequest",
-        "phalanx.compat has no module 'torchx.schedulers.kubernetes_scheduler'. Instead",
+        "phalanx.compat.torchx.schedulers.kubernetes_scheduler has no KubernetesJob",
         "phalanx.compat.torchx.schedulers.local_scheduler has no ImageProvider",
+        *(
+            f"{name} {{'a': 1}} True"
+            for name in ("local_cwd", "slurm", "local_docker", "kubernetes", "aws_batch", "ray")
+        ),
         "hello",
         "True",
         r"['one\n', 'two']",

@@ -83,7 +83,7 @@ def test_tensorboard_serves_until_a_file_appears(runner, tmp_path):
         except OSError:
             return None
 
-    assert "version" in wait_until(answers, timeout=60, message="it never answered")
+    assert "version" in wait_until(answers, message="it never answered")
     (tmp_path / "stop").touch()
     status = runner.wait(handle)
     assert status.state is AppState.SUCCEEDED, list(runner.log_lines(handle))

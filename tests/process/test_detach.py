@@ -55,18 +55,18 @@ def phalanx_record(app):
 
 def gone(app):
     """Its host has ended, so that nothing is left behind."""
-    wait_until(lambda: not is_alive(owner_of(app)), timeout=30)
+    wait_until(lambda: not is_alive(owner_of(app)))
 
 
 def test_an_app_outlives_its_program_and_gives_its_values_to_another(script):
     """Interrupted as by Ctrl-C, hung up on as by a closed terminal, and killed."""
     program = script.start(PROGRAM, "stay", start_new_session=True)
     app = phalanx.app(program.stdout.readline().strip())
-    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING, timeout=60)
+    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
         if program.poll() is None:
             os.killpg(program.pid, number)
-    program.communicate(timeout=30)
+    program.communicate(timeout=60)
     assert app.status().state is phalanx.AppState.RUNNING
     assert {worker.rank for worker in app.status().workers} == {0, 1}
     with pytest.raises(TimeoutError, match="keeps running"):
@@ -102,8 +102,8 @@ def test_what_the_function_raises_is_raised_by_whoever_asks():
 def test_an_app_is_cancelled_and_looked_at_from_another_program():
     """By its handle, and by the commands."""
     app = phalanx.Launcher(workers_per_host=1, stop_grace=1.0).start(wait_for_file, detach=True)
-    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING, timeout=60)
-    wait_until(lambda: "wait_for_file" in str(app.stacks(10.0)), timeout=60)
+    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING)
+    wait_until(lambda: "wait_for_file" in str(app.stacks(10.0)))
     command = [sys.executable, "-m", "phalanx"]
     listed = subprocess.run([*command, "list"], capture_output=True, text=True, timeout=60)
     assert app.id in listed.stdout
@@ -120,18 +120,18 @@ def test_an_app_is_cancelled_and_looked_at_from_another_program():
 def test_an_app_whose_host_is_killed_has_failed():
     """Its workers end with it, and whoever asks is told."""
     app = phalanx.Launcher(workers_per_host=1).start(wait_for_file, detach=True)
-    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING, timeout=60)
+    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING)
     (worker,) = app.status().workers
     os.kill(owner_of(app), signal.SIGKILL)
     with pytest.raises(LaunchError, match="no longer exists"):
         app.result(timeout=60)
-    wait_until(lambda: state_of(worker.pid) is None, timeout=30)
+    wait_until(lambda: state_of(worker.pid) is None)
 
 
 def test_a_terminated_host_cancels_its_app():
     """As a machine that shuts down asks for it."""
     app = phalanx.Launcher(workers_per_host=1, stop_grace=1.0).start(wait_for_file, detach=True)
-    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING, timeout=60)
+    wait_until(lambda: app.status().state is phalanx.AppState.RUNNING)
     os.kill(owner_of(app), signal.SIGTERM)
     with pytest.raises(Cancelled):
         app.result(timeout=60)

@@ -369,7 +369,7 @@ def questions_for_stacks(disk, case, trouble):
     wait_until(lambda: list(place.glob("stacks/*.ask")))
     disk.harm(trouble)
     case.process.send_signal(signal.SIGCONT)
-    _, said = asking.communicate(timeout=30)
+    _, said = asking.communicate(timeout=60)
     assert (asking.returncode, said.count("\n"), reason in said) == (1, 1, True), said
     done = case.ask("stacks")
     reason = "no app is running" if trouble == "gone" else reason
@@ -654,6 +654,41 @@ CASES = [
 def test_what_a_disk_does_to_a_file(name, trouble, disk, case):
     """As the table has it."""
     TABLE[name](disk, case, trouble)
+
+
+CHILD = """
+    import subprocess, sys
+
+    NOISE = "for i in $(seq 20000); do echo line $i; done"
+
+    def main(seconds=0.0):
+        print("begun", flush=True)
+        subprocess.run(["sh", "-c", f"while [ ! -e go ]; do sleep 0.01; done; {NOISE}"], check=True)
+        subprocess.run(["sh", "-c", "while [ ! -e room ]; do sleep 0.01; done; echo last"], check=True)
+        return 7
+"""
+
+
+@pytest.mark.parametrize("how", ["launch", "map"])
+def test_what_a_workers_child_could_not_print_is_missed(disk, case, how):
+    """Shells and many programs pass over a full disk; the app does not succeed."""
+    (case.place / "child.py").write_text(textwrap.dedent(CHILD))
+    (case.place / "items.jsonl").write_text("{}\n")
+    case.environ["TMPDIR"] = str(disk.path)
+    case.start(how, "child.py:main", *(["items.jsonl"] if how == "map" else []))
+    wait_until(lambda: has_begun(case.place / "logs"))
+    disk.harm("full")
+    case.go()
+    logs = case.place / "logs"
+    wait_until(lambda: any("output missing" in p.read_text() for p in logs.glob("**/*0*.log")))
+    disk.repair()
+    (case.place / "room").touch()
+    case.finish()
+    assert case.code == 1
+    assert "the temporary files of rank 0 on localhost (No space left on device)" in case.err
+    log = "".join(p.read_text() for p in logs.glob("**/*0*.log"))
+    assert log.count("\nline ") < 20_000
+    assert "\nlast\n" in log
 
 
 def test_the_table_in_the_docs_has_every_row():

@@ -20,4 +20,4 @@ def test_a_signal_that_comes_before_a_worker_is_one_still_ends_it(tmp_path, monk
     app = launcher.start(time.sleep, args=(300,))
     wait_until(lambda: len(list(tmp_path.glob("forked-*"))) == 2)
     app.cancel()
-    wait_until(lambda: app.status().state.is_final, timeout=30)
+    wait_until(lambda: app.status().state.is_final)

@@ -118,10 +118,10 @@ def test_a_cancel_ends_it_in_every_phase(moment):
     count = 2 if moment == "waiting" else 1
     app = phalanx.Launcher(hostnames=HERE[:count], workers_per_host=1, **options).start(work)
     if moment == "backoff":
-        wait_until(lambda: app.status().num_restarts >= 1, timeout=30)
+        wait_until(lambda: app.status().num_restarts >= 1)
         time.sleep(0.5)
     else:
-        wait_until(lambda: app.status().num_restarts == 2, timeout=30)
+        wait_until(lambda: app.status().num_restarts == 2)
     if moment == "waiting":
         os.kill(wait_until(lambda: len(agents()) == 2 and agents())[0], signal.SIGTERM)
         time.sleep(0.3)
@@ -163,7 +163,7 @@ def test_an_agent_that_comes_back_while_the_app_ends_ends_with_it(tmp_path, monk
     lost = []
     monkeypatch.setattr(PlacedAgent, "open", open_late)
     app = phalanx.Launcher(hostnames=HERE[:2], workers_per_host=1, min_hosts=1).start(work)
-    wait_until(lambda: app.status().state.value == "RUNNING", timeout=30)
+    wait_until(lambda: app.status().state.value == "RUNNING")
     lost.append(agents()[1])
     os.kill(lost[0], signal.SIGKILL)
     app.result(60)

@@ -26,7 +26,7 @@ def others_sleep(action, failing=1):
 
 
 def test_an_exception_is_raised_with_its_type_and_the_workers_traceback():
-    """B1, B8: file and line of the worker, rank, host and log file; the others are stopped."""
+    """File and line of the worker, rank, host and log file; the others are stopped."""
 
     def action():
         raise KeyError("missing thing")
@@ -92,7 +92,7 @@ CLASSES = """
 
 
 def test_exceptions_that_do_not_pickle_by_themselves_arrive(script):
-    """B2: classes of __main__, odd constructors, locks, broken methods."""
+    """Classes of __main__, odd constructors, locks, broken methods."""
     done = script(CLASSES)
     assert Path("results.txt").read_text().splitlines() == [
         "Plain p   True",
@@ -117,7 +117,7 @@ def test_exceptions_that_do_not_pickle_by_themselves_arrive(script):
     ],
 )
 def test_builtin_exceptions_keep_their_fields(make):
-    """B1 for the neighbours."""
+    """Their own arguments and attributes."""
 
     def fail():
         raise make()
@@ -155,7 +155,7 @@ def test_notes_of_the_user_stay():
     ],
 )
 def test_exits_fail_the_launch_at_once_with_their_code(action, code, method):
-    """B3, B4."""
+    """With both ways to start workers."""
     with pytest.raises(
         WorkerFailed, match=f"rank 1 on localhost .*exited with code {code}"
     ) as caught:
@@ -165,7 +165,7 @@ def test_exits_fail_the_launch_at_once_with_their_code(action, code, method):
 
 
 def test_exit_0_is_a_return_of_none():
-    """B4: `sys.exit(0)` and `sys.exit()` end a rank on purpose and in order."""
+    """`sys.exit(0)` and `sys.exit()` end a rank on purpose and in order."""
 
     def f():
         import sys
@@ -188,7 +188,7 @@ def test_exit_0_is_a_return_of_none():
     ],
 )
 def test_signals_are_named(action, name):
-    """B5: signal, rank, host and pid."""
+    """Signal, rank, host and pid."""
     with pytest.raises(
         WorkerFailed, match=rf"rank 1 on localhost \(pid \d+\) was killed by {name}"
     ) as e:
@@ -210,7 +210,7 @@ def test_last_words_on_stderr_are_in_the_message():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
 def test_an_interrupt_inside_a_worker_ends_the_launch(kind):
-    """B6: it is the worker's, and does not interrupt the caller."""
+    """It is the worker's, and does not interrupt the caller."""
 
     def action():
         raise kind
@@ -221,7 +221,7 @@ def test_an_interrupt_inside_a_worker_ends_the_launch(kind):
 
 
 def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed(tmp_path):
-    """B7: 50 ms apart on two hosts; listed if it came before all were stopped."""
+    """50 ms apart on two hosts; listed if it came before all were stopped."""
 
     def f(name):
         import time
@@ -249,7 +249,7 @@ def test_the_earlier_of_two_failures_is_the_cause_and_the_other_is_listed(tmp_pa
 
 
 def test_a_failure_on_one_host_stops_the_others():
-    """B8: they communicate with nobody."""
+    """They communicate with nobody."""
 
     def action():
         raise ValueError("stop it")
@@ -279,7 +279,7 @@ def test_a_killed_peer_is_the_cause_not_the_connection_errors_it_leaves(script):
 
 
 def test_an_error_while_the_function_is_loaded_shows_its_traceback(script, tmp_path):
-    """B9: its module raises only in the worker."""
+    """Its module raises only in the worker."""
     (tmp_path / "mine.py").write_text(
         "import os\nif 'RANK' in os.environ:\n    raise ImportError('only in a worker')\n"
         "def f():\n    pass\n"
@@ -293,7 +293,7 @@ def test_an_error_while_the_function_is_loaded_shows_its_traceback(script, tmp_p
 
 
 def test_an_argument_that_cannot_be_unpickled_shows_its_traceback():
-    """B9, the other half."""
+    """From the worker that tried."""
 
     class Bad:
         def __reduce__(self):

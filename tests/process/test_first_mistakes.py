@@ -295,7 +295,7 @@ def test_a_launch_that_is_terminated_says_so(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until((tmp_path / "began").exists, timeout=60)
+    wait_until((tmp_path / "began").exists)
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM

@@ -7,6 +7,7 @@ import pytest
 
 from phalanx.components import utils
 from phalanx.runner import get_runner
+from phalanx.runner.config import apply
 from phalanx.specs import AppDef, AppState, Role
 from phalanx.testing import ComponentTestCase
 from tests.process.commands import phalanx
@@ -116,13 +117,15 @@ config = x
 """
 
 
-def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path):
+def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path, caplog):
     """What cannot be kept is commented out, with the reason."""
     (tmp_path / ".torchxconfig").write_text(TORCHX)
     (tmp_path / "train.py").write_text("")
     said = f"{tmp_path / '.torchxconfig'} is not read; convert it with: phalanx configure"
     assert said in dryrun("utils.echo").stderr
     assert said in phalanx("config").stderr
+    apply("local_cwd", {}, dirs=[str(tmp_path)])
+    assert said in caplog.text
     done = phalanx("configure", "--from-torchx")
     assert done.returncode == 0, done.stderr
     assert "local_cwd has no option 'nothing'" in done.stderr
@@ -138,6 +141,14 @@ def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path):
     (tmp_path / ".torchxconfig").unlink()
     (tmp_path / ".phalanxconfig").unlink()
     assert "no such file" in phalanx("configure", "--from-torchx").stderr
+
+
+def test_a_component_that_imports_torchx_is_told_what_there_is(tmp_path):
+    """With the traceback of its own."""
+    (tmp_path / "own.py").write_text("import torchx.specs as specs\n")
+    done = phalanx("run", "own.py:train")
+    assert done.returncode == 1
+    assert "import phalanx.compat.torchx as torchx, or run the program with: python" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["utils.echo", "dist.ddp", "metrics.tensorboard", "utils.copy"])

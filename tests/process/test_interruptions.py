@@ -77,10 +77,10 @@ def test_a_killed_store_ends_the_app(script, tmp_path):
 
         phalanx.launch(f, workers_per_host=2)
     """)
-    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, timeout=30)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
     (store,) = find("store")
     os.kill(store, signal.SIGKILL)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "the process that hosts the store ended" in errors
 
 
@@ -104,7 +104,7 @@ def test_agent_and_zygote_killed_at_once_leave_nothing(script, tmp_path):
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "AgentLost" in errors
     child = int((tmp_path / "child").read_text())
     wait_until(lambda: not is_alive(child))
@@ -129,7 +129,7 @@ def test_signals_to_an_agent_that_is_still_warming(script, tmp_path, number):
     os.kill(agent, number)
     time.sleep(0.2)
     (tmp_path / "go").touch()
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     if number == signal.SIGUSR2:
         assert out == "5\n", errors
     else:
@@ -137,7 +137,7 @@ def test_signals_to_an_agent_that_is_still_warming(script, tmp_path, number):
 
 
 def test_ctrl_c_while_nobody_reads_the_output(script, tmp_path):
-    """C1 while stopping: a stuck reader does not keep us."""
+    """While stopping: a stuck reader does not keep us."""
     process = script.start("""
         import phalanx
 
@@ -148,9 +148,9 @@ def test_ctrl_c_while_nobody_reads_the_output(script, tmp_path):
 
         phalanx.launch(f, workers_per_host=1)
     """)
-    wait_until((tmp_path / "printed").exists, timeout=30)
+    wait_until((tmp_path / "printed").exists)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == -signal.SIGINT
+    assert process.wait(timeout=60) == -signal.SIGINT
     process.communicate()
 
 
@@ -170,7 +170,7 @@ def test_ctrl_c_in_an_asyncio_program(script, tmp_path):
     """)
     wait_until((tmp_path / "up-0").exists)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
 
 
@@ -189,14 +189,14 @@ def test_a_child_that_the_program_forks_ends_at_once(script):
 
 
 def test_a_launcher_stopped_while_it_starts_goes_on(script, tmp_path):
-    """C9: the time does not count for `start_timeout` either."""
+    """The time does not count for `start_timeout` either."""
     process = script.start("""
         import time, phalanx
-        print(phalanx.launch(lambda: time.sleep(1) or 1, workers_per_host=1, start_timeout=2).rank(0))
+        print(phalanx.launch(lambda: time.sleep(1) or 1, workers_per_host=1, start_timeout=5).rank(0))
     """)
     wait_until(agents)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(3.5)
+    time.sleep(5.5)
     process.send_signal(signal.SIGCONT)
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     assert out == "1\n", errors

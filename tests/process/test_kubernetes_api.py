@@ -4,10 +4,13 @@ import json
 import socket
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from phalanx._schedulers.kubernetes import logs
 from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone
+from phalanx.errors import SchedulerError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 NO_LINGERING = struct.pack("ii", 1, 0)
@@ -65,3 +68,27 @@ def test_an_answer_that_does_not_come_is_told_in_words(api, answer, resets, said
         cluster.list("jobs")
     assert str(caught.value).startswith("cannot list jobs: the API server http://127.0.0.1:")
     assert f"does not answer {said}. Look at it: kubectl cluster-info" in str(caught.value)
+
+
+@pytest.mark.parametrize("state", ["is waiting to start: ContainerCreating", "is terminated"])
+def test_a_container_that_never_was_has_no_log(api, state):
+    """Nor is that an error: its pod may have been deleted before."""
+    api(_refusal(f'container "main" in pod "p" {state}'))
+    with Cluster() as cluster:
+        assert not list(_read_log(cluster))
+
+
+def test_a_log_that_cannot_be_read_is_an_error(api):
+    api(_refusal("the disk of the node is broken"))
+    with Cluster() as cluster, pytest.raises(SchedulerError, match="the disk of the node"):
+        list(_read_log(cluster))
+
+
+def _refusal(message):
+    body = json.dumps({"kind": "Status", "status": "Failure", "message": message, "code": 400})
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+def _read_log(cluster):
+    return logs._lines(cluster, SimpleNamespace(name="p"), logs._Position(), None, follow=False)

@@ -57,7 +57,7 @@ def test_all_of_ours_killed_at_once(script, tmp_path, next_one):
         os.kill(pid, signal.SIGSTOP)
     for pid in reversed(ours):  # the end of the one above would wake a stopped one
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert len(spools() - before) == 1
     assert all(map(is_alive, pids))  # or there would be nothing to sweep
     next_one()
@@ -80,8 +80,8 @@ def test_an_agent_killed_before_its_first_word(script, tmp_path):
         app = phalanx.Launcher(workers_per_host=1, preload=["killing"]).start(print)
         os.kill(os.getpid(), 9)
     """)
-    process.communicate(timeout=20)
-    wait_until(lambda: not phalanx_processes(), timeout=60)
+    process.communicate(timeout=60)
+    wait_until(lambda: not phalanx_processes())
     a_command()
     assert spools() <= before
 
@@ -160,9 +160,15 @@ def test_what_is_not_a_spool_is_left_alone():
     assert not full.exists()  # nobody has written down an owner, long ago
 
 
-@pytest.mark.parametrize("written", [None, "", '{"app": "a'])
-def test_a_spool_whose_agent_was_killed_while_it_made_it(written):
-    """Its name says whose it was; that of one that runs, or is elsewhere, stays."""
+@pytest.mark.parametrize(
+    ("file", "written"),
+    [(None, None), ("owner.json", ""), ("owner.json", '{"app": "a'), ("0/stdout", "a line")],
+    ids=["nothing written", "nothing in it", "half of it", "swept, but for this"],
+)
+def test_a_spool_that_does_not_say_whose_it_is(file, written):
+    """Its agent was killed while it made it, or who swept it was: its name says whose it was. That
+    of one that runs, or is elsewhere, stays.
+    """
     place, own = Path(tempfile.gettempdir()), identity()
     ended = subprocess.Popen(["sleep", "60"])
     facts = identity(ended.pid)
@@ -176,8 +182,9 @@ def test_a_spool_whose_agent_was_killed_while_it_made_it(written):
     ]
     for name in names:
         (place / name).mkdir(mode=0o700)
-        if written is not None:
-            (place / name / "owner.json").write_text(written)
+        if file is not None:
+            (place / name / file).parent.mkdir(exist_ok=True)
+            (place / name / file).write_text(written)
     try:
         a_command()
         assert [(place / name).exists() for name in names] == [False, True, True]
@@ -212,7 +219,7 @@ def test_apps_that_run_are_not_touched(script, tmp_path):
         a_command()
         a_launch()
     (tmp_path / "go").touch()
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     assert out == "2\n", errors
 
 
@@ -271,7 +278,7 @@ def test_an_agent_stopped_before_its_first_word_does_not_outlive_its_launcher(sc
     agent = wait_until(lambda: below(process.pid, "SigIgn", signal.SIGUSR1))
     os.kill(agent, signal.SIGSTOP)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     wait_until(lambda: not is_alive(agent))
 
 
@@ -284,11 +291,48 @@ def test_an_app_whose_supervisor_is_stopped_goes_on_when_its_command_is_killed(t
     keeper = wait_until(lambda: below(process.pid, "SigCgt", signal.SIGTERM))
     os.kill(keeper, signal.SIGSTOP)
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     (tmp_path / "go").touch()
     wait_until(lambda: not is_alive(keeper))
     (app,) = (app for app in recorded_app.apps() if app.id not in before)
     assert app.status()["state"] == "FAILED"
+
+
+STOPPING = """
+import os, signal, sys
+if sys.argv[0] == "-c" and "MODULE" in " ".join(sys.orig_argv) and not os.path.exists("FILE"):
+    open("FILE", "w").close()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("phalanx._schedulers.supervised.supervisor", ["run", "--wait", "utils.echo"]),
+        ("phalanx._agent.process", ["launch", "fn.py:f"]),
+    ],
+    ids=["supervisor", "agent"],
+)
+def test_what_was_stopped_before_its_first_words_is_woken_by_the_next(tmp_path, module, command):
+    """It cannot ask to be woken with its parent yet."""
+    (tmp_path / "fn.py").write_text("def f(): pass\n")
+    text = STOPPING.replace("MODULE", module).replace("FILE", str(tmp_path / "stopped"))
+    (tmp_path / "sitecustomize.py").write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    stopped = lambda: [p for p in processes.children(process.pid) if processes.is_stopped(p)]
+    (pid,) = wait_until(stopped)
+    process.kill()
+    process.wait(timeout=60)
+    assert processes.is_stopped(pid)  # or nobody would have to wake it
+    done = subprocess.run([sys.executable, "-m", "phalanx", *command], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not is_alive(pid))
 
 
 def can_make_groups():
@@ -319,7 +363,7 @@ def test_what_hides_its_environment_is_found_by_its_control_group(script, tmp_pa
         os.kill(pid, signal.SIGSTOP)
     for pid in ours:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert all(map(is_alive, pids))
     a_command()
     wait_until(lambda: not any(map(is_alive, pids)))
@@ -356,7 +400,7 @@ def test_control_groups_do_not_stay(script, tmp_path):
         wait_up(tmp_path)
         for pid in [process.pid] if who is None else who():
             os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         for path in tmp_path.glob("up-*"):
             path.unlink()
     wait_until(lambda: not phalanx_processes())

@@ -136,7 +136,8 @@ def test_without_a_place_for_logs_the_calls_are_made(launcher, caplog, is_elasti
     Path("logs").touch()
     launcher.max_restarts = int(is_elastic)
     assert [r.values for r in launcher.map(speak, items(3))] == [(0,), (1,), (2,)]
-    assert [r.getMessage() for r in caplog.records] == [
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "calls done" not in text] == [
         "phalanx: cannot write log files to logs (Not a directory); continuing without them."
     ]
 

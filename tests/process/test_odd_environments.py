@@ -119,7 +119,7 @@ def test_the_users_own_interface_wins():
 
 
 def test_spawned_workers_do_not_show_their_values_either():
-    """E5 for the other start method; and a value may be larger than a command line."""
+    """For the other start method; and a value may be larger than a command line."""
 
     def f():
         with open("/proc/self/environ", "rb") as file:

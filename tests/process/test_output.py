@@ -135,7 +135,7 @@ def test_a_line_that_is_not_ended_shows_after_a_while(script, tmp_path):
     """)
     assert process.stdout.read(3) == "..."
     (tmp_path / "go").touch()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def test_what_is_printed_while_packages_load_is_in_every_rank_s_log(script, tmp_path):

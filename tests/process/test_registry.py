@@ -66,7 +66,7 @@ def test_a_running_app_is_seen_and_its_log_followed_from_another_process(tmp_pat
     assert following.stdout.readline() == "rank 1 goes on\n"
     (tmp_path / "stop").touch()
     app.result()
-    assert following.communicate(timeout=30)[0] == ""
+    assert following.communicate(timeout=60)[0] == ""
     status = ask("status", app.id)["status"]
     assert status["state"] == "SUCCEEDED"
     assert [worker["ended"] for worker in status["workers"]] == ["returned", "returned"]
@@ -89,7 +89,7 @@ def test_cancel_from_another_terminal(tmp_path):
     wait_until(lambda: "stopping" in command("log", app.id, "--agents").stdout)
     done = command("cancel", app.id, "--grace", "0")
     assert done.stdout == f"{app.id}: CANCELLED\n", done.stderr
-    assert first.communicate(timeout=30)[0] == f"{app.id}: CANCELLED\n"
+    assert first.communicate(timeout=60)[0] == f"{app.id}: CANCELLED\n"
     with pytest.raises(phalanx.Cancelled):
         app.result()
     again = command("cancel", app.id)

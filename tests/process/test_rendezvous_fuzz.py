@@ -14,7 +14,7 @@ from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
-from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome
+from phalanx._core.rounds import Ended, Endpoint, Fault, HostRun, Outcome
 from phalanx._wire import rendezvous_frames
 from tests.process.strangers import join_request
 
@@ -34,9 +34,7 @@ FRAMES = [
     wire.Piece(round=1, rank=0, key="payload", offset=0, total=1, data=b"x"),
     rendezvous_frames.JoinAccepted(leader=3),
     rendezvous_frames.JoinRefused(reason="x"),
-    rendezvous_frames.AppEnded(
-        reason="succeeded", missing=("a",), note="", members=(Member(1, "a", 0, 1),)
-    ),
+    rendezvous_frames.AppEnded(reason="succeeded", missing=("a",), note="", hosts=(HostRun(1, 1),)),
     rendezvous_frames.FailureTold(
         agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"
     ),

@@ -114,6 +114,28 @@ async def _exchange(rng):
     assert heard == answered == list(range(COUNT))
 
 
+def test_who_was_told_that_nothing_follows_waits_for_nobody():
+    """And a stream that breaks then is not missed."""
+
+    async def part():
+        line, broken = Line(random.Random(0)), []
+        ends = [
+            await ResumableChannel.over(*stream, ChannelState(), broken.append)
+            for stream in await line.streams()
+        ]
+        ends[0].part()
+        await ends[1].wait_until(lambda: False, 30)
+        await ends[1].finish()
+        await ends[0].wait_until(lambda: False, 30)
+        assert all(channel.has_ended for channel in ends)
+        line.cut()
+        for channel in ends:
+            channel.close()
+        return broken
+
+    assert asyncio.run(part()) == []
+
+
 def test_a_stranger_at_an_agents_socket_is_refused(tmp_path):
     """Without the app's key, and whatever it sends; the app goes on."""
     run = ("sh", "-c", 'cat | setsid "$@" | cat', "pipe")

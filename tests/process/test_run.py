@@ -233,7 +233,7 @@ def test_help_of_a_component(tmp_path):
 
 @pytest.mark.parametrize(
     "verb",
-    "run builtins runopts list status describe log stacks cancel delete clean config configure completion"
+    "run builtins runopts list status describe log stacks chaos cancel delete clean config configure completion"
     "".split(),
 )
 def test_help_of_each_command(verb):
@@ -571,7 +571,7 @@ def test_ctrl_c_while_waiting_leaves_the_app_running():
     )
     handle = process.stdout.readline().strip()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"phalanx cancel {handle}" in err
     assert "Traceback" not in err
@@ -723,7 +723,7 @@ def test_runopts():
     check_snapshot("runopts", phalanx("runopts").stdout)
     only = phalanx("runopts", "ssh").stdout
     assert only.startswith("ssh:\n  required:\n    hosts (list of str)")
-    known = {"local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "aws_batch"}
+    known = {"local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "ray", "aws_batch"}
     assert set(json.loads(phalanx("runopts", "--json").stdout)) == known
     done = phalanx("runopts", "ssg")
     assert (done.returncode, "Did you mean 'ssh'?" in done.stderr) == (1, True)
@@ -917,7 +917,7 @@ def test_what_a_try_leaves_behind_does_not_live_on():
     def commands():
         return [args for _, args in below()]
 
-    wait_until(lambda: "sleep 300" in commands(), timeout=60)  # the second try
+    wait_until(lambda: "sleep 300" in commands())  # the second try
     wait_until(lambda: commands().count("sleep 304") == 1)
     wait_until(lambda: not any(state.startswith("Z") for state, _ in below()))
 
@@ -1219,7 +1219,7 @@ def test_a_record_that_is_removed_ends_those_who_follow(own_registry):
     )
     assert following.stdout.readline() == "sh/0 1\n"
     shutil.rmtree(own_registry / handle.rpartition("/")[2])
-    following.communicate(timeout=30)
+    following.communicate(timeout=60)
 
 
 def test_a_log_dir_that_cannot_be_made_is_refused(tmp_path):
@@ -1314,7 +1314,7 @@ def test_waiting_for_an_app_that_is_cancelled_exits_with_1():
     handle = process.stdout.readline().strip()
     wait_until(lambda: phalanx("log", handle).stdout)
     assert phalanx("cancel", handle).returncode == 0
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 1
 
 

@@ -45,7 +45,7 @@ def test_an_app_spec_that_runs_python():
     [
         ("builtins", "Found 10 builtin components:"),
         ("runopts", "local_cwd:"),
-        ("runopts local_cwd", "log_dir (str, default: none)"),
+        ("runopts local_cwd", "log_dir (str)"),
         ("run -s local_cwd dist.ddp --help", "Run a script or module on every worker"),
         ("run --dryrun -s local_cwd utils.python hello.py aptg", "=== SCHEDULER REQUEST ==="),
     ],
@@ -80,7 +80,16 @@ def test_a_project_with_a_scheduler_and_a_named_resource(tmp_path):
     }
     environment.install("project foobar", files, entry_points)
     assert set(json.loads(environment("runopts", "--json").stdout)) == {
-        *("local_cwd", "ssh", "slurm", "local_docker", "kubernetes", "aws_batch", "my_scheduler"),
+        *(
+            "local_cwd",
+            "ssh",
+            "slurm",
+            "local_docker",
+            "kubernetes",
+            "ray",
+            "aws_batch",
+            "my_scheduler",
+        ),
     }
     done = environment("run", "--dryrun", "utils.sh", "-h", "gpu_x2", "true")
     assert '"gpu": 2' in done.stdout, done.stderr

@@ -5,6 +5,7 @@ import faulthandler
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -36,7 +37,7 @@ def arrive(place):
 
 
 def all_arrived(place, count):
-    wait_until(lambda: len(os.listdir(place)) == count, timeout=60)
+    wait_until(lambda: len(os.listdir(place)) == count)
 
 
 @pytest.fixture
@@ -86,7 +87,11 @@ def test_equal_stacks_of_a_running_app_are_shown_together(running, tmp_path):
     shown = command("stacks", app.id)
     assert shown.returncode == 0, shown.stderr
     heads = [line for line in shown.stdout.splitlines() if line.startswith("rank")]
-    assert heads == ["rank 2:", "ranks 0-1, 3:", "rank 1, another thread:"]
+    assert [re.sub(r"py:\d+", "py", head) for head in heads] == [
+        "rank 2, in test_stacks.py in wait_for:",
+        "ranks 0-1, 3, in test_stacks.py in wait_for:",
+        "rank 1, another thread:",
+    ]
     assert "in inner\n    wait_for(go)" in shown.stdout
     assert "bootstrap.py" not in shown.stdout
     (told,) = json.loads(command("stacks", "--json").stdout)
@@ -165,6 +170,21 @@ def test_what_a_program_does_of_its_own_is_not_disturbed(running, tmp_path):
     assert (tmp_path / "mine").read_text() == "mine alone"
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("py-spy", "eu-stack", "gdb"))), reason="needs a native debugger"
+)
+def test_native_frames_are_shown_on_request(running):
+    """Also of one that is stopped, which answers nobody."""
+    app = running(stay, 2)
+    os.kill(app.status().workers[1].pid, signal.SIGSTOP)
+    shown = command("stacks", app.id, "--native", "--timeout", "20").stdout
+    assert "rank 0, native frames:\n  " in shown
+    assert "rank 1, native frames:\n  " in shown
+    assert "not available" not in shown
+    assert "rank 1: it is stopped by a signal (state T)" in shown
+    os.kill(app.status().workers[1].pid, signal.SIGCONT)
+
+
 def test_many_who_ask_at_once_are_all_answered(running):
     """A worker has one file; nobody gets half of it, or another's."""
     app = running(stay, 3)
@@ -194,7 +214,7 @@ def test_an_app_that_is_not_there_or_does_not_answer_is_one_sentence(script, tmp
         "def f():\n    pathlib.Path('there').touch()\n    time.sleep(600)\n"
         "if __name__ == '__main__':\n    phalanx.launch(f, workers_per_host=1)\n",
     )
-    wait_until(lambda: (tmp_path / "there").exists(), timeout=60)
+    wait_until(lambda: (tmp_path / "there").exists())
     os.kill(process.pid, signal.SIGSTOP)
     shown = command("stacks", "--timeout", "0.1")
     assert shown.returncode == 1
@@ -298,9 +318,9 @@ def test_a_scheduler_s_app_is_asked_through_what_it_runs(tmp_path):
     started = command("run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", "train.py")
     handle = started.stdout.strip()
     try:
-        wait_until(lambda: (tmp_path / "r0").exists() and (tmp_path / "r1").exists(), timeout=60)
+        wait_until(lambda: (tmp_path / "r0").exists() and (tmp_path / "r1").exists())
         shown = command("stacks", handle)
-        assert "ranks 0-1:" in shown.stdout, shown.stderr
+        assert "ranks 0-1, in train.py:4 in work:" in shown.stdout, shown.stderr
         assert "in work\n    time.sleep(600)" in shown.stdout
     finally:
         command("cancel", handle)

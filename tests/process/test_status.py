@@ -46,7 +46,7 @@ def test_after_a_restart_the_pids_are_the_new_ones_and_the_cause_is_told(tmp_pat
     """In words, as JSON and from the handle; each round's cause stays, in one line."""
     go = tmp_path / "go"
     app = phalanx.Launcher(workers_per_host=2, max_restarts=3).start(work, {"go": go})
-    first = wait_until(lambda: is_running(app), timeout=60)
+    first = wait_until(lambda: is_running(app))
     assert first["round"] == 1
     assert first["rounds"][0]["cause"] == ""
     assert all(map(is_alive, pids(first).values()))
@@ -93,7 +93,7 @@ def test_a_lost_host_a_spare_and_one_that_joins(tmp_path):
         found = [host["state"] for host in status["hosts"]] if status else []
         return status if found == list(states) else None
 
-    first = wait_until(lambda: hosts("active", "active", "spare"), timeout=60)
+    first = wait_until(lambda: hosts("active", "active", "spare"))
     assert [host["ranks"] for host in first["hosts"]] == [[0], [1], []]
     assert json.loads(command("list", "--json").stdout)[-1]["status"]["round"] == first["round"]
     lost = first["hosts"][1]["pid"]
@@ -110,10 +110,10 @@ def test_a_lost_host_a_spare_and_one_that_joins(tmp_path):
     assert "localhost was lost: " in second["rounds"][-1]["cause"]
     row = command("list").stdout.splitlines()[-1].split()
     assert row[3:5] == ["2", "workers"]
-    third = wait_until(lambda: hosts("active", "active", "spare"), timeout=30)
+    third = wait_until(lambda: hosts("active", "active", "spare"))
     assert third["hosts"][2]["reason"] == ""
     app.add_host("localhost")
-    wait_until(lambda: hosts("active", "active", "spare", "spare"), timeout=30)
+    wait_until(lambda: hosts("active", "active", "spare", "spare"))
     assert len(recorded_app.get(app.id).facts["roles"][0]["replicas"]) == 4
     go.touch()
     assert app.wait(30).state.value == "SUCCEEDED"
@@ -126,7 +126,7 @@ def test_a_host_that_is_lost_is_shown_as_lost():
         time.sleep(600)
 
     app = phalanx.Launcher(hostnames=["localhost"] * 2, workers_per_host=1).start(stay)
-    first = wait_until(lambda: is_running(app), timeout=60)
+    first = wait_until(lambda: is_running(app))
     os.kill(first["hosts"][1]["pid"], signal.SIGKILL)
     app.wait(30)
     status = status_of()
@@ -147,7 +147,7 @@ def test_restarts_of_single_hosts_are_each_told(tmp_path):
     app = phalanx.Launcher(
         hostnames=["localhost"] * 2, workers_per_host=1, max_restarts=2, restart="host"
     ).start(work, {"go": go})
-    first = wait_until(lambda: is_running(app), timeout=60)
+    first = wait_until(lambda: is_running(app))
     os.kill(pids(first)[1], signal.SIGKILL)
     second = wait_until(lambda: is_running(app, 2))
     assert pids(second)[0] == pids(first)[0]
@@ -185,7 +185,7 @@ def test_torchrun_is_followed_as_well(tmp_path):
     line = [sys.executable, "-m", "phalanx", "torchrun", *flags, "train.py"]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: recorded_app.apps() and is_running(recorded_app.apps()[0]), timeout=60)
+        wait_until(lambda: recorded_app.apps() and is_running(recorded_app.apps()[0]))
         (app,) = recorded_app.apps()
         first = app.status()
         os.kill(pids(first)[0], signal.SIGKILL)
@@ -219,11 +219,11 @@ def test_the_torchrun_within_an_app_is_not_an_app_of_its_own(tmp_path):
     )
     (tmp_path / "train.py").write_text(code)
     handle = command("run", "dist.ddp", "-j", "1x2", "--script", "train.py").stdout.strip()
-    wait_until(lambda: command("log").stdout.count("up") == 2, timeout=60)
+    wait_until(lambda: command("log").stdout.count("up") == 2)
     listed = json.loads(command("list", "--json").stdout)
     assert [app["handle"] for app in listed] == [handle]
-    assert "ranks 0-1:" in command("stacks").stdout
+    assert "ranks 0-1, in train.py:3" in command("stacks").stdout
     (tmp_path / "go").touch()
-    wait_until(lambda: "SUCCEEDED" in command("status").stdout, timeout=60)
+    wait_until(lambda: "SUCCEEDED" in command("status").stdout)
     command("clean", "--older-than", "0")
     assert list((tmp_path / "state" / "phalanx" / "apps").iterdir()) == []

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from phalanx._core.rounds import Endpoint
 from phalanx._rendezvous.tcp.connections.crowd import Standing
 from phalanx._rendezvous.tcp.connections.store_gate import StoreGate
 from phalanx._system import network
+from phalanx._system.processes import descendants
 from tests.conftest import wait_until
 from tests.process import store_flood
 from tests.process.strangers import ENVIRON
@@ -49,7 +51,7 @@ def group_forms(torchrun, master, attack):  # noqa: F811
     flags = ("--nnodes", "2", "--master-addr", master, "--master-port", port)
     nodes = [torchrun.start(STATIC, *flags, "--node-rank", "0", env=ENVIRON)]
     try:
-        wait_until(lambda: listens6(port), timeout=60)
+        wait_until(lambda: listens6(port))
         with attack(port):
             nodes.append(torchrun.start(STATIC, *flags, "--node-rank", "1", env=ENVIRON))
             outs = [node.communicate(timeout=90) for node in nodes]
@@ -57,7 +59,7 @@ def group_forms(torchrun, master, attack):  # noqa: F811
         for node in nodes:
             if node.poll() is None:
                 node.terminate()
-                node.communicate(timeout=30)
+                node.communicate(timeout=60)
     assert [out for out, _ in outs] == ["the sum is 2\n"] * 2, outs
     assert [node.returncode for node in nodes] == [0, 0], outs
 
@@ -149,6 +151,56 @@ def test_the_store_of_hosts_that_meet_on_this_machine_is_reached_from_it_alone(
         assert subprocess.run([*command, "127.0.0.1", port]).returncode == 0
         away = [*other_host, *command, f"{NETWORK}.1", port]
         assert subprocess.run(away, stderr=subprocess.PIPE).returncode == 1
+    finally:
+        (tmp_path / "end").touch()
+        outs = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outs
+
+
+def store_of(nodes):
+    """The process that carries the store."""
+    for node in nodes:
+        for pid in descendants(node.pid):
+            if b"store" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+def listening_port(pid):
+    """At which a process takes connections; it has one such socket."""
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(fd))
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                return int(fields[1].rpartition(":")[2], 16)
+    return None
+
+
+def test_the_store_behind_a_shared_port_is_reached_by_way_of_it_alone(
+    torchrun,  # noqa: F811
+    other_host,
+    tmp_path,
+):
+    """Its own port is closed to other hosts; and its descriptors are as many as there can be."""
+    where = ("--master-addr", f"{NETWORK}.1", "--master-port", free_port())
+    limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))}
+    nodes = [
+        torchrun.start(MEETS, "--nnodes", "2", *where, "--node-rank", rank, env=ENVIRON, **limits)
+        for rank in range(2)
+    ]
+    try:
+        assert len({node.stdout.readline() for node in nodes}) == 1
+        store = store_of(nodes)
+        port = str(listening_port(store))
+        command = [sys.executable, "-c", CONNECT]
+        assert subprocess.run([*command, "127.0.0.1", port]).returncode == 0
+        away = [*other_host, *command, f"{NETWORK}.1", port]
+        assert subprocess.run(away, stderr=subprocess.PIPE).returncode == 1
+        assert resource.prlimit(store, resource.RLIMIT_NOFILE) == (4096, 4096)
     finally:
         (tmp_path / "end").touch()
         outs = [node.communicate(timeout=60) for node in nodes]

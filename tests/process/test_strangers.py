@@ -42,7 +42,7 @@ class Pair:
         where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self.port}")
         self._flags = ("--nnodes", "2", *where, "--rdzv-id", "run", *flags)
         self.leader = self._start()
-        wait_until(lambda: listens(self.port), timeout=60)
+        wait_until(lambda: listens(self.port))
 
     def _start(self):
         return self._torchrun.start(RUNS, *self._flags, env=self._env)
@@ -76,7 +76,7 @@ BAD = [
     join_request(run_id="another"),
     rendezvous_frames.LeaderMoved(app="run", contact=Endpoint("127.0.0.1", 1)),
     rendezvous_frames.LeaderMoved(contact=Endpoint("127.0.0.1", 1)),
-    rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", members=()),
+    rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", hosts=()),
     wire.HaltRound(round=1, grace=0.0),
     wire.ShutDown(),
     wire.Ping(sent=0.0),
@@ -149,7 +149,7 @@ def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
             for connection in idle[::10]:
                 with contextlib.suppress(OSError):
                     connection.sendall(b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big"))
-            wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300, timeout=30)
+            wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300)
             assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
         finally:
             for connection in idle:
@@ -163,7 +163,7 @@ def test_what_is_replayed_or_changed_on_the_way_has_no_effect(pair):
     spare = ("--nnodes", "2", "--rdzv-id", "run", "--rdzv-conf", "join_timeout=4,is_host=0")
 
     async def listen_in(change=lambda data, way: data):
-        async with strangers.Between(two.port, change) as between:
+        async with strangers.Between([two.port], change) as between:
             flags = (
                 *spare,
                 "--rdzv-backend",
@@ -221,6 +221,32 @@ def test_hosts_that_found_their_port_taken_meet_when_it_is_left(torchrun, tmp_pa
     assert [host.returncode for host in hosts] == [0, 0], outs
 
 
+def test_one_at_the_endpoint_who_passes_bytes_on_to_the_hosts_own_ports_gains_nothing(
+    torchrun,  # noqa: F811
+    tmp_path,
+):
+    """Hosts that followed each other through him would wait for each other, for good."""
+
+    async def relay(squatter, hosts, seen):
+        targets = [wait_until(lambda h=host: listening_at(h))[0][1] for host in hosts]
+        async with strangers.Between(targets, listener=squatter) as between:
+            while len(between.heard["back"]) < 8:
+                await asyncio.sleep(0.01)
+            seen.extend(between.heard["there"] + between.heard["back"])
+
+    squatter, seen = socket.create_server(("127.0.0.1", 0)), []
+    port = squatter.getsockname()[1]
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    flags = ("--nnodes", "2", *where, "--rdzv-id", "secret-run", "--rdzv-conf", "join_timeout=120")
+    hosts = [torchrun.start(RUNS, *flags, env=ENVIRON) for _ in range(2)]
+    asyncio.run(relay(squatter, hosts, seen))
+    assert b"secret-run" not in b"".join(seen)
+    (tmp_path / "go").touch()
+    outs = [host.communicate(timeout=60) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outs
+    assert all("Do all hosts have the same token?" in errors for _, errors in outs), outs
+
+
 @pytest.mark.parametrize(
     "first", [wire.Preempted(), rendezvous_frames.JoinAccepted(leader=1)], ids=repr
 )
@@ -250,10 +276,10 @@ def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noq
         writer.transport.pause_reading()
         connection.setblocking(False)
         greeting = await trust.hear_greeting(connection)
-        session = await trust.admit(connection, trust.key_of(TOKEN, "rendezvous"), greeting)
+        session = await trust.admit(connection, greeting, trust.key_of(TOKEN, "rendezvous"))
         channel = await SocketChannel.over(connection, session)
         await channel.send(
-            rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", members=())
+            rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", hosts=())
         )
         await channel.flush()
         channel.close()
@@ -303,7 +329,7 @@ def test_a_rendezvous_without_a_token_beyond_loopback_says_so_once(torchrun, tmp
         "is_host=1,last_call_timeout=1",
     )
     host = torchrun.start(RUNS, *flags, env=home)
-    wait_until(lambda: listens6(port), timeout=60)
+    wait_until(lambda: listens6(port))
     for frame in (*BAD[1:3], *BAD[5:8]):
         prove_and_say(port, "", frame, patience=0.3)
     host.stdout.readline()
@@ -326,7 +352,7 @@ def test_strangers_at_a_shared_port_do_not_keep_workers_from_their_store(torchru
     flags = ("--nnodes", "2", "--master-port", port)
     idle, nodes = [], [torchrun.start(STATIC, *flags, "--node-rank", "0", env=ENVIRON)]
     try:
-        wait_until(lambda: listens6(port), timeout=60)
+        wait_until(lambda: listens6(port))
         for number in range(600):
             idle.append(socket.create_connection(("127.0.0.1", port), timeout=5))
             if number % 3 == 0:
@@ -362,7 +388,7 @@ def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
 
 
 def listening_at(host):
-    """Where processes of a host take connections, as the kernel writes addresses."""
+    """Where processes of a host take connections: addresses as the kernel writes them, ports."""
     found = set()
     for pid in (host.pid, *descendants(host.pid)):
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -373,15 +399,16 @@ def listening_at(host):
         with open(f"/proc/net/{table}") as file:
             rows = [line.split() for line in file][1:]
         listening = (row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in found)
-        addresses += [row[1].partition(":")[0] for row in listening]
-    return addresses
+        addresses += [row[1].split(":") for row in listening]
+    return [(address, int(port, 16)) for address, port in addresses]
 
 
 def test_hosts_that_meet_on_this_machine_take_connections_at_loopback_alone(pair):
     """Each at one port, for the rendezvous; nobody else has to find out whether it reaches them."""
     two = pair()
     two.join()
-    assert [listening_at(host) for host in (two.leader, two.follower)] == [["0100007F"]] * 2
+    for host in (two.leader, two.follower):
+        assert [address for address, _ in listening_at(host)] == ["0100007F"]
     two.end()
 
 

@@ -137,7 +137,7 @@ def test_a_job_on_a_scheduler_fails_as_its_function_did(on_scheduler):
 def test_a_job_on_a_scheduler_can_be_cancelled(on_scheduler):
     """Also by another process, which is told to whoever waits."""
     job = on_scheduler.submit(hang)
-    wait_until(lambda: Path("pid").exists() and Path("pid").read_text(), timeout=60)
+    wait_until(lambda: Path("pid").exists() and Path("pid").read_text())
     assert phalanx.Job(job.id).cancel()
     (ended,) = concurrent.futures.as_completed([job], timeout=60)
     assert ended.cancelled()

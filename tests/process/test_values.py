@@ -51,12 +51,12 @@ def test_every_rank_s_value_comes_back_in_rank_order():
     ],
 )
 def test_anything_callable_launches(make):
-    """A1."""
+    """Lambdas, partials, callable objects and built-ins."""
     assert phalanx.launch(make(), workers_per_host=1).rank(0) == 10
 
 
 def test_a_closure_and_a_bound_method_launch():
-    """A1."""
+    """With what they hold."""
     base = 7
     result = phalanx.launch(lambda: base + int(os.environ["RANK"]), workers_per_host=2)
     assert list(result) == [7, 8]
@@ -99,13 +99,13 @@ MAIN_CLASS = """
 
 
 def test_an_instance_of_a_class_of_main_comes_back_usable(script):
-    """A3."""
+    """Its methods work."""
     done = script(MAIN_CLASS)
     assert done.stdout.strip() == "[2, 4]", done.stderr
 
 
 def test_a_script_from_standard_input_launches(tmp_path):
-    """A2: no importable file anywhere."""
+    """No importable file anywhere."""
     code = (
         "import phalanx\ndef f(x):\n    import os\n    return x + int(os.environ['RANK'])\n"
         "print(list(phalanx.launch(f, {'x': 1}, workers_per_host=2)))\n"
@@ -117,7 +117,7 @@ def test_a_script_from_standard_input_launches(tmp_path):
 
 
 def test_a_function_from_exec_launches_as_in_a_notebook_cell(script):
-    """A2: the code has no file, and lives in __main__."""
+    """The code has no file, and lives in __main__."""
     done = script("""
         import phalanx
         cell = "import os\\ndef f():\\n    return helper() + int(os.environ['RANK'])\\n" \\
@@ -129,7 +129,7 @@ def test_a_function_from_exec_launches_as_in_a_notebook_cell(script):
 
 
 def test_500_mb_arrive_intact_within_two_and_a_half_times_their_size(script):
-    """A4."""
+    """Of the launcher's memory."""
     done = script(
         """
         import phalanx
@@ -216,7 +216,7 @@ def test_a_value_that_cannot_be_unpickled_here_is_named():
 
 
 def test_duplicate_hosts_keep_all_their_results():
-    """A6 and A8: counts differ, ranks are contiguous, an ambiguous lookup raises."""
+    """Counts differ, ranks are contiguous, an ambiguous lookup raises."""
 
     def f():
         env = os.environ
@@ -233,7 +233,7 @@ def test_duplicate_hosts_keep_all_their_results():
 
 
 def test_two_launches_at_once_in_threads():
-    """A9."""
+    """Neither sees the other."""
     results = {}
 
     def go(i):
@@ -248,7 +248,7 @@ def test_two_launches_at_once_in_threads():
 
 
 def test_a_launch_inside_a_worker():
-    """A9: the inner ranks are the inner launch's own."""
+    """The inner ranks are the inner launch's own."""
 
     def outer():
         import phalanx
@@ -263,7 +263,7 @@ def test_a_launch_inside_a_worker():
 
 
 def test_a_launch_from_a_process_that_is_in_a_group(script):
-    """A9: the launcher's own group is left alone."""
+    """The launcher's own group is left alone."""
     done = script("""
         import torch, torch.distributed as dist, phalanx
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -279,7 +279,7 @@ def test_a_launch_from_a_process_that_is_in_a_group(script):
 
 
 def test_the_seeds_example_works_as_written(script):
-    """A10: a launcher filled by tyro."""
+    """A launcher filled by tyro."""
     code = """
         import phalanx as trx
         import tyro
@@ -299,7 +299,7 @@ def test_the_seeds_example_works_as_written(script):
 
 
 def test_a_main_written_for_torchrun_launches_unchanged(script):
-    """A11: its own init_process_group replaces ours, under whatever name it was imported."""
+    """Its own init_process_group replaces ours, under whatever name it was imported."""
     done = script("""
         import os
         import torch
@@ -354,7 +354,7 @@ def test_a_group_is_formed_by_the_user_where_torch_was_not_foreseen(script):
 
 
 def test_a_module_that_reads_its_rank_when_imported_sees_its_own(script, tmp_path):
-    """A12."""
+    """It is imported in each worker."""
     (tmp_path / "mine.py").write_text(
         "import os\nRANK = os.environ.get('RANK')\ndef f():\n    return RANK\n"
     )
@@ -366,7 +366,7 @@ def test_a_module_that_reads_its_rank_when_imported_sees_its_own(script, tmp_pat
 
 
 def test_a_method_whose_object_holds_the_launcher():
-    """A12: a launcher pickles."""
+    """A launcher pickles."""
 
     class Trainer:
         def __init__(self):
@@ -383,7 +383,7 @@ def test_a_method_whose_object_holds_the_launcher():
 
 @pytest.mark.parametrize("method", ["zygote", "spawn"])
 def test_random_numbers_differ_between_workers(method):
-    """A13: numpy's and Python's."""
+    """Those of numpy and of Python."""
 
     def f():
         import random

@@ -1,4 +1,4 @@
-"""H5, H6: every wait has an end, and what is said to be gone was seen to be gone."""
+"""Every wait has an end, and what is said to be gone was seen to be gone."""
 
 import os
 import signal
@@ -80,7 +80,7 @@ def test_one_that_is_stopped_while_packages_load(script, tmp_path, who):
     done = script("""
         import sys, phalanx
         sys.path.append("lib")
-        phalanx.launch(print, workers_per_host=1, preload=["slow"], start_timeout=2)
+        phalanx.launch(print, workers_per_host=1, preload=["slow"], start_timeout=8)
     """)
     assert "localhost: still importing slow" in done.stderr
     assert "may be left" not in done.stderr

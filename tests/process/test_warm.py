@@ -731,7 +731,7 @@ def test_a_killed_command_whose_output_nobody_reads_leaves_no_agent(script, runt
     )
     time.sleep(3)
     process.kill()
-    wait_until(lambda: not phalanx_processes(), timeout=30)
+    wait_until(lambda: not phalanx_processes())
     process.communicate()
 
 

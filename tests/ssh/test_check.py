@@ -3,8 +3,12 @@
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import phalanx
 from tests.ssh.test_failures import _other_python
@@ -95,3 +99,20 @@ def test_mistakes_of_the_command(cluster):
 def test_without_hosts_it_is_this_machine():
     """And usable."""
     assert phalanx.Launcher().check().hosts[0].python == platform.python_version()
+
+
+def test_hosts_are_checked_where_workers_start(cluster, launcher):
+    """By our own checks and a function; one that fails is done without, and named."""
+
+    def is_marked():
+        return "it is marked" if Path("/tmp/marked").exists() else None
+
+    cluster.hosts[1].write("/tmp/marked", "")
+    try:
+        checks = ["disk=1MiB", "clock", is_marked]
+        result = launcher(2, min_hosts=1, host_checks=checks).run(socket.gethostname)
+        assert list(result) == ["box1"]
+        with pytest.raises(phalanx.StartFailed, match="box2: host check is_marked failed: it is"):
+            launcher(2, host_checks=checks).run(socket.gethostname)
+    finally:
+        cluster.hosts[1].enter("rm", "/tmp/marked")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.ssh.test_torchrun import Commands
+from tests.ssh.commands import Commands
 
 FAILS = """
 import os, time

@@ -3,127 +3,13 @@
 Nothing leads them from outside; they are started by hand, as a user would, and lose each other.
 """
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import phalanx
+from tests.cluster import etcd as etcd_box
 from tests.conftest import wait_until
-from tests.ssh.cluster import PATH
+from tests.ssh.commands import Commands
 
-PORT = 29431
-
-TRAIN = """
-import json, os, pathlib, signal, sys, time
-import torch, torch.distributed as dist
-
-told = []
-signal.signal(signal.SIGUSR2, lambda *_: told.append(1))
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-place = pathlib.Path("/root/checkpoint.json")
-own = json.loads(place.read_text()) if place.exists() else [0, 0]
-known = [None] * world
-dist.all_gather_object(known, own)
-step, total = max(known)
-store = os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
-print("BEGIN", rank, world, os.environ["TORCHELASTIC_RESTART_COUNT"], store, flush=True)
-while True:
-    mine = sum(10 * step + i for i in range(10) if i % world == rank)
-    state = torch.tensor([mine, len(told)])
-    dist.all_reduce(state)
-    step, total = step + 1, total + int(state[0])
-    place.with_suffix(".new").write_text(json.dumps([step, total]))
-    os.replace(place.with_suffix(".new"), place)
-    if state[1]:
-        break
-    time.sleep(0.02)
-assert total == sum(range(10 * step)), (step, total)
-print("RIGHT", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-class Commands:
-    """`phalanx torchrun` on hosts, and what each has printed."""
-
-    def __init__(self, cluster, directory, script=TRAIN):
-        self.cluster = cluster
-        self.directory = directory
-        self.script = script
-        self.running = {}
-        self.logs = {}
-
-    def start(self, host, endpoint, *flags, before=()):
-        source = Path(phalanx.__file__).parent
-        log = self.logs[host.name] = self.directory / f"{host.name}-{len(self.running)}.log"
-        pack = subprocess.run(
-            ["tar", "-cC", source.parent, "--exclude=__pycache__", "phalanx"],
-            capture_output=True,
-            check=True,
-        ).stdout
-        enter = ["nsenter", "-t", str(host.pid), "-a", "--", "env", "-i", "HOME=/root"]
-        subprocess.run(
-            [*enter, f"PATH={PATH}", "sh", "-c", "mkdir -p /root/src; tar -xC /root/src"],
-            input=pack,
-            check=True,
-        )
-        host.write("/root/train.py", self.script)
-        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{endpoint}:{PORT}"]
-        conf = ["--rdzv-conf", "host_timeout=3,last_call_timeout=30,join_timeout=60"]
-        with open(log, "wb") as file:
-            self.running[host.name] = subprocess.Popen(
-                [*enter, f"PATH={PATH}", "PYTHONPATH=/root/src", "PYTHONUNBUFFERED=1", *before]
-                + [sys.executable, "-m", "phalanx", "torchrun", *where, *conf, *map(str, flags)]
-                + ["/root/train.py"],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def begun(self, host):
-        """(rank, world, restarts, store) of every round that has begun there."""
-        found = re.findall(r"BEGIN (\d+) (\d+) (\d+) (\S+)", self.logs[host.name].read_text())
-        return [(int(rank), int(world), int(count), store) for rank, world, count, store in found]
-
-    def wait_for_world(self, hosts, world, timeout=40):
-        """All of them are in one round of this size, and see the same store."""
-
-        def agree():
-            last = [self.begun(host)[-1:] for host in hosts]
-            if not all(last) or {item[0][1] for item in last} != {world}:
-                return False
-            stores = {item[0][3] for item in last}
-            ranks = sorted(item[0][0] for item in last)
-            return stores if len(stores) == 1 and ranks == list(range(world)) else False
-
-        said = lambda: {host.name: self.logs[host.name].read_text()[-1500:] for host in hosts}
-        try:
-            return wait_until(agree, timeout=timeout)
-        except AssertionError:
-            raise AssertionError(said()) from None
-
-    def end(self, *hosts):
-        """Have the training end, and give every host's exit code."""
-        host = hosts[0]
-        (pid, *_) = host.pids("train.py rank")
-        host.enter("kill", "-USR2", str(pid))
-        return [self.running[host.name].wait(60) for host in hosts]
-
-    def stop(self):
-        """Leave nothing of them."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-        for host in self.cluster.hosts:
-            if host.pid is not None:
-                host.mend()
-                for pid in host.pids("phalanx"):
-                    host.enter("kill", "-9", str(pid), check=False)
+needs_etcd = pytest.mark.skipif(etcd_box.why_not() is not None, reason=str(etcd_box.why_not()))
 
 
 @pytest.fixture
@@ -193,3 +79,69 @@ def test_clocks_that_differ_by_ten_minutes_evict_nobody(commands, cluster):
     commands.wait_for_world(hosts, 2)
     assert commands.end(*hosts) == [0, 0]
     assert all(len(commands.begun(host)) == 1 for host in hosts)
+
+
+@needs_etcd
+def test_of_two_hosts_that_are_cut_off_from_each_other_one_goes_on(commands, cluster):
+    """Both reach etcd, which says which; mended, they train together again."""
+    hosts = cluster.hosts[:2]
+    etcd = etcd_box.Etcd(address=f"{cluster.network}.254")
+    rules = [
+        (one, ("INPUT", "-s", other.address, "-j", "DROP")) for one, other in (hosts, hosts[::-1])
+    ]
+    try:
+        for host in hosts:
+            commands.start(host, etcd.endpoint, "--nnodes", "1:2", backend="etcd")
+        commands.wait_for_world(hosts, 2)
+        for host, rule in rules:
+            host.enter("iptables", "-A", *rule)
+        alone = lambda: [host for host in hosts if commands.begun(host)[-1][1] == 1]
+        wait_until(alone, timeout=60)
+        (other,) = [host for host in hosts if host not in alone()]
+        wait_until(lambda: not other.pids("train.py rank"), timeout=60)
+        assert len(alone()) == 1
+        for host, rule in rules:
+            host.enter("iptables", "-D", *rule)
+        commands.wait_for_world(hosts, 2, timeout=80)
+        assert commands.end(*hosts) == [0, 0]
+    finally:
+        commands.stop()
+        etcd.close()
+
+
+@needs_etcd
+@pytest.mark.timeout(300)
+def test_each_host_and_etcd_itself_are_lost(commands, cluster):
+    """One after the other, by a crash or in silence; each comes back, and the sum is right."""
+    hosts = cluster.hosts[:3]
+    etcd = etcd_box.Etcd(3, address=f"{cluster.network}.254")
+    flags = ("--nnodes", "1:3", "--max-restarts", "1")
+    start = lambda host: commands.start(host, etcd.endpoint, *flags, backend="etcd")
+    try:
+        for host in hosts:
+            start(host)
+        commands.wait_for_world(hosts, 3)
+        for lost, how in zip(hosts, ("killed", "silent", "killed"), strict=True):
+            if how == "silent":
+                lost.cut()
+            lost.kill()
+            commands.wait_for_world([host for host in hosts if host is not lost], 2)
+            lost.reboot()
+            start(lost)
+            commands.wait_for_world(hosts, 3)
+            assert [commands.begun(host)[-1][2] for host in hosts] == [0, 0, 0]
+        for member in etcd.members:
+            member.kill()
+        said = lambda host: "cannot reach etcd" in commands.logs[host.name].read_text()
+        wait_until(lambda: all(map(said, hosts)), timeout=60)
+        (pid, *_) = hosts[1].pids("train.py rank")
+        hosts[1].enter("kill", "-9", str(pid))
+        wait_until(lambda: not any(host.pids("train.py rank") for host in hosts), timeout=60)
+        for member in etcd.members:
+            member.start()
+        wait_until(lambda: all(commands.begun(host)[-1][2] == 1 for host in hosts), timeout=60)
+        assert commands.end(*hosts) == [0, 0, 0]
+        assert all("RIGHT" in commands.logs[host.name].read_text() for host in hosts)
+    finally:
+        commands.stop()
+        etcd.close()

@@ -7,12 +7,15 @@ crashes closes its connections, unless it is cut off: then its peers hear nothin
 
 import asyncio
 import collections
+import functools
 import random
 import selectors
 
 from phalanx import _wire as wire
 from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.etcd.election import Election
+from phalanx._rendezvous.etcd.store import Entry, StoreUnreachable
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
@@ -20,6 +23,8 @@ from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from phalanx._core.rounds import Ended, Endpoint, Outcome
 
 PORT = 29400
+ETCD = "etcd"
+"""The name of etcd among the hosts, for cuts."""
 
 
 class _Instant(selectors.SelectSelector):
@@ -61,6 +66,10 @@ class Link:
         self.last_heard = net.loop.time()
         self.silent = 0.0
         self.is_over = False
+        self.is_broken = False
+        """Something was lost on its way: nothing comes after it."""
+        self.sent = 0
+        """The bytes of what was written down for many."""
         self._heard, self._counted = 0, 0
         self._closed = False
         self._queue = collections.deque()
@@ -76,9 +85,11 @@ class Link:
     async def send(self, frame):
         self.net.deliver(self, ("frame", frame))
 
-    async def send_encoded(self, data):
-        (frame,) = wire.Decoder().feed(data)
-        await self.send(frame)
+    def post_encoded(self, *frames):
+        for data in frames:
+            self.sent += len(data)
+            (frame,) = wire.Decoder().feed(data)
+            self.net.deliver(self, ("frame", frame))
 
     def receive(self, item):
         kind, _ = item
@@ -86,7 +97,9 @@ class Link:
             return
         self._heard += 1
         self.last_heard = self.net.loop.time()
-        if kind != "ping":
+        if kind == "ping":
+            self.net.deliver(self, ("pong", None))
+        elif kind != "pong":
             self._queue.append(item)
             self._changed.set()
 
@@ -106,7 +119,7 @@ class Link:
         self.silent = self.silent + seconds if self._heard == self._counted else 0.0
         self._counted = self._heard
 
-    async def ping(self):
+    def post_ping(self, ping):
         self.net.deliver(self, ("ping", None))
 
     async def flush(self, patience):
@@ -149,7 +162,7 @@ class SimulatedConnector:
     def __init__(self, net, host):
         self.net, self.host = net, host
 
-    def listen(self, port, *, anywhere):
+    def listen(self, port, *, anywhere, is_endpoint=False):
         port = port or self.net.new_port()
         if (self.host, port) in self.net.listeners:
             raise OSError(98, "in use")
@@ -174,6 +187,115 @@ async def _take(take, link):
     await take(link)
 
 
+class SimulatedEtcd:
+    """The keys, leases and revisions of etcd, all of whose members are one."""
+
+    def __init__(self, loop):
+        self.loop = loop
+        self.is_up = True
+        self.keys = {}
+        self.revision = 0
+        self._leases = {}
+        self._last_lease = 0
+
+    def restart(self):
+        """As etcd has it, every lease begins anew then."""
+        self.is_up = True
+        for lease in self._leases.values():
+            lease[1] = self.loop.time() + lease[0]
+
+    def wipe(self):
+        """Come back without what was there."""
+        self.is_up = True
+        self.keys, self._leases, self.revision = {}, {}, 0
+
+    def expire(self):
+        for number, (_, until) in list(self._leases.items()):
+            if until < self.loop.time():
+                self.revoke(number)
+
+    def read(self, key):
+        value, revision, _ = self.keys.get(key, (None, 0, 0))
+        return Entry(value, revision) if revision else None
+
+    def write(self, values, at, lease):
+        if any(self.keys.get(key, (None, 0, 0))[1] != revision for key, revision in at.items()):
+            return 0
+        if lease and lease not in self._leases:
+            return 0
+        self.revision += 1
+        for key, value in values.items():
+            if value is None:
+                self.keys.pop(key, None)
+            else:
+                self.keys[key] = (value, self.revision, lease)
+        return self.revision
+
+    def grant(self, seconds):
+        self._last_lease += 1
+        self._leases[self._last_lease] = [seconds, self.loop.time() + seconds]
+        return self._last_lease
+
+    def keep_alive(self, lease):
+        if lease in self._leases:
+            self._leases[lease][1] = self.loop.time() + self._leases[lease][0]
+        return lease in self._leases
+
+    def revoke(self, lease):
+        self._leases.pop(lease, None)
+        for key in [key for key, entry in self.keys.items() if entry[2] == lease]:
+            del self.keys[key]
+            self.revision += 1
+
+
+class SimulatedStore:
+    """One host's access to it; as `phalanx._rendezvous.etcd.store.Store`."""
+
+    def __init__(self, net, host):
+        self.net, self.host = net, host
+
+    async def _ask(self, method, *arguments):
+        await self._travel()
+        self.net.etcd.expire()
+        answer = getattr(self.net.etcd, method)(*arguments)
+        await self._travel()  # what was done may be all the same, though nobody hears of it
+        return answer
+
+    async def _travel(self):
+        await asyncio.sleep(self.net.delay())
+        if not self.net.etcd.is_up or self.net.is_cut(self.host, ETCD):
+            await asyncio.sleep(1.0)
+            raise StoreUnreachable("no answer")
+
+    async def read(self, key):
+        return await self._ask("read", key)
+
+    async def names(self, prefix):
+        await self._ask("expire")
+        keys = self.net.etcd.keys
+        return frozenset(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+
+    async def write(self, values, at, lease=0):
+        return await self._ask("write", values, at, lease)
+
+    async def grant(self, seconds):
+        return await self._ask("grant", seconds)
+
+    async def keep_alive(self, lease):
+        return await self._ask("keep_alive", lease)
+
+    async def revoke(self, lease):
+        return await self._ask("revoke", lease)
+
+    async def wait_change(self, key, seconds):
+        limit, before = self.net.loop.time() + seconds, self.net.etcd.keys.get(key)
+        while self.net.etcd.keys.get(key) == before and self.net.loop.time() < limit:
+            await asyncio.sleep(0.1)
+
+    async def close(self):
+        pass
+
+
 class Net:
     """What is between the hosts."""
 
@@ -183,6 +305,7 @@ class Net:
         self.listeners = {}
         self.links = []
         self.sides = {}
+        self.etcd = SimulatedEtcd(loop)
         self._ports = 40000
         self._due = {}
 
@@ -194,7 +317,8 @@ class Net:
         return self.random.choice((0.0, 0.001, 0.01, 0.05))
 
     def is_cut(self, one, other):
-        return self.sides.get(one, 0) != self.sides.get(other, 0)
+        sides = {self.sides.get(one, 0), self.sides.get(other, 0)}
+        return len(sides - {None}) > 1  # None is reached from both
 
     def deliver(self, link, item):
         """Later, but in order; a cut drops what is on its way, and all that follows on it."""
@@ -203,7 +327,8 @@ class Net:
         self._due[id(link)] = due
 
         def arrive():
-            if not self.is_cut(link.own, link.other):
+            link.is_broken |= self.is_cut(link.own, link.other)
+            if not link.is_broken:
                 peer.receive(item)
 
         self.loop.call_at(due, arrive)
@@ -212,7 +337,7 @@ class Net:
 class SimulatedHost:
     """A host that does what it is told, and can be crashed."""
 
-    def __init__(self, net, number, least, most, max_restarts=3):
+    def __init__(self, net, number, least, most, max_restarts=3, *, rendezvous="tcp"):
         self.net = net
         self.name = f"h{number}"
         self.agent = net.new_port()
@@ -242,7 +367,12 @@ class SimulatedHost:
             quorum=True,
         )
         host = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
-        self.decider = TcpDecider(host, net.loop.time, SimulatedConnector(net, self.name))
+        election = None
+        if rendezvous == "etcd":
+            store = SimulatedStore(net, self.name)
+            election = Election(store, self.agent, 5.0, 20.0, 60.0, net.loop.time)
+        connector = SimulatedConnector(net, self.name)
+        self.decider = TcpDecider(host, net.loop.time, connector, election)
         self.tasks = []
 
     async def start(self):
@@ -280,6 +410,7 @@ class SimulatedHost:
             case p.FinishAction(verdict):
                 self.verdict = verdict
                 self.current = None
+                self.tasks.append(asyncio.ensure_future(self.decider.close()))
 
     def _run(self, number):
         if self.current == number:
@@ -292,10 +423,19 @@ class SimulatedHost:
 
     def fail(self):
         """A worker here fails."""
+        self._end_worker(Ended.EXITED, code=1)
+
+    def succeed(self):
+        """The worker here returns; with it nothing of the round is left."""
+        self._end_worker(Ended.RETURNED)
+        number = self.current
+        self._later(lambda: self._clear(number))
+
+    def _end_worker(self, kind, **how):
         if self.is_up and self.current is not None and self.decider.round is not None:
             now = self.net.loop.time()
             rank = self.decider.round.member(self.agent).first_rank
-            outcome = Outcome(rank, Ended.EXITED, now, code=1)
+            outcome = Outcome(rank, kind, now, **how)
             self.decider.tell(
                 p.WorkerEndedEvent(self.agent, self.current, outcome, Interval(now, now))
             )
@@ -326,11 +466,15 @@ class SimulatedHost:
         return self.is_up and self.verdict is None and self.error is None
 
 
-async def play(history, count, least, most, seed, *, failure_window=40.0):
-    """Run a history of (seconds, what, host) on so many hosts; gives the hosts at the end."""
+async def play(history, count, least, most, seed, *, failure_window=40.0, rendezvous="tcp"):
+    """Run a history of (seconds, what, host) on so many hosts; gives the hosts at the end.
+
+    The hosts of a cut are bits, and the next one is etcd; "divide" leaves etcd to both sides.
+    """
     loop = asyncio.get_running_loop()
     net = Net(loop, seed)
-    hosts = [SimulatedHost(net, number, least, most) for number in range(count)]
+    make = functools.partial(SimulatedHost, net, least=least, most=most, rendezvous=rendezvous)
+    hosts = [make(number) for number in range(count)]
     for host in hosts:
         await host.start()
     for seconds, what, target in history:
@@ -340,15 +484,24 @@ async def play(history, count, least, most, seed, *, failure_window=40.0):
                 hosts[target % count].crash()
             case "fail":
                 hosts[target % count].fail()
+            case "succeed":
+                hosts[target % count].succeed()
             case "cancel":
                 hosts[target % count].cancel()
-            case "cut":
+            case "cut" | "divide":
                 for number, host in enumerate(hosts):
-                    net.sides[host.name] = int(bool(target >> number & 1))
+                    net.sides[host.name] = target >> number & 1
+                net.sides[ETCD] = None if what == "divide" else target >> count & 1
             case "mend":
                 net.sides.clear()
+            case "etcd down":
+                net.etcd.is_up = False
+            case "etcd up":
+                net.etcd.restart()
+            case "etcd empty":
+                net.etcd.wipe()
             case "return" if not hosts[target % count].is_up:
-                hosts[target % count] = SimulatedHost(net, target % count, least, most)
+                hosts[target % count] = make(target % count)
                 await hosts[target % count].start()
     await asyncio.sleep(failure_window)
     for host in hosts:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phalanx._schedulers.aws_batch.logs import group_of, streams_of
 from phalanx._schedulers.aws_batch.names import (
     DELETED,
-    AppPlace,
+    BatchAppId,
     AppTags,
     JobKind,
     role_tags,
@@ -284,8 +284,8 @@ def test_an_id_says_where_an_app_is(queue, name, region, profile, endpoint):
     from hypothesis import assume
 
     assume(all(_utf8(text) for text in (queue, name, region, profile, endpoint)))
-    app = AppPlace(queue, name, region, profile, endpoint)
-    assert AppPlace.parse(str(app)) == app
+    app = BatchAppId(queue, name, region, profile, endpoint)
+    assert BatchAppId.parse(str(app)) == app
     assert not {"/", " ", "\n"} & set(str(app))
 
 
@@ -312,7 +312,7 @@ def test_tags_keep_what_an_app_is(roles, name, session):
 def test_what_is_not_an_id_or_not_ours():
     """Is no disaster."""
     for text in ("", "a", ":a", "a:b:c:d:e:f"):
-        assert AppPlace.parse(text) is None
+        assert BatchAppId.parse(text) is None
     assert AppTags.parse({"phalanx/role-0": "x"}) is None
     assert AppTags.parse({}) is None
 

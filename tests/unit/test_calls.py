@@ -15,6 +15,10 @@ from phalanx._launcher.result import LaunchResult
 from phalanx.errors import ConfigError
 
 
+KINDS = [(True, False), (False, False), (False, True)]
+"""This machine, another, and one that is lent."""
+
+
 def take_all(schedule):
     taken = []
     while (assignment := schedule.take()) is not None:
@@ -31,7 +35,8 @@ def test_every_item_is_done_once_whatever_happens(data):
     """And no host, and no map, has more calls at a time than it takes."""
     count = data.draw(st.integers(1, 4), label="hosts")
     hosts = [
-        HostSlots(data.draw(st.integers(1, 3)), data.draw(st.booleans())) for _ in range(count)
+        HostSlots(data.draw(st.integers(1, 3)), *data.draw(st.sampled_from(KINDS)))
+        for _ in range(count)
     ]
     wanted = data.draw(st.integers(1, count), label="hosts_per_call")
     most = data.draw(st.integers(1, 5), label="max_parallel")
@@ -40,14 +45,20 @@ def test_every_item_is_done_once_whatever_happens(data):
     schedule = CallSchedule(
         range(items), hosts, hosts_per_call=wanted, max_parallel=most, retries=retries
     )
-    running, attempts, over = {}, [0] * items, []
+    running, over, awaited = {}, [], []
     while not schedule.is_over:
         for assignment in take_all(schedule):
             assert assignment.item not in running
             assert len(set(assignment.hosts)) == wanted
-            assert assignment.attempt == attempts[assignment.item]
-            attempts[assignment.item] += 1
+            assert not {*assignment.hosts} & {*awaited}
+            assert assignment.attempt <= retries
             running[assignment.item] = assignment
+        while (lost := schedule.take_lost()) is not None:
+            assert hosts[lost].is_lent
+            awaited.append(lost)
+        if awaited and (not running or data.draw(st.booleans(), label="replaces")):
+            schedule.replaced(awaited.pop(), found=data.draw(st.booleans(), label="found"))
+            continue
         assert running, "calls wait, and nothing runs"
         assert len(running) == schedule.running <= most
         for index, host in enumerate(hosts):
@@ -55,10 +66,11 @@ def test_every_item_is_done_once_whatever_happens(data):
         item = data.draw(st.sampled_from(sorted(running)), label="ends")
         end = data.draw(st.sampled_from(CallEnd), label="how")
         lost = data.draw(st.sets(st.sampled_from(running[item].hosts)), label="lost")
-        if not schedule.ended(item, end, lost):
+        gone = {host for host in lost if hosts[host].is_lent and data.draw(st.booleans())}
+        before = running.pop(item)
+        if not schedule.ended(item, end, lost, gone):
             over.append(item)
-        del running[item]
-        assert attempts[item] <= retries + 1
+            assert end is not CallEnd.UNPLACED or before.attempt == retries
     over += schedule.drop_waiting()
     assert sorted(over) == list(range(items))
 
@@ -109,6 +121,48 @@ def test_only_the_host_to_blame_is_avoided():
     schedule.ended(0, CallEnd.LOST, {1})
     (again,) = take_all(schedule)
     assert again.hosts == (0, 2)
+
+
+def test_a_lent_host_that_is_gone_is_replaced():
+    """What it had is made again there, and what never began is no attempt."""
+    schedule = CallSchedule(range(3), [HostSlots(1, is_lent=True)] * 2, max_parallel=2, retries=1)
+    take_all(schedule)
+    assert schedule.ended(0, CallEnd.LOST, {0}, gone={0})
+    assert schedule.take_lost() == 0
+    assert schedule.take_lost() is None
+    schedule.ended(1, CallEnd.RETURNED)
+    (again,) = take_all(schedule)
+    assert (again.item, again.hosts, again.attempt) == (0, (1,), 1)
+    assert schedule.ended(0, CallEnd.UNPLACED, {1}, gone={1})
+    assert schedule.take_lost() == 1
+    assert take_all(schedule) == []
+    assert not schedule.is_over
+    schedule.replaced(0, found=True)
+    (again,) = take_all(schedule)
+    assert (again.item, again.hosts, again.attempt) == (0, (0,), 1)
+    schedule.ended(0, CallEnd.RETURNED)
+    assert [a.item for a in take_all(schedule)] == [2]
+
+
+def test_a_lent_host_on_which_nothing_could_begin_is_not_replaced():
+    """The next would be no better."""
+    schedule = CallSchedule(range(9), [HostSlots(1, is_lent=True)], max_parallel=1)
+    for item in range(2):
+        assert [a.item for a in take_all(schedule)] == [item]
+        assert not schedule.ended(item, CallEnd.UNPLACED)
+    assert schedule.take_lost() is None
+    assert schedule.is_stuck
+
+
+def test_calls_whose_host_cannot_be_replaced_are_given_up():
+    """Nothing is waited for any more."""
+    schedule = CallSchedule(range(2), [HostSlots(1, is_lent=True)], max_parallel=1)
+    take_all(schedule)
+    schedule.ended(0, CallEnd.LOST, gone={0})
+    assert schedule.take_lost() == 0
+    schedule.replaced(0, found=False)
+    assert schedule.is_stuck
+    assert schedule.drop_waiting() == [1]
 
 
 @settings(deadline=None)

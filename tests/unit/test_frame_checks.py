@@ -19,7 +19,7 @@ from phalanx._launcher.agents.frame_checks import FrameChecker
 from phalanx._logs.lines import Source
 from phalanx._logs.records import pack_message, unpack
 from phalanx._core.sanitize import sanitize, sanitize_line
-from phalanx._core.rounds import Ended, Member, Outcome
+from phalanx._core.rounds import Ended, Member, Outcome, RankSteps
 from phalanx._worker import error_file
 from phalanx._worker.outcome import open_regular
 
@@ -264,3 +264,14 @@ def test_stacks_of_launches_below_its_workers_are_an_agent_s_to_tell(agent):
         )
     with pytest.raises(WireError, match="not one of its own"):
         agent.check(wire.WorkerStacks(round=1, request=1, ranks=(dump,)), member_of, 0.0)
+
+
+def test_steps_are_those_of_its_own_workers(agent):
+    """Each once; of a round that is over nobody heeds them."""
+    own, other = RankSteps(2, 3, 0.5), RankSteps(7, 3, 0.5)
+    said = wire.WorkerSteps(round=1, ranks=(own,))
+    assert agent.check(said, member_of, 0.0) == said
+    for ranks, problem in (((own, other), "rank 7, which is not"), ((own, own), "twice")):
+        with pytest.raises(WireError, match=problem):
+            agent.check(wire.WorkerSteps(round=1, ranks=ranks), member_of, 0.0)
+    agent.check(wire.WorkerSteps(round=9, ranks=(other,)), member_of, 0.0)

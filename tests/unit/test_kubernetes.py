@@ -343,11 +343,13 @@ def test_files_come_out_as_they_were(tmp_path):
     assert pack_project(str(tmp_path)) == packed.data, "the same files, the same bytes"
 
 
-def test_files_are_cut_so_that_each_piece_fits_into_a_secret():
-    """Of which a server takes a megabyte."""
-    packed = PackedFiles("x", bytes(1 << 20))
-    assert len(packed.secrets) == 2
-    assert max(map(len, packed.pieces)) < 1_000_000
+def test_files_are_cut_so_that_kubectl_can_apply_each_piece():
+    """It notes an object in an annotation, for which there are 256 KiB."""
+    packed = PackedFiles("x" * 63, bytes(1 << 20))
+    labels = {f"{'l' * 60}{i}": "v" * 63 for i in range(5)}
+    objects = packed.objects({"namespace": "n" * 63, "labels": labels})
+    assert len(objects) == len(packed.secrets) < 10
+    assert max(len(json.dumps(one)) for one in objects) < 256 << 10
 
 
 def test_a_large_project_is_refused_with_its_size(tmp_path):

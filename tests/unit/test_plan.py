@@ -168,7 +168,8 @@ def test_ranks_are_contiguous_and_complete(workers):
             env = ranks.worker_environment(
                 round_, member, rank, run_id="a", error_file="e", agent_store=True
             )
-            assert env.keys() == ranks.RANK_VARIABLES - {ranks.APP, ranks.SPOOL, ranks.STOP_FILE}
+            agents = {ranks.APP, ranks.HEARTBEAT_FILE, ranks.SPOOL, ranks.STOP_FILE}
+            assert env.keys() == ranks.RANK_VARIABLES - agents
             assert int(env["LOCAL_RANK"]) < int(env["LOCAL_WORLD_SIZE"]) == member.workers
             assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 

@@ -24,6 +24,8 @@ def test_outcomes_describe_themselves():
     """In a few words each."""
     say = lambda kind, **f: Outcome(0, kind, 0.0, **f).describe()
     assert say(Ended.KILLED, signal=11) == "was killed by SIGSEGV"
+    killed = say(Ended.KILLED, signal=9, detail="out of memory")
+    assert killed == "was killed by SIGKILL: out of memory"
     assert say(Ended.EXITED, code=3) == "exited with code 3"
     assert say(Ended.LOST, detail="silence") == "was lost: silence"
     assert say(Ended.RAISED, fault=Fault("E", "one\ntwo", "")) == "raised E: one"

@@ -202,10 +202,23 @@ def test_a_refusal_has_slurms_own_words():
     errors += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
     controller = Controller(FakeCommands(sbatch=(1, "", errors)))
     with pytest.raises(SchedulerError) as caught:
-        controller.submit("script.sh", "/")
+        controller.submit("app", "script.sh", "/")
     assert str(caught.value) == (
         "Slurm refused the job: Invalid partition name specified; invalid partition specified: nope"
     )
+
+
+def test_a_job_that_was_submitted_unheard_is_not_submitted_twice():
+    """The controller's answer was lost, not the job."""
+    timed_out = "sbatch: error: Batch job submission failed: Socket timed out on send/recv\n"
+    commands = FakeCommands(
+        sbatch=(1, "", timed_out),
+        scontrol=(0, "Slurmctld(primary) at x is UP\n", ""),
+        squeue=(0, "17\n", ""),
+    )
+    assert Controller(commands).submit("app", "script.sh", "/") == "17"
+    assert [command[0] for command in commands.asked] == ["sbatch", "scontrol", "squeue"]
+    assert "--name=app" in commands.asked[-1]
 
 
 def test_a_job_does_not_inherit_the_job_it_is_submitted_from():

@@ -96,7 +96,52 @@ def test_equal_stacks_are_shown_together_and_the_odd_one_first():
     known.append(of(4, "", "it is stopped"))
     text = stacks.describe(known)
     heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
-    assert heads == ["rank 3:", "ranks 0-2, 5:", "rank 3, another thread:", "rank 4: it is stopped"]
+    assert heads == [
+        "ranks 3-4 are not in the collective that ranks 0-2, 5 wait in.",
+        "rank 3, in train.py:42 in load_batch:",
+        "ranks 0-2, 5, in train.py:30 in step:",
+        "rank 3, another thread:",
+        "rank 4: it is stopped",
+    ]
+
+
+def test_of_two_that_are_alone_the_one_outside_the_collective_comes_first():
+    """And is named, with its host."""
+    text = stacks.describe([of(0, IN_COLLECTIVE), of(1, ELSEWHERE)])
+    heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert heads[0] == "rank 1 on box is not in the collective that rank 0 waits in."
+    assert heads[1:3] == [
+        "rank 1, in train.py:42 in load_batch:",
+        "rank 0, in train.py:30 in step:",
+    ]
+
+
+def test_what_is_said_of_one_that_hangs():
+    """Where it is, and what else is the matter; without a stack, why there is none."""
+    assert stacks.describe_hung("hangs", of(0, ELSEWHERE)) == (
+        "hangs; it is in train.py:42 in load_batch"
+    )
+    assert stacks.describe_hung("hangs", of(0, ELSEWHERE, "it is stopped (state T)")) == (
+        "hangs; it is stopped (state T), in train.py:42 in load_batch"
+    )
+    assert stacks.describe_hung("hangs", of(0, IN_COLLECTIVE)) == (
+        "hangs; it is waiting in a collective, in train.py:30 in step"
+    )
+    assert stacks.describe_hung("hangs", of(0, "", "it is stuck")) == "hangs; it is stuck"
+
+
+def test_a_rank_that_hangs_in_a_collective_yields_to_one_that_hangs_elsewhere():
+    """Both stop at the same time; on other hosts even later. Alone, it has waited for somebody."""
+
+    def hung(rank, when, *, waits):
+        fault = Fault("Hang", "has not called", "", communication=waits, reraise=False)
+        outcome = Outcome(rank, Ended.HUNG, when, fault=fault)
+        return Failure(rank, "box", outcome, Interval(when, when))
+
+    waiting, culprit = hung(0, 1.0, waits=True), hung(1, 1.5, waits=False)
+    assert first_cause([waiting, culprit]) is culprit
+    assert gave_up_waiting(waiting.outcome)
+    assert not misses_others(culprit.outcome)
 
 
 def test_the_rank_that_was_elsewhere_is_named_with_its_own_calls():

@@ -40,7 +40,7 @@ def state():
 def test_a_host_that_follows_knows_where_the_leader_is_reached(state):
     """By the round's contacts, once there are any; else where the rendezvous began."""
     link = object()
-    state.follow(link, 2)
+    state.follow(link, 2, START)
     assert (state.link, state.leader_agent, state.leader_contact) == (link, 2, START)
     state.round_formed(2, CONTACTS, Happening("round", 0.0))
     assert state.leader_contact == CONTACTS[2]
@@ -56,9 +56,9 @@ def test_a_host_either_follows_or_leads(state):
     """Never both."""
     state.lead(Leader())
     with pytest.raises(AssertionError):
-        state.follow(object(), 2)
+        state.follow(object(), 2, START)
     other = TcpState(1, START)
-    other.follow(object(), 2)
+    other.follow(object(), 2, START)
     with pytest.raises(AssertionError):
         other.lead(Leader())
 

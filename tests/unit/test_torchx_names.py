@@ -205,6 +205,7 @@ def test_materialize_takes_defaults_and_a_config():
 @pytest.mark.parametrize(
     ("module", "name", "said"),
     [
+        ("", "IMAGE", "roles need no image"),
         ("specs", "MISSING", "use '' or None"),
         ("specs", "InvalidRunConfigException", "phalanx.ConfigError"),
         ("specs.api", "MISSING", "use '' or None"),
@@ -218,7 +219,7 @@ def test_materialize_takes_defaults_and_a_config():
 def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
     """For those whom people import."""
     with pytest.raises(AttributeError, match=said):
-        getattr(importlib.import_module(f"phalanx.{module}"), name)
+        getattr(importlib.import_module(f"phalanx.{module}".rstrip(".")), name)
 
 
 def test_facades_have_the_same_objects():
@@ -234,8 +235,11 @@ def test_facades_have_the_same_objects():
         api.nothing
 
 
-def test_ids_and_lines():
+def test_ids_and_lines(monkeypatch):
     """Small helpers of schedulers."""
+    with monkeypatch.context() as fixed:
+        fixed.setattr("os.urandom", lambda count: bytes(range(count)))
+        assert ids.make_unique("app") == "app-fzfjxlmln9"
     assert len(ids.get_len_random_id(5)) == 5
     assert ids.make_unique("app") != ids.make_unique("app")
     assert split_lines("a\n\nb") == ["a\n", "\n", "b"]

@@ -17,6 +17,7 @@ from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._agent import path_mapping, warm_wait
 from phalanx._agent.function_files import FunctionFiles
+from phalanx._agent.host_checks import run_checks
 from phalanx._agent.host_round import HostRound
 from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach, whereabouts
@@ -250,6 +251,8 @@ class Agent:
                     await self._stop(frame)
             case wire.DumpStacks():
                 self._spawn(self._dump_stacks(frame))
+            case wire.CheckHost():
+                self._spawn(self._check_host(frame))
 
     def _note(self, message: str, level: int = logging.INFO) -> None:
         """Say something for the agent's log."""
@@ -320,6 +323,7 @@ class Agent:
         if not host_round.started:
             await self._clear(host_round)  # nothing was forked, and nothing will be
             return
+        host_round.stop_watching()
         self._note(f"stopping the workers, with a grace of {frame.grace:g} s")
         self._zygote.wake()
         self._zygote.send(dataclasses.replace(frame, spared=host_round.reported))
@@ -347,7 +351,19 @@ class Agent:
             stamp = {"app": frame.app, "round": frame.round, "request": frame.request}
             await self._tell(wire.WorkerStacks(ranks=(), below=frame.below, **stamp))  # type: ignore[arg-type]
         else:
-            await host_round.send_stacks(frame.seconds, frame.request, below=frame.below)
+            wanted = {"below": frame.below, "native": frame.native}
+            await host_round.send_stacks(frame.seconds, frame.request, **wanted)
+
+    async def _check_host(self, frame: wire.CheckHost) -> None:
+        await self._project.wait_until_complete()  # the user's checks may need it
+        environment = self._zygote.environment
+        problems = await asyncio.to_thread(
+            run_checks, frame, self._prepare, environment, self._spool
+        )
+        for name, why in problems.items():
+            self._note(f"host check {name} failed: {why}", logging.WARNING)
+        answer = wire.HostChecked(app=frame.app, number=frame.number, problems=problems)
+        await self._tell(answer)
 
     async def _clear(self, host_round: HostRound) -> None:
         """Nothing of the round is left; the next one gets another port."""

@@ -12,15 +12,27 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from phalanx import _wire as wire
-from phalanx._agent import output_files, stack_dumps
+from phalanx._agent import output_files
+from phalanx._agent.stack_reader import StackReader
+from phalanx._agent.watchdog import Watchdog
+from phalanx._core import heartbeats
 from phalanx._core.environment import defaults
 from phalanx._core.nesting import DEPTH
-from phalanx._core.ranks import APP, STOP_FILE, jax_environment, worker_environment
-from phalanx._core.rounds import Ended, Member, Outcome, signal_name
+from phalanx._core.ranks import (
+    APP,
+    HEARTBEAT_FILE,
+    STOP_FILE,
+    jax_environment,
+    worker_environment,
+)
+from phalanx._core.rounds import Ended, Fault, Member, Outcome, signal_name
+from phalanx._core.stacks import RankStacks, describe_hung, describe_with, parse
+from phalanx._system import cgroup, processes
 from phalanx._worker import error_file
 from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, is_exhausted, open_regular
 from phalanx._worker.shutdown import UNWRITTEN
@@ -37,6 +49,8 @@ _CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
 
 _FAST, _SLOW = 0.01, 0.05
 """Seconds between looks at the workers' files: after something was found, and when idle."""
+_STACKS_OF_HUNG = 1.0
+"""Seconds for the stacks of a worker that has hung, before it is killed."""
 
 
 class HostRound:
@@ -70,15 +84,22 @@ class HostRound:
         self._pids: dict[int, int] = {}
         self._entered: set[int] = set()
         self._ended: set[int] = set()
+        self._oom_kills = cgroup.oom_kills()
+        """How many processes had been killed for want of memory before."""
         self._held: dict[int, Outcome] = {}
         """Programs that have come to their end, and are only leaving."""
-        self._taking_stacks = asyncio.Lock()
+        self._stacks = StackReader(directory)
+        timeout = begin.heartbeat_timeout
+        self._watchdog = Watchdog(directory, timeout, self._running, self._look_at)
+        self._watching: asyncio.Task[None] | None = None
         self._window = wire.LOG_WINDOW
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._streams = list(
             output_files.streams(directory, self.member.ranks, records=self._records)
         )
+        self._cut: list[output_files.OutputFile] = []
+        """Those of which it was said that something is missing."""
         os.mkdir(directory, 0o700)
         self._following = spawn(self._follow())
 
@@ -113,6 +134,7 @@ class HostRound:
             agent_store=self.begin.uses_torch,
         )
         variables |= {APP: self.begin.app, STOP_FILE: self.stop_file}
+        variables[HEARTBEAT_FILE] = os.path.join(self.directory, str(rank), heartbeats.FILE)
         depth = self._environment.get(DEPTH, "0")
         variables[DEPTH] = str(int(depth) + 1 if depth.isdigit() else 1)
         wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -128,6 +150,7 @@ class HostRound:
         self._spawn(self._say_started())
         # Not sooner: only now do we know who is who.
         asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
+        self._watching = self._spawn(self._watchdog.run(self._hung, self._tell_steps))
 
     async def zygote_lost(self) -> None:
         """It may have forked workers without saying so, and they may have run."""
@@ -147,15 +170,66 @@ class HostRound:
             text = f"cannot tell workers about the preemption of the host: {error}"
             self._spawn(self._send(wire.UserNote(app=self.begin.app, message=text)))
 
-    async def send_stacks(self, seconds: float, request: int = 0, *, below: bool = False) -> None:
+    def _running(self) -> dict[int, int]:
+        """The pids of those whose functions have not ended."""
+        return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
+
+    async def send_stacks(
+        self, seconds: float, request: int = 0, *, below: bool = False, native: bool = False
+    ) -> None:
         """Send home where the workers are whose functions run, or those of launches below them."""
-        async with self._taking_stacks:  # a worker has one file for it
-            pids = {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
-            if below:
-                dumps = await stack_dumps.take_below(pids.values(), seconds)
-            else:
-                dumps = await stack_dumps.take(self.directory, pids, seconds)
+        pids = self._running()
+        if below:
+            dumps = await self._stacks.take_below(pids.values(), seconds, native=native)
+        else:
+            dumps = await self._stacks.take(pids, seconds, native=native)
         await self._send(self._stamp(wire.WorkerStacks(request=request, ranks=dumps, below=below)))
+
+    # ── hangs ─────────────────────────────────────────────────────────────────
+
+    def stop_watching(self) -> None:
+        """The workers are told to stop: they need not get on any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _look_at(self, ranks: Sequence[int]) -> dict[int, RankStacks]:
+        """Where workers are that have hung."""
+        running = self._running()
+        pids = {rank: running[rank] for rank in ranks if rank in running}
+        dumps = await self._stacks.take_hung(pids, _STACKS_OF_HUNG)
+        return {
+            dump.rank: RankStacks(
+                rank=dump.rank,
+                hostname=self.member.hostname,
+                pid=dump.pid,
+                threads=parse(dump.text),
+                problem=dump.problem,
+                native=dump.native,
+                collectives=dump.collectives,
+            )
+            for dump in dumps
+        }
+
+    def _hung(self, rank: int, reason: str, looked_at: Mapping[int, RankStacks]) -> None:
+        """Give a worker up that does not get on: whatever it hangs in, SIGKILL ends it."""
+        stacks = looked_at[rank]
+        self._hear_workers()
+        if rank in self._ended:
+            return
+        processes.send(self._pids[rank], signal.SIGKILL)
+        fault = Fault(
+            type_name="Hang",
+            message=describe_hung(reason, stacks),
+            traceback=describe_with([stacks], looked_at.values()),
+            communication=stacks.in_collective,
+            reraise=False,
+        )
+        pid, clock = self._pids[rank], time.monotonic()
+        self._end(Outcome(rank, Ended.HUNG, clock, pid, signal=signal.SIGKILL, fault=fault))
+
+    async def _tell_steps(self) -> None:
+        if not self.begin.is_call and (steps := self._watchdog.steps(self.member.ranks)):
+            await self._send(self._stamp(wire.WorkerSteps(ranks=steps)))
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
@@ -192,8 +266,19 @@ class HostRound:
             code=None if killed else os.waitstatus_to_exitcode(status),
             signal=os.WTERMSIG(status) if killed else None,
             stopped=killed and os.WTERMSIG(status) == signalled,
+            detail="out of memory" if self._was_out_of_memory(status, signalled) else "",
         )
         self._end(outcome)
+
+    def _was_out_of_memory(self, status: int, signalled: int | None) -> bool:
+        """The kernel has killed it, as far as its own count tells."""
+        if status != signal.SIGKILL or signalled == signal.SIGKILL:
+            return False
+        count = cgroup.oom_kills()
+        if count is None or self._oom_kills is None or count <= self._oom_kills:
+            return False
+        self._oom_kills += 1
+        return True
 
     async def processes_gone(self, port: int) -> None:
         """Nothing of the round is left: once the last outcomes are sent, say so.
@@ -205,16 +290,19 @@ class HostRound:
             await asyncio.wait(self._sending)
         if self.cleared.is_set():
             return
+        self.stop_watching()
         self.cleared.set()
         with contextlib.suppress(OSError, asyncio.CancelledError):  # the agent knows of it
             if self.begin.is_call:
                 await asyncio.shield(self._following)
+            await self._tell_steps()
             await self._send(self._stamp(wire.RoundCleared(port=port)))
 
     async def close(self, *, drain: bool) -> None:
         """End following; with `drain`, only after everything printed was handed on. Idempotent."""
         if self.reports.fileno() < 0:
             return
+        self.stop_watching()
         if not drain:
             self._following.cancel()
         with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -345,6 +433,9 @@ class HostRound:
                         await self._send_rest(o for o in streams if o.rank == stream.rank)
                     await self._send_log(stream, data)
                     stream.free()
+                if stream.is_cut and stream not in self._cut:
+                    self._cut.append(stream)
+                    await self._send_log(stream, output_files.GAP, is_cut=True)
             if final and not found:
                 break
             pause = _FAST if found else min(pause * 1.5, _SLOW)
@@ -361,11 +452,13 @@ class HostRound:
             while stream.name != RAISED and (data := self._with_descriptors(read)):
                 await self._send_log(stream, data)
 
-    async def _send_log(self, stream: output_files.OutputFile, data: bytes) -> None:
+    async def _send_log(
+        self, stream: output_files.OutputFile, data: bytes, *, is_cut: bool = False
+    ) -> None:
         while self._window <= 0:
             self._room.clear()
             await self._room.wait()
-        log = wire.LogData(rank=stream.rank, stream=stream.name, data=data)
+        log = wire.LogData(rank=stream.rank, stream=stream.name, data=data, is_cut=is_cut)
         self._window -= wire.cost_of(log)
         await self._send(self._stamp(log))
 

@@ -2,7 +2,8 @@
 
 A worker writes into its files and is never held up. The reader decides the pace; what was handed on
 is freed on disk, but for the end. Past `LOG_CAP` bytes a stream is no longer handed on: the rest is
-counted, freed as well, and announced when it ends.
+counted, freed as well, and announced when it ends. That a full disk takes nothing more is told to
+whoever writes; a program that a worker has started may pass over it, so gaps are looked for here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ OLD = 0.5
 """Seconds after which a line that was begun and not ended is handed on all the same."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_BLOCK = 4096
+_FULL = 16 << 10
+"""Bytes of room at which a file system refuses some writes already."""
+GAP = b"\n[phalanx: output missing: the disk of the temporary files was full]\n"
 
 
 class OutputFile:
@@ -42,6 +47,8 @@ class OutputFile:
         self._partial = (0, 0.0)
         self.unfinished = False
         """A line too long to be held was handed on in part: its rest should come next."""
+        self.is_cut = False
+        """The disk was full where this ends, or ended: something that was written is missing."""
 
     def read(self, *, final: bool) -> bytes:
         """New whole lines, at most a chunk; a line without an end once it is old, or `final`.
@@ -53,6 +60,7 @@ class OutputFile:
             return b""
         assert self._file is not None
         size = os.fstat(self._file).st_size
+        self._look_for_gap(size)
         if size < self._at:
             self._at = self._freed = 0  # someone has opened /dev/stdout anew, and emptied it
         if self._at >= self._cap:
@@ -77,8 +85,17 @@ class OutputFile:
         """Give back the disk that what was handed on takes, but for the end of it."""
         start, end = self._freed, (self._at - KEPT) & ~0xFFF
         if self._file is not None and end - start >= LOG_CHUNK:
-            self._punch(start, end - start)
+            self._look_for_gap(os.fstat(self._file).st_size)  # while the disk is as it was
+            self._allocate(_KEEP_SIZE | _PUNCH_HOLE, start, end - start)
             self._freed = end
+
+    def _look_for_gap(self, size: int) -> None:
+        """Find out whether writes have failed: one that finds no room has filled the last block."""
+        if self._file is None or self.is_cut or not size or size % _BLOCK:
+            return
+        disk = os.fstatvfs(self._file)
+        room = disk.f_bavail if os.geteuid() else disk.f_bfree
+        self.is_cut = room * disk.f_frsize < _FULL
 
     def _is_old(self, size: int) -> bool:
         """The file has not grown beyond this for a while."""
@@ -105,18 +122,20 @@ class OutputFile:
             os.close(number)
             return False
         self._file = number
+        if not self._at and self.name == "stdout":
+            # Room for a first block: a size of none would tell nothing of writes that failed.
+            self._allocate(_KEEP_SIZE, 0, _BLOCK)
         return True
 
     def _drop(self, size: int) -> None:
         new = size - self._cap - self._dropped
         if new <= 0 or self._file is None:
             return
-        self._punch(self._cap + self._dropped, new)
+        self._allocate(_KEEP_SIZE | _PUNCH_HOLE, self._cap + self._dropped, new)
         self._dropped += new
 
-    def _punch(self, start: int, size: int) -> None:
+    def _allocate(self, mode: int, start: int, size: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        mode = _KEEP_SIZE | _PUNCH_HOLE
         libc.fallocate(self._file, mode, ctypes.c_int64(start), ctypes.c_int64(size))
 
     def _marker(self) -> bytes:

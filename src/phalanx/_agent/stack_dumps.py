@@ -1,7 +1,8 @@
 """Take the stacks of this host's workers: a signal, and what they write because of it.
 
 Only to a process that catches it, is not stopped (it would come when it goes on), and has its file
-open: what has taken over the pid of a worker that is gone has not.
+open: what has taken over the pid of a worker that is gone has not. One that will be killed anyway
+may be woken for it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from phalanx._system import processes
 from phalanx._wire import RankDump
@@ -25,11 +27,19 @@ _IS_STACKS = re.compile(rf"/phalanx-[^/]*/(?:.*/)?[0-9]{{1,9}}/{stack_signal.FIL
 _PAUSE, _LONGEST = 0.002, 0.02
 
 
-async def take(directory: str, pids: Mapping[int, int], seconds: float) -> tuple[RankDump, ...]:
-    """The stacks of these ranks, or why there are none, in at most so many seconds."""
+async def take(
+    directory: str, pids: Mapping[int, int], seconds: float, *, wake: Collection[int] = ()
+) -> tuple[RankDump, ...]:
+    """The stacks of these ranks, or why there are none, in at most so many seconds.
+
+    Those in `wake` are continued if they are stopped.
+    """
     until = time.monotonic() + seconds
     paths = {rank: os.path.join(directory, str(rank), stack_signal.FILE) for rank in pids}
-    taking = (_take_one(paths[rank], rank, pid, until) for rank, pid in sorted(pids.items()))
+    taking = (
+        _take_one(paths[rank], rank, pid, until, wake=rank in wake)
+        for rank, pid in sorted(pids.items())
+    )
     return tuple(await asyncio.gather(*taking))
 
 
@@ -55,34 +65,55 @@ def _open_file_of(pid: int) -> str:
     return next((path for path in _open_files(pid) if _IS_STACKS.search(path)), "")
 
 
-async def _take_one(path: str, rank: int, pid: int, until: float) -> RankDump:
-    if problem := _obstacle(pid, path):
+async def _take_one(
+    path: str, rank: int, pid: int, until: float, *, wake: bool = False
+) -> RankDump:
+    stopped = _describe_stop(pid)
+    if problem := ("" if wake else stopped) or _obstacle(pid, path):
         return RankDump(rank, pid, problem=problem)
     began = time.monotonic()
     try:
         os.truncate(path, 0)
         before = _threads_that_block(pid)
         os.kill(pid, stack_signal.SIGNAL)
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
     except OSError as error:
         return RankDump(rank, pid, problem=str(error.strerror))
     pause = _PAUSE
     while not _has_written(pid, path, before):
         if time.monotonic() >= until:
-            state = processes.state_of(pid)
-            problem = f"no answer in {time.monotonic() - began:.1f} s"
-            return RankDump(rank, pid, problem=f"{problem} ({state})" if state else "it has ended")
+            return RankDump(rank, pid, problem=_describe_silence(pid, time.monotonic() - began))
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST)
-    return RankDump(rank, pid, text=_read(path))
+    return RankDump(rank, pid, text=_read(path), problem=stopped)
+
+
+def _describe_stop(pid: int) -> str:
+    """That a process is stopped; empty if it is not."""
+    match (processes.state_of(pid) or "")[:1]:
+        case "T":
+            return "it is stopped by a signal (state T)"
+        case "t":
+            return "it is stopped by a debugger (state t)"
+    return ""
+
+
+def _describe_silence(pid: int, seconds: float) -> str:
+    """Why a process may not have answered in so many seconds."""
+    state = processes.state_of(pid)
+    if state is None:
+        return "it has ended"
+    if state[:1] == "D":
+        function = processes.waits_in_kernel(pid)
+        return f"it is stuck in the kernel (state D{f', in {function}' if function else ''})"
+    return _describe_stop(pid) or f"no answer in {seconds:.1f} s ({state})"
 
 
 def _obstacle(pid: int, path: str) -> str:
     """Why a process must not be asked; empty if it may be."""
-    state = processes.state_of(pid)
-    if state is None:
+    if processes.state_of(pid) is None:
         return "it has ended"
-    if state[:1] in "Tt":
-        return "it is stopped: send it SIGCONT"
     if not processes.catches(pid, stack_signal.SIGNAL):
         return f"it does not handle signal {stack_signal.SIGNAL}: it is starting, or is not Python"
     if not _has_open(pid, path):

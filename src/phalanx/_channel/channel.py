@@ -98,6 +98,9 @@ class PipeChannel:
         """Do without the stream that there is, for another; False where none would come."""
         return False
 
+    def part(self) -> None:
+        """Tell the peer that nothing follows, where it would wait for it; it is heard on."""
+
     @property
     def congested(self) -> bool:
         """The peer does not read as fast as we write."""
@@ -200,11 +203,15 @@ class PipeChannel:
     def _received(self, data: bytes) -> None:
         self.heard += len(data)
         try:
-            self._frames.extend(self._decode(data))
+            frames = self._decode(data)
         except WireError as error:
             self._error = error
             if self._reader is not None:
                 self._reader.close()
+        else:
+            if not frames:
+                return
+            self._frames.extend(frames)
         if len(self._frames) > _HELD_FRAMES and self._reader is not None:
             self._reader.pause_reading()
         self._changed.set()
@@ -222,6 +229,8 @@ class SocketChannel(PipeChannel):
     """A channel over a connection to one that has proved itself."""
 
     session: ConnectionSeal
+    take_at_once: Callable[[Frame], bool] | None = None
+    """Whether a frame is taken as it comes, and by nobody else: nobody has to wake up for it."""
 
     @classmethod
     async def over(cls, connection: socket.socket, session: ConnectionSeal) -> SocketChannel:
@@ -242,6 +251,11 @@ class SocketChannel(PipeChannel):
         """Send a frame that was written down before, as for several peers; otherwise as `send`."""
         await super().send_encoded(self.session.seal(data))
 
+    def post_encoded(self, *frames: bytes) -> None:
+        """Send frames that were written down before, without waiting; nothing when closed."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(b"".join(map(self.session.seal, frames)))
+
     def _decode(self, data: bytes) -> list[Frame]:
         frames: list[Frame] = []
         for record in self.session.open(data):
@@ -249,6 +263,8 @@ class SocketChannel(PipeChannel):
             if self._decoder.has_begun:
                 # Its length is bounded by that of a record: nobody gathers a long one in many.
                 raise WireError("a record that ends within a frame")
+        if (take := self.take_at_once) is not None:
+            return [frame for frame in frames if not take(frame)]
         return frames
 
 

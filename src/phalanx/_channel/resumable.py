@@ -45,7 +45,7 @@ class ResumableChannel(PipeChannel):
         self._has_room.set()
         self._confirmed = asyncio.Event()
         self._confirming: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_closed = self._has_parted = self._has_said_end = False
 
     @classmethod
     async def over(
@@ -100,11 +100,20 @@ class ResumableChannel(PipeChannel):
     async def finish(self) -> None:
         """Say that nothing follows, and wait until the peer has everything, or the channel ends."""
         if self._is_closed or self.has_ended:
+            self.part()
             return
+        self._has_said_end = True
         self._put(encode(EndOfFrames()))
         while not (self.state.ledger.is_confirmed or self.has_ended or self._is_closed):
             self._confirmed.clear()
             await self._confirmed.wait()
+
+    def part(self) -> None:
+        """Tell the peer that nothing follows, and miss no stream that breaks from now on."""
+        self._has_parted = True
+        if not self._is_closed and not self._has_said_end:
+            self._has_said_end = True
+            self.send_raw(encode(EndOfFrames()))
 
     # ── streams ───────────────────────────────────────────────────────────────
 
@@ -147,8 +156,7 @@ class ResumableChannel(PipeChannel):
 
     def close(self) -> None:
         """Tell the peer that nothing follows, and close. Idempotent."""
-        if not self._is_closed and not self.has_ended:
-            self.send_raw(encode(EndOfFrames()))
+        self.part()
         self._shut()
         super().close()
 
@@ -208,7 +216,7 @@ class ResumableChannel(PipeChannel):
             self._confirmed.set()
 
     def _closed(self) -> None:
-        if self.has_ended or self._is_closed:
+        if self.has_ended or self._is_closed or self._has_parted:
             self._end()
         else:
             self.break_off()

@@ -124,17 +124,18 @@ async def hear_greeting(connection: socket.socket) -> bytes:
     return greeting
 
 
-async def admit(connection: socket.socket, key: bytes, greeting: bytes) -> ConnectionSeal:
-    """Have one that has greeted prove itself. Raises `NotTrusted`, `OSError`."""
+async def admit(connection: socket.socket, greeting: bytes, *keys: bytes) -> ConnectionSeal:
+    """Have one that has greeted prove one of the keys. Raises `NotTrusted`, `OSError`."""
     loop = asyncio.get_running_loop()
     own = secrets.token_bytes(_RANDOM)
     numbers = greeting[len(GREETING) :] + own
     await loop.sock_sendall(connection, own)
     proof = await _receive(connection, _PROOF, "it left")
-    if not hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
-        raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
-    await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
-    return ConnectionSeal(key, numbers, opener=False)
+    for key in keys:
+        if hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
+            await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
+            return ConnectionSeal(key, numbers, opener=False)
+    raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
 
 
 async def _receive(
@@ -163,9 +164,9 @@ def _derive(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"".join((b"phalanx ", *parts)), "sha256")
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _digest(data: bytes) -> bytes:
-    """Taken once for a record that goes to many."""
+    """Taken once for a record that goes to many, also with one of its own before it for each."""
     return hashlib.sha256(data).digest()
 
 
@@ -175,6 +176,11 @@ def _digest(data: bytes) -> bytes:
 def key_of(token: str, purpose: str) -> bytes:
     """The key that a token gives for a purpose: those of two are unrelated."""
     return _derive(token.encode(errors="surrogateescape"), b"for ", purpose.encode())
+
+
+def key_at(key: bytes, port: int) -> bytes:
+    """The key for those that mean to reach this very port."""
+    return _derive(key, b"at ", str(port).encode())
 
 
 def make_token() -> str:

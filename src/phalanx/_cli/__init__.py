@@ -46,6 +46,7 @@ GROUPS = {
         "delete": "delete apps and their logs",
         "clean": "delete old apps",
         "hosts": "check hosts before a launch",
+        "chaos": "break a running app on purpose and report how it recovers",
         "warm": "show or stop the agents kept by keep_warm",
     },
     "configure": {
@@ -136,7 +137,7 @@ def main(
     arguments: list[str] | None = None,
     others: Mapping[str, Callable[[list[str]], int]] | None = None,
 ) -> int:
-    """Run one verb; gives the exit code. `others` are used in the place of ours, by verb."""
+    """Run one verb; gives the exit code. `others` are used in place of ours, by verb."""
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = arguments[0] if arguments else "--help"
     if verb in ("-h", "--help", "help"):

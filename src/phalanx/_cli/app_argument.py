@@ -23,6 +23,17 @@ class FoundApp:
         return self.record is not None and self.record.is_launch
 
 
+def only_running() -> RecordedApp:
+    """The app that runs, if it is the only one. Raises `LookupError`."""
+    running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
+    if len(running) == 1:
+        return running[0]
+    names = ", ".join(app.id for app in running)
+    raise LookupError(
+        f"several apps are running; name one of: {names}" if running else "no app is running"
+    )
+
+
 def find_app(text: str | None) -> FoundApp:
     """By handle, id, or enough of its beginning; the latest without. Raises `LookupError`."""
     if text is not None and "://" in text:

@@ -68,6 +68,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "restart": "SCOPE",
         "restart_backoff": "SECONDS",
         "same_failures": "N",
+        "host_failures": "N",
+        "host_checks": "CHECK ...",
     },
     "ssh and network": {
         "ssh_config_file": "FILE",
@@ -78,6 +80,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "timeouts": {
         "start_timeout": "SECONDS",
         "process_group_timeout": "SECONDS",
+        "heartbeat_timeout": "SECONDS",
         "host_timeout": "SECONDS",
         "orphan_timeout": "SECONDS",
         "reconnect_timeout": "SECONDS",

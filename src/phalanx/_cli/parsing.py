@@ -13,7 +13,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from phalanx._core import values
+from phalanx._core import amounts, values
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
 
@@ -24,7 +24,6 @@ _TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
 """Options that are not configured: those of schedulers have sections of their own."""
 _NEED_CONFIGURATION = ("run", "config")
 """Others do without what cannot be read, and say so."""
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 class Parser(argparse.ArgumentParser):
@@ -184,10 +183,18 @@ def ranks(text: str) -> list[int]:
 
 def duration(text: str) -> float:
     """`90`, `10m`, `2h`, `7d` in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"invalid duration {text!r}: use 30s, 10m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    try:
+        return amounts.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """`512MiB`, `20GiB` in bytes."""
+    try:
+        return amounts.size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def moment(text: str) -> float:

@@ -31,7 +31,7 @@ def loader(
 
 
 def facade(module: str, target: str, absent: Mapping[str, str] = _NOTHING) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that is another's place for people who look for it there.
+    """The `__getattr__` of a module that gives the names of another, for people who look there.
 
     `target` is the module that has the names; `absent` as for `loader`.
     """

@@ -44,6 +44,8 @@ Moment = Annotated[float, Between(-1e15, 1e15)]
 """A time by some host's monotonic clock."""
 Seconds = Annotated[float, Between(0.0, float("inf"))]
 """How long something takes, or may take."""
+Amount = Annotated[float, Between(0.0, 1 << 62)]
+"""What a check goes by: bytes, seconds, or a number of things."""
 Name = Annotated[str, AtMost(255)]
 """A host, an address, an interface, an app."""
 RunId = Annotated[str, AtMost(4096)]

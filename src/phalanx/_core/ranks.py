@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Member, Round
+from phalanx._core.rounds import HostRun, Member, Round
 from phalanx.errors import ConfigError
 
 APP = "PHALANX_APP"
+HEARTBEAT_FILE = "PHALANX_HEARTBEAT_FILE"
+"""Names the file in which a worker tells its agent that it gets on."""
 HOST = "PHALANX_HOST"
 REPLICA = "PHALANX_REPLICA_ID"
 """The variable in which a replica finds its number in its role."""
@@ -26,6 +30,7 @@ MOST_WORKERS = 10_000
 RANK_VARIABLES = frozenset(
     {
         APP,
+        HEARTBEAT_FILE,
         HOST,
         ROUND,
         SPOOL,
@@ -86,6 +91,51 @@ def lay_out(hosts: Iterable[tuple[AgentId, str, int, str]]) -> tuple[Member, ...
     return tuple(table)
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a host is among all of its round, and among those of its role."""
+
+    host: int
+    """How many hosts are before it."""
+    rank: int
+    """How many workers are before its own."""
+    role_rank: int
+    hosts: int
+    role_size: int
+    workers: int
+    role: str
+
+
+def position(hosts: Iterable[HostRun], *, host: int | None = None, rank: int = 0) -> Position:
+    """The position of the host with so many before it, or of the one that a rank is on."""
+    hosts = tuple(hosts)
+    before = first = 0
+    of_role: Counter[str] = Counter()
+    for run in hosts:
+        ahead = (rank - first) // run.workers if host is None else host - before
+        if ahead < run.hosts:
+            break
+        before, first = before + run.hosts, first + run.hosts * run.workers
+        of_role[run.role] += run.hosts * run.workers
+    else:
+        raise IndexError("there is no such host")
+    return Position(
+        host=before + ahead,
+        rank=first + ahead * run.workers,
+        role_rank=of_role[run.role] + ahead * run.workers,
+        hosts=sum(other.hosts for other in hosts),
+        role_size=sum(other.hosts * other.workers for other in hosts if other.role == run.role),
+        workers=run.workers,
+        role=run.role,
+    )
+
+
+def member_at(hosts: Iterable[HostRun], number: int, agent: AgentId, hostname: str) -> Member:
+    """The part of the host with so many before it."""
+    found = position(hosts, host=number)
+    return Member(agent, hostname, found.rank, found.workers, found.role)
+
+
 def ranges(ranks: Iterable[int], dash: str = "–") -> str:
     """Ranks in short: 0, 2–5."""
     runs: list[list[int]] = []
@@ -108,18 +158,17 @@ def worker_environment(
     max_restarts: int = 0,
 ) -> dict[str, str]:
     """Every per-worker variable of torchrun's contract, for one rank."""
-    alike = [other for other in round_.members if other.role == member.role]
-    before = sum(other.workers for other in alike if other.first_rank < member.first_rank)
+    place = position(round_.hosts, rank=member.first_rank)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - member.first_rank),
-        "GROUP_RANK": str(round_.members.index(member)),
-        "ROLE_RANK": str(before + rank - member.first_rank),
+        "GROUP_RANK": str(place.host),
+        "ROLE_RANK": str(place.role_rank + rank - member.first_rank),
         "ROLE_NAME": member.role,
         "LOCAL_WORLD_SIZE": str(member.workers),
         "WORLD_SIZE": str(round_.world_size),
-        "GROUP_WORLD_SIZE": str(len(round_.members)),
-        "ROLE_WORLD_SIZE": str(sum(other.workers for other in alike)),
+        "GROUP_WORLD_SIZE": str(place.hosts),
+        "ROLE_WORLD_SIZE": str(place.role_size),
         "MASTER_ADDR": round_.store.address,
         "MASTER_PORT": str(round_.store.port),
         "TORCHELASTIC_RESTART_COUNT": str(round_.restarts),

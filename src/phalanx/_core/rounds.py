@@ -5,8 +5,10 @@ Pure data that crosses between launcher, agent and worker. It knows no process, 
 
 from __future__ import annotations
 
+import itertools
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from phalanx._core.ids import AgentId
@@ -21,6 +23,7 @@ from phalanx._core.limits import (
     RoundNumber,
     Seconds,
     SignalNumber,
+    Size,
     WorkerCount,
 )
 
@@ -32,6 +35,7 @@ class Ended(StrEnum):
     RAISED = "raised"
     EXITED = "exited"
     KILLED = "killed"
+    HUNG = "hung"
     LOST = "lost"
 
 
@@ -61,11 +65,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRun:
+    """So many hosts one after the other, in rank order, each with so many workers of a role."""
+
+    hosts: WorkerCount
+    workers: WorkerCount
+    role: Name = "default"
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One agreed membership; members are in rank order."""
 
     number: RoundNumber
     members: tuple[Member, ...]
+    """All of them, or with `excerpt_of` those that have to be known here."""
     store: Endpoint
     restarts: AnyCount = 0
     """How many restarts it took; the same for everybody."""
@@ -73,10 +87,22 @@ class Round:
     """Whether the store is carried for the workers; None: whoever begins the round decides."""
     bound: Port = 0
     """The port that was bound for the round's store, if it is found at another."""
+    excerpt_of: tuple[HostRun, ...] = ()
+    """All hosts, where not every one of them is among the members."""
 
     def member(self, agent: AgentId) -> Member:
         """The part of an agent's host."""
         return next(member for member in self.members if member.agent == agent)
+
+    def parts(self) -> dict[AgentId, Round]:
+        """What each member has to know of it: its own part, and what the other hosts are."""
+        hosts = self.hosts
+        return {m.agent: replace(self, members=(m,), excerpt_of=hosts) for m in self.members}
+
+    @property
+    def hosts(self) -> tuple[HostRun, ...]:
+        """All hosts of it."""
+        return self.excerpt_of or runs_of(self.members)
 
     @property
     def jax_coordinator(self) -> Endpoint:
@@ -89,7 +115,22 @@ class Round:
     @property
     def world_size(self) -> int:
         """How many workers there are in all."""
-        return sum(member.workers for member in self.members)
+        return sum(run.hosts * run.workers for run in self.hosts)
+
+
+def runs_of(members: Iterable[Member]) -> tuple[HostRun, ...]:
+    """All hosts, without their names: as many runs as neighbours differ."""
+    alike = itertools.groupby(members, lambda member: (member.workers, member.role))
+    return tuple(HostRun(sum(1 for _ in group), *kind) for kind, group in alike)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """How many steps a worker has done in the round, and the median time of its last ones."""
+
+    rank: AnyCount
+    steps: Size
+    seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +162,7 @@ class Outcome:
     seconds: Seconds = 0.0
     stderr: str = ""
     detail: str = ""
+    """Why it was lost or killed, where that is known."""
     joined: Moment | None = None
     """When the process group that we make had formed, by the same clock; None without one."""
     stopped: bool = False
@@ -146,7 +188,10 @@ class Outcome:
                 )
             case Ended.KILLED:
                 name = signal_name(self.signal or 0)
-                return f"was killed by {name}" + (f": {said}" if (said := self._said()) else "")
+                said = self._said() or self.detail
+                return f"was killed by {name}" + (f": {said}" if said else "")
+            case Ended.HUNG:
+                return self._first_line() or "hung"
             case Ended.LOST:
                 return f"was lost: {self.detail}" if self.detail else "was lost"
 
@@ -154,8 +199,10 @@ class Outcome:
         """The exception, or what the worker's error file says, in one line."""
         if self.fault is None:
             return ""
-        first = (self.fault.message.splitlines() or [""])[0]
-        return f"{self.fault.type_name}: {first}".rstrip(": ")
+        return f"{self.fault.type_name}: {self._first_line()}".rstrip(": ")
+
+    def _first_line(self) -> str:
+        return next(iter(self.fault.message.splitlines()), "") if self.fault is not None else ""
 
 
 def signal_name(number: int) -> str:

@@ -5,14 +5,16 @@ Pure, but for the lines of source that `describe` looks up.
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.collectives import LastCollective, describe_missing
 from phalanx._core.ranks import ranges
 
 _HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):")
@@ -43,9 +45,10 @@ class StackFrame:
         """Neither of the standard library, nor of an installed package, nor ours."""
         return not _LIBRARY.search(self.file) and not _OWN.search(self.file)
 
-    def describe(self) -> str:
-        """The location, in a few words."""
-        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+    def describe(self, *, code: bool = False) -> str:
+        """The location, in a few words; with the line of `code` where its file is here."""
+        where = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"{where}: `{line}`" if code and (line := _source(self)) else where
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,17 @@ class RankStacks:
     pid: int | None = None
     threads: tuple[ThreadStack, ...] = ()
     problem: str = ""
+    """Why there are none; with stacks, what else is the matter."""
+    native: str = ""
+    """Its native frames, as a debugger has printed them."""
+    collectives: tuple[LastCollective, ...] = ()
+    """What torch's flight recorder says of it, where there is one."""
+
+    @property
+    def in_collective(self) -> bool:
+        """One of its threads waits in a call of torch.distributed, or a collective is not done."""
+        waits = any(not collective.is_done for collective in self.collectives)
+        return waits or any(thread.in_collective for thread in self.threads)
 
     @property
     def main(self) -> ThreadStack | None:
@@ -131,7 +145,14 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
         )
         for i, (_, name, frames) in enumerate(found)
     ]
-    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+    known = [thread for thread in threads if not _is_ours(thread)]
+    return tuple(sorted(known, key=lambda thread: not thread.is_main))
+
+
+def _is_ours(thread: ThreadStack) -> bool:
+    """A thread of our own, which answers questions."""
+    own = [bool(_OWN.search(frame.file)) for frame in thread.frames]
+    return not thread.is_main and bool(own) and all(own)
 
 
 def _without_ours(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
@@ -149,7 +170,9 @@ def group(stacks: Iterable[RankStacks]) -> dict[ThreadStack, tuple[int, ...]]:
     for one in stacks:
         for thread in one.threads:
             ranks.setdefault(thread, set()).add(one.rank)
-    order = sorted(ranks, key=lambda t: (not t.is_main, len(ranks[t]), min(ranks[t])))
+    order = sorted(
+        ranks, key=lambda t: (not t.is_main, len(ranks[t]), t.in_collective, min(ranks[t]))
+    )
     return {thread: tuple(sorted(ranks[thread])) for thread in order}
 
 
@@ -162,18 +185,58 @@ def in_short(ranks: Iterable[int]) -> str:
 def describe(stacks: Iterable[RankStacks]) -> str:
     """All of them, equal ones together; and the ranks that gave none."""
     known = list(stacks)
-    parts = []
+    return describe_with(known, known)
+
+
+def describe_with(known: Sequence[RankStacks], others: Iterable[RankStacks]) -> str:
+    """The same, after who is not in the collective that others of these wait in."""
+    parts = [missing] if (missing := _describe_missing(list(others))) else []
     for thread, ranks in group(known).items():
         name = f" ({thread.name})" if thread.name and not thread.is_main else ""
-        which = "" if thread.is_main else f", another thread{name}"
+        which = _at(thread) if thread.is_main else f", another thread{name}"
         lines = "".join(f"\n  {line}" for line in thread.lines())
         parts.append(f"{in_short(ranks)}{which}:{lines}")
+    for one in known:
+        if one.native:
+            lines = "".join(f"\n  {line}" for line in one.native.splitlines())
+            parts.append(f"rank {one.rank}, native frames:{lines}")
     silent: dict[str, list[int]] = {}
     for one in known:
         if one.problem:
             silent.setdefault(one.problem, []).append(one.rank)
     parts += [f"{in_short(ranks)}: {problem}" for problem, ranks in silent.items()]
     return "\n\n".join(parts)
+
+
+def _at(thread: ThreadStack) -> str:
+    """Where in the user's code it is."""
+    location = thread.location
+    return f", in {location.describe()}" if location is not None and location.is_users else ""
+
+
+def _describe_missing(stacks: Sequence[RankStacks]) -> str:
+    """Who is not in the collective that the others wait in; empty where nobody waits."""
+    if lines := describe_missing({one.rank: one.collectives for one in stacks}):
+        return "\n".join(lines)
+    waiting = [one for one in stacks if one.in_collective]
+    missing = [one for one in stacks if not one.in_collective]
+    if not waiting or not missing:
+        return ""
+    host = f" on {missing[0].hostname}" if len(missing) == 1 and missing[0].hostname else ""
+    who, others = in_short(one.rank for one in missing), in_short(one.rank for one in waiting)
+    is_, wait = "is" if len(missing) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
+    return f"{who}{host} {is_} not in the collective that {others} {wait} in."
+
+
+def describe_hung(reason: str, stacks: RankStacks) -> str:
+    """What is said of one that does not get on: why it is taken for hung, and where it is."""
+    location = stacks.main.location if stacks.main is not None else None
+    if location is None:
+        return f"{reason}; {stacks.problem}" if stacks.problem else reason
+    waits = next((last.describe() for last in stacks.collectives if not last.is_done), "")
+    collective = f"waiting in {waits or 'a collective'}, " if stacks.in_collective else ""
+    state = f"{stacks.problem}, " if stacks.problem else "it is "
+    return f"{reason}; {state}{collective}in {location.describe(code=True)}"
 
 
 def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
@@ -189,7 +252,7 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
             silent.setdefault(one.problem or "no Python stack", []).append(rank)
         elif main.is_ending:
             ending.append(rank)
-        elif any(thread.in_collective for thread in one.threads):
+        elif one.in_collective:
             location = main.location
             waiting.setdefault(location.describe() if location else "?", []).append(rank)
         else:
@@ -201,6 +264,7 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
         host = f" on {stacks[ranks[0]].hostname}" if len(ranks) == 1 else ""
         lines.append(f"{in_short(ranks)}{host} {was} not in the collective: {it} in {where}")
         lines += ["", *(f"  {line}" for line in stack.lines(users_only=True)), ""]
+    lines += describe_missing({rank: one.collectives for rank, one in stacks.items()})
     for where, ranks in waiting.items():
         was = "was" if len(ranks) == 1 else "were"
         lines.append(f"{in_short(ranks)} {was} in a collective, in {where}.")
@@ -228,8 +292,20 @@ def to_dict(stacks: RankStacks) -> dict[str, Any]:
         "hostname": stacks.hostname,
         "pid": stacks.pid,
         "problem": stacks.problem,
+        "native": stacks.native,
+        "collectives": [dataclasses.asdict(last) for last in stacks.collectives],
         "threads": threads,
     }
+
+
+def _collective(plain: Mapping[str, Any]) -> LastCollective:
+    return LastCollective(
+        group=str(plain["group"]),
+        number=int(plain["number"]),
+        name=str(plain["name"]),
+        is_done=bool(plain["is_done"]),
+        ranks=tuple(map(int, plain["ranks"])),
+    )
 
 
 def from_dict(plain: Mapping[str, Any]) -> RankStacks:
@@ -246,5 +322,11 @@ def from_dict(plain: Mapping[str, Any]) -> RankStacks:
         for thread in plain["threads"]
     )
     return RankStacks(
-        int(plain["rank"]), str(plain["hostname"]), plain["pid"], threads, str(plain["problem"])
+        rank=int(plain["rank"]),
+        hostname=str(plain["hostname"]),
+        pid=plain["pid"],
+        threads=threads,
+        problem=str(plain["problem"]),
+        native=str(plain.get("native", "")),
+        collectives=tuple(_collective(last) for last in plain.get("collectives", ())),
     )

@@ -1,4 +1,4 @@
-"""What a name that there is not was meant to be. Pure."""
+"""What an unknown name was meant to be. Pure."""
 
 from __future__ import annotations
 

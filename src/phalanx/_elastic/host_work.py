@@ -36,6 +36,7 @@ class HostWork:
     start_method: str = "zygote"
     stop_grace: float = 30.0
     start_timeout: float = 600.0
+    heartbeat_timeout: float | None = None
     log_spec: LogSpec | None = None
     hostname: str = ""
     exits: bool = False
@@ -54,6 +55,7 @@ def prepare(work: HostWork, *, is_alone: bool) -> PreparedApp:
         start_method=work.start_method,  # type: ignore[arg-type]
         start_timeout=work.start_timeout,
         stop_grace=work.stop_grace,
+        heartbeat_timeout=work.heartbeat_timeout,
         max_restarts=work.max_restarts,
         log_spec=work.log_spec,
     )

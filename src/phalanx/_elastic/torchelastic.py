@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Member
+from phalanx._core.ranks import position
+from phalanx._core.rounds import Member, runs_of
 from phalanx._elastic import file_timers, host_work
 from phalanx._elastic.torch_logs_specs import TorchLogsSpec, is_torch_logs_specs
 from phalanx._elastic.torchrun_logs import PREFIX, TorchrunLogSpec
@@ -144,7 +145,7 @@ class LocalElasticAgent:
             raise app.error
         own = prepared.plan.members[0].agent
         if (member := _member_of(own, app.verdict.members)) is not None:
-            _settle(self._group, app.verdict.members, member)
+            _settle(self._group, app.verdict, member)
         result = self._result(app.verdict, app.collect(), own)
         if not result.is_failed() and (lost := app.lost_output(result)) is not None:
             raise lost
@@ -224,16 +225,16 @@ class LocalElasticAgent:
         return RunResult(state, {}, failures)
 
 
-def _settle(group: WorkerGroup, members: tuple[Member, ...], own: Member) -> None:
+def _settle(group: WorkerGroup, verdict: Verdict, own: Member) -> None:
     """Give the workers the ranks of the round that there was."""
-    alike = [m for m in members if m.role == own.role]
-    before = sum(m.workers for m in alike if m.first_rank < own.first_rank)
-    group.group_rank, group.group_world_size = members.index(own), len(members)
+    hosts = verdict.hosts or runs_of(verdict.members)
+    place = position(hosts, rank=own.first_rank)
+    group.group_rank, group.group_world_size = place.host, place.hosts
     for worker in group.workers:
         worker.global_rank = own.first_rank + worker.local_rank
-        worker.role_rank = before + worker.local_rank
-        worker.world_size = sum(m.workers for m in members)
-        worker.role_world_size = sum(m.workers for m in alike)
+        worker.role_rank = place.role_rank + worker.local_rank
+        worker.world_size = sum(run.hosts * run.workers for run in hosts)
+        worker.role_world_size = place.role_size
 
 
 def _member_of(agent: AgentId, members: tuple[Member, ...]) -> Member | None:

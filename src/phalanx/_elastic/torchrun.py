@@ -12,7 +12,6 @@ from typing import Any
 from phalanx._core import environment
 from phalanx._core.environment import defaults
 from phalanx._core.ranks import HOST
-from phalanx._core.rounds import Endpoint
 from phalanx._elastic import host_work, torch_logs_specs
 from phalanx._elastic.command import numa
 from phalanx._elastic.command.torchrun_options import TorchrunOptions
@@ -22,14 +21,11 @@ from phalanx._launcher.planning import imports
 from phalanx._launcher.planning.imports import Needs
 from phalanx._launcher.session.app_run import AppRun
 from phalanx._launcher.session.decider import MakeDecider
-from phalanx._rendezvous import handlers, settings
+from phalanx._rendezvous import handlers
 from phalanx._rendezvous.tcp.handler import TcpHandler
 from phalanx._system import network
 from phalanx._worker import script
 from phalanx.errors import ConfigError
-
-_OWN = ("tcp", "c10d", "static")
-"""The rendezvous that need no handler of somebody else's."""
 
 
 def start(options: TorchrunOptions) -> AppRun[Any]:
@@ -37,7 +33,7 @@ def start(options: TorchrunOptions) -> AppRun[Any]:
     _refuse(options)
     work = _work(options)
     alone = options.max_hosts == 1
-    prepared = host_work.prepare(work, is_alone=alone and options.backend in _OWN)
+    prepared = host_work.prepare(work, is_alone=alone and options.backend in handlers.OWN)
     app = prepared.start(decide=_decide(options))
     if options.backend == "static":
         _use_all_descriptors()
@@ -86,6 +82,7 @@ def _work(options: TorchrunOptions) -> host_work.HostWork:
         max_restarts=options.max_restarts,
         start_method=options.start_method,
         stop_grace=float(options.shutdown_timeout),
+        heartbeat_timeout=options.heartbeat_timeout,
         log_spec=_log_spec(options),
         exits=True,
         extra_env=defaults({}, extra),
@@ -182,7 +179,7 @@ def _own_path() -> list[str]:
 
 
 def _decide(options: TorchrunOptions) -> MakeDecider:
-    if options.backend in _OWN:
+    if options.backend in handlers.OWN:
         return host_work.decide_over_tcp(_own_handler(options))
     handler = handlers.get_handler(
         options.backend,
@@ -200,17 +197,15 @@ def _decide(options: TorchrunOptions) -> MakeDecider:
 
 
 def _own_handler(options: TorchrunOptions) -> TcpHandler:
-    static = options.backend == "static"
     given: dict[str, Any] = {"local_addr": options.local_addr, **options.rdzv_conf}
-    if static:
+    if options.backend == "static":
         given |= {"node_rank": options.node_rank, "is_host": options.node_rank == 0}
     elif options.standalone:
         given["is_host"] = True
-    return TcpHandler(
-        options.backend,
-        Endpoint(options.endpoint_host or "localhost", options.endpoint_port or 0),
-        options.run_id,
-        options.max_hosts if static else options.min_hosts,
-        options.max_hosts,
-        settings.make(given, options.backend, lenient=True),
+    at = options.endpoint
+    if not options.backend.startswith("etcd"):  # which may have several
+        at = f"[{options.endpoint_host or 'localhost'}]:{options.endpoint_port or 0}"
+    bounds = options.min_hosts, options.max_hosts
+    return handlers.own_handler(
+        *(options.backend, at, options.run_id, *bounds, given), lenient=True
     )

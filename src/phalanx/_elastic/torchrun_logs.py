@@ -315,7 +315,7 @@ class _Terminal:
 
 
 def _is_replaced(stream: TextIO, number: int) -> bool:
-    """A program has put something else in the place of the process's own stream: a notebook's,
+    """A program has put something else in place of the process's own stream: a notebook's,
     or a text that `redirect_stdout` fills.
     """
     try:

@@ -77,26 +77,26 @@ def _rule(line: str, number: int) -> _Rule | None:
 
 
 def _expression(pattern: str) -> str:
-    made, place = "", 0
-    while place < len(pattern):
-        rest = pattern[place:]
+    made, position = "", 0
+    while position < len(pattern):
+        rest = pattern[position:]
         if rest.startswith("**"):
-            place += 3 if rest.startswith("**/") else 2
-            made += ".*" if place >= len(pattern) else "(?:.*/)?"
+            position += 3 if rest.startswith("**/") else 2
+            made += ".*" if position >= len(pattern) else "(?:.*/)?"
         elif rest[0] == "[":
             end = rest.find("]", 2 + rest.startswith("[^"))
             if end < 0:
                 raise ValueError("'[' without ']'")
             made += _characters(rest[1:end])
-            place += end + 1
+            position += end + 1
         elif rest[0] == "\\":
             if len(rest) == 1:
                 raise ValueError("it ends in a backslash")
             made += re.escape(rest[1])
-            place += 2
+            position += 2
         else:
             made += {"*": "[^/]*", "?": "[^/]"}.get(rest[0]) or re.escape(rest[0])
-            place += 1
+            position += 1
     return made
 
 

@@ -172,7 +172,7 @@ class BorrowedHosts:
     # ── replacement ───────────────────────────────────────────────────────────
 
     def replace(self, name: str, cancelled: Callable[[], bool]) -> ListedHost | None:
-        """Another host in the place of a lost one; None where there is none to be had.
+        """Another host in place of a lost one; None where there is none to be had.
 
         Blocks until it is there, or it is cancelled.
         """

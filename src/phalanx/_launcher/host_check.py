@@ -12,9 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from phalanx._core.sanitize import sanitize_line
+from phalanx._launcher.planning.check_list import read_checks
 from phalanx._launcher.planning.listed_hosts import ListedHost, list_hosts
 from phalanx._launcher.transport import targets
 from phalanx._launcher.transport.targets import Target
@@ -66,6 +68,8 @@ class HostReport:
     round_trip: float = 0.0
     unreached: dict[str, str] = field(default_factory=dict)
     """The other hosts that it does not reach, and why."""
+    failed_checks: dict[str, str] = field(default_factory=dict)
+    """The checks of `host_checks` that it failed, and why."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ class HostsReport:
         """A launch on all of them can start, and its workers meet."""
         ours = _minor(platform.python_version())
         return all(
-            host.problem is None and not host.unreached and _minor(host.python) == ours
+            host.problem is None
+            and not host.unreached
+            and not host.failed_checks
+            and _minor(host.python) == ours
             for host in self.hosts
         )
 
@@ -118,7 +125,8 @@ def check(options: LaunchOptions) -> HostsReport:
 def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsReport:
     turns = threading.BoundedSemaphore(options.parallel_logins)
     patience = min(options.start_timeout, _PATIENCE)
-    visits = [HostCheck(host, turns, patience) for host in dict.fromkeys(hosts)]
+    checks = read_checks(options.host_checks)
+    visits = [HostCheck(host, turns, patience, checks.values) for host in dict.fromkeys(hosts)]
     try:
         _all(visits, HostCheck.arrive)
         peers = _peers(visits)
@@ -127,7 +135,9 @@ def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsRe
         for visit in visits:
             visit.leave()
     reports = tuple(visit.report for visit in visits)
-    return HostsReport(reports, tuple(warnings(reports, platform.python_version())))
+    found = warnings(reports, platform.python_version())
+    found += [f"host check {name} runs when workers start, not here" for name in checks.functions]
+    return HostsReport(reports, tuple(found))
 
 
 def _peers(visits: Sequence[HostCheck]) -> list[tuple[str, str, int]]:
@@ -151,12 +161,19 @@ def _all(visits: Sequence[HostCheck], what: Callable[[HostCheck], None]) -> None
 class HostCheck:
     """One host, from the login on."""
 
-    def __init__(self, host: ListedHost, turns: threading.Semaphore, patience: float) -> None:
-        """Nothing is asked yet."""
+    def __init__(
+        self,
+        host: ListedHost,
+        turns: threading.Semaphore,
+        patience: float,
+        checks: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Nothing is asked yet. `checks` are our own, and what they go by."""
         self.report = HostReport(host.name)
         self.peer: tuple[str, str, int] | None = None
         self._target = host.target or _here(host.name)
         self.is_here = host.target is None
+        self._checks = checks
         self._turns = turns
         self._patience = patience
         self._line: Login | None = None
@@ -174,6 +191,7 @@ class HostCheck:
             python = time.monotonic() - line.begun_at
             offset, trip = self._compare_clocks(line)
             known, self.peer = read_facts(facts, self.report.hostname)
+            failed = self._run_checks(line)
         except LoginEnded as ended:
             self._fail(ended.describe())
         except StartFailed as error:
@@ -189,7 +207,15 @@ class HostCheck:
                 python_seconds=python,
                 clock_offset=offset,
                 round_trip=trip,
+                failed_checks=failed,
             )
+
+    def _run_checks(self, line: Login) -> dict[str, str]:
+        asked = {
+            name: line.ask(ask="check", name=name, value=value, clock=time.time()).get("problem")
+            for name, value in self._checks.items()
+        }
+        return {name: sanitize_line(str(problem)) for name, problem in asked.items() if problem}
 
     def _compare_clocks(self, line: Login) -> tuple[float, float]:
         """The offset, and the round trip, of the quickest of a few. Raises `ValueError`."""

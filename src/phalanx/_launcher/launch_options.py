@@ -101,8 +101,17 @@ class LaunchOptions:
     """Stop restarting after this many identical failures in a row, each within 10 s of the start;
     0 to never stop."""
 
+    host_failures: int = 0
+    """Exclude a host after this many failures that began there: a spare, or another host of the
+    scheduler, takes its place, and it is not used again; 0 to never exclude one."""
+
+    host_checks: list[Any] = field(default_factory=list)
+    """Checks of each host before its workers start, in every round: "gpus" or "gpus=8", "ecc",
+    "disk" or "disk=20GiB", "clock" or "clock=5s", names of plugins; in Python also functions that
+    run on the host and return None, or what is wrong. A host that fails one is not used."""
+
     preempt_signal: str = "SIGUSR1"
-    """Signal that announces to an agent the preemption of its host; workers poll
+    """Signal that tells an agent that its host will be preempted; workers poll
     `phalanx.context().should_stop()`."""
 
     start_timeout: float = 300.0
@@ -113,6 +122,10 @@ class LaunchOptions:
 
     stop_grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL when stopping workers."""
+
+    heartbeat_timeout: float | None = None
+    """Seconds without a call of `phalanx.heartbeat()` or `phalanx.step()` after which a worker has
+    hung, counted from its first call. It then fails with its stacks. Default: no limit."""
 
     host_timeout: float = 30.0
     """Seconds without a heartbeat after which a host is considered lost."""
@@ -156,15 +169,15 @@ class LaunchOptions:
     """Number of hosts to borrow from the scheduler. Default: 1."""
 
     image: str | None = None
-    """Container image to run in, for schedulers of containers such as local_docker. It needs Python
+    """Container image to run in, for container schedulers such as local_docker. It needs Python
     and a shell; your project is sent to it."""
 
     scheduler_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the scheduler for the hosts (on the command line: key=value,key2=value2). List
+    """Scheduler options for the hosts (on the command line: key=value,key2=value2). List
     them with: phalanx runopts SCHEDULER"""
 
     queue_timeout: float | None = None
-    """Seconds to wait for the scheduler's hosts; start_timeout counts from when they are there.
+    """Seconds to wait for the scheduler's hosts; start_timeout begins when they are ready.
     Default: no limit."""
 
 
@@ -189,10 +202,13 @@ class LaunchOptionsDict(TypedDict, total=False):
     restart: Literal["all", "host"]
     restart_backoff: float
     same_failures: int
+    host_failures: int
+    host_checks: list[Any]
     preempt_signal: str
     start_timeout: float
     process_group_timeout: float
     stop_grace: float
+    heartbeat_timeout: float | None
     host_timeout: float
     orphan_timeout: float
     reconnect_timeout: float | None

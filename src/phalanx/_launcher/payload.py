@@ -54,14 +54,8 @@ def pack(
     needs: Needs,
 ) -> Function:
     """Pickle a call. Raises `ConfigError` that names what cannot be pickled."""
-    import cloudpickle
-
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
     try:
-        with _by_value(module):
-            data = cloudpickle.dumps(
-                (function, tuple(args), dict(kwargs)), protocol=pickle.HIGHEST_PROTOCOL
-            )
+        data = _pickle(function, (function, tuple(args), dict(kwargs)))
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise ConfigError(
@@ -69,6 +63,25 @@ def pack(
             "Create what cannot be pickled inside the function."
         ) from error
     return Function(data, hashlib.sha256(data).hexdigest(), needs.torch, needs.names_torch)
+
+
+def pack_check(name: str, check: Callable[[], Any]) -> bytes:
+    """Pickle a check of hosts. Raises `ConfigError` that names it."""
+    try:
+        return _pickle(check, check)
+    except Exception as error:
+        raise ConfigError(
+            f"the host check {name} cannot be pickled: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _pickle(function: Callable[..., Any], value: object) -> bytes:
+    """Pickle something that has a function in it; its module by value if workers have none such."""
+    import cloudpickle
+
+    with _by_value(sys.modules.get(getattr(function, "__module__", None) or "")):
+        data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return data
 
 
 @contextmanager

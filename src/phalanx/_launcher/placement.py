@@ -171,7 +171,7 @@ class Placement:
         self._starts.append(_Start(plan.hosts[-1], {}, None, self._code, dial=dial))
 
     async def again(self, index: HostIndex) -> PlacedAgent | NotPlaced:
-        """Start an agent in the place of one that is lost, or was not started yet."""
+        """Start an agent in place of one that is lost, or was not started yet."""
         before = self._starts[index]
         if before.child is None and before.dial is not None and not before.is_opened:
             return await self._open(index)  # dialled when it was added
@@ -461,6 +461,7 @@ class PlacedAgent:
         Gives whether it is known to have left nothing: it has ended in order, or all that was below
         it was seen to die.
         """
+        self.channel.part()  # all is here: one that is slow to end waits for nobody
         try:
             code = await self._wait(patience)
             if code > 0 and not self._described and not self.is_remote:

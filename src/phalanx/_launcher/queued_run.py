@@ -277,9 +277,9 @@ class QueuedRun(Generic[R]):
         if self._run is not None:
             self._run.signal(number)
 
-    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+    def stacks(self, seconds: float = 5.0, *, native: bool = False) -> tuple[RankStacks, ...]:
         """See `App.stacks`."""
-        return () if self._run is None else self._run.stacks(seconds)
+        return () if self._run is None else self._run.stacks(seconds, native=native)
 
     def status(self) -> AppStatus:
         """See `App.status`; while the hosts are awaited, the message says how the queue stands."""

@@ -54,6 +54,13 @@ class Loss:
         self.size = self._missing = 0
 
 
+def cut_on_host(rank: int | None, hostname: str) -> Loss:
+    """What a worker's host had no room for; how much that was is not known."""
+    loss = Loss(f"the temporary files of rank {rank} on {hostname}")
+    loss.add(0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    return loss
+
+
 def describe(losses: Iterable[Loss], shown: int = 3) -> str:
     """What is lost where, in one sentence."""
     losses = list(losses)

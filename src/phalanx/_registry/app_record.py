@@ -58,17 +58,19 @@ class AppRecord:
         stop_grace: float,
         max_restarts: int | None = None,
         part_of: str = "",
+        ways: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> AppRecord:
         """Record an app; where that cannot be, one that records nothing is given.
 
         `max_restarts` is None where each host has its own. `part_of` is the handle of the app
-        on a scheduler whose replica this is. `more` are other facts.
+        on a scheduler whose replica this is. `ways` say how hosts are reached, by their agents,
+        unless they are this machine. `more` are other facts.
         """
         path = None
         try:
             path = make_directory(app)
-            facts = _describe(app, name, members, logs, stop_grace)
+            facts = _describe(app, name, members, logs, stop_grace, ways)
             facts |= {"max_restarts": max_restarts, "part_of": part_of, **more}
             replace(path / "app.json", facts)
             replace(path / "status.json", {"state": AppState.PENDING.value})
@@ -85,13 +87,18 @@ class AppRecord:
             path = None
         return cls(path)
 
-    def extend(self, members: Sequence[Member], logs: Mapping[int, Path]) -> None:
+    def extend(
+        self,
+        members: Sequence[Member],
+        logs: Mapping[int, Path],
+        ways: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
         """It has other members, in addition to those it began with."""
         if self._path is None or (facts := read(self._path / "app.json")) is None:
             return
         (role,) = facts["roles"]
         with contextlib.suppress(OSError):
-            roles = [{**role, "replicas": _replicas(members, logs)}]
+            roles = [{**role, "replicas": _replicas(members, logs, ways)}]
             replace(self._path / "app.json", {**facts, "roles": roles})
             reserve(self._path / "status.json", sum(member.workers for member in members))
 
@@ -131,8 +138,8 @@ class AppRecord:
         """What someone who wants the end has written, if anyone has: at least a `grace`."""
         return None if self._path is None else cancel_asked(self._path)
 
-    def stacks_asked(self) -> list[tuple[str, float]]:
-        """Who wants to know where the workers are, and how many seconds they are given."""
+    def stacks_asked(self) -> list[stack_requests.StackQuestion]:
+        """Who wants to know where the workers are."""
         return [] if self._path is None else stack_requests.questions(self._path)
 
     def tell_stacks(self, name: str, round_: int, found: Sequence[RankStacks]) -> None:
@@ -154,18 +161,28 @@ class AppRecord:
 
 
 def _describe(
-    app: str, name: str, members: Sequence[Member], logs: Mapping[int, Path], stop_grace: float
+    app: str,
+    name: str,
+    members: Sequence[Member],
+    logs: Mapping[int, Path],
+    stop_grace: float,
+    ways: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    roles = [{"name": name, "replicas": _replicas(members, logs)}]
+    roles = [{"name": name, "replicas": _replicas(members, logs, ways)}]
     facts = facts_of(app, name, LAUNCH, "phalanx", roles)
     return {**facts, "owner": owner(), "stop_grace": stop_grace}
 
 
-def _replicas(members: Sequence[Member], logs: Mapping[int, Path]) -> list[dict[str, Any]]:
+def _replicas(
+    members: Sequence[Member],
+    logs: Mapping[int, Path],
+    ways: Mapping[int, Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     return [
         {
             "id": member.agent,
             "hostname": member.hostname,
+            "way": ways.get(member.agent),
             "ranks": list(member.ranks),
             "logs": {str(rank): str(logs[rank]) for rank in member.ranks if rank in logs},
             "log": str(logs[key]) if (key := agent_key(member.agent)) in logs else None,
@@ -184,6 +201,7 @@ def _status(status: AppStatus) -> dict[str, Any]:
         "phases": status.phases,
         "round": status.round,
         "num_restarts": status.num_restarts,
+        "steps": None if status.steps is None else dataclasses.asdict(status.steps),
         "rounds": [dataclasses.asdict(round_) for round_ in status.rounds],
         "hosts": [dataclasses.asdict(host) for host in status.hosts],
         "workers": [_worker(worker) for worker in status.workers],
@@ -199,6 +217,8 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "state": worker.state.value,
         "pid": worker.pid,
         "log": worker.log,
+        "steps": worker.steps,
+        "step_seconds": worker.step_seconds,
         "ended": None if ended is None else ended.kind.value,
         "code": None if ended is None else ended.code,
         "signal": None if ended is None else ended.signal,

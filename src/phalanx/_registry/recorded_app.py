@@ -146,7 +146,7 @@ class RecordedApp:
             status["seconds"] = time.time() - self.created
         replicas = status.pop("replicas", ())
         if not self.is_launch:
-            for key in ("round", *_MODEL):
+            for key in ("round", "steps", *_MODEL):
                 del status[key]
             status["roles"] = [
                 {
@@ -354,10 +354,20 @@ def _sound(status: dict[str, Any]) -> dict[str, Any]:
     for key in ("round", "num_restarts"):
         if not isinstance(status.get(key), int):
             status[key] = 0
+    if not _fits(status.get("steps"), _STEPS):
+        status["steps"] = None
     for key, fields in _MODEL.items():
         status[key] = [item for item in _items(status.get(key)) if _fits(item, fields)]
     return status
 
+
+_STEPS: dict[str, Any] = {
+    "done": int,
+    "seconds": int | float,
+    "slowest_rank": int,
+    "slowest_hostname": str,
+    "slowest_seconds": int | float,
+}
 
 _MODEL: dict[str, dict[str, Any]] = {
     "hosts": {"hostname": str, "state": str, "ranks": list, "reason": str},

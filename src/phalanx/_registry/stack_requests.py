@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,22 @@ _PATIENCE = 5.0
 _LONGEST = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class StackQuestion:
+    """Who asks, how many seconds workers are given, and whether native frames are wanted."""
+
+    name: str
+    seconds: float
+    native: bool = False
+
+
 class StacksUnanswered(Exception):
     """An app did not say where its workers are."""
 
 
-def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
-    """Where its workers are, by rank. Blocks until it answers; workers get so many seconds.
+def ask(app: RecordedApp, seconds: float, *, native: bool = False) -> Mapping[str, Any]:
+    """Where its workers are, by rank. Blocks until it answers; workers get so many seconds, and as
+    many again for native frames.
 
     Raises `StacksUnanswered` if it has ended or does not answer, and `OSError` if it cannot be
     asked.
@@ -38,9 +49,10 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
     directory.mkdir(mode=0o700, exist_ok=True)
     name = f"{os.getpid()}-{os.urandom(4).hex()}"
     question, answer = directory / f"{name}.ask", directory / f"{name}.json"
-    limit = time.monotonic() + seconds + _PATIENCE
+    patience = seconds * (2 if native else 1) + _PATIENCE
+    limit = time.monotonic() + patience
     try:
-        replace(question, {"seconds": seconds})
+        replace(question, {"seconds": seconds, "native": native})
         while (found := read(answer)) is None:
             if not directory.is_dir():
                 raise StacksUnanswered(f"{app.id} is no longer recorded")
@@ -50,7 +62,7 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
                 owner = app.facts["owner"]
                 raise StacksUnanswered(
                     f"{app.id} did not answer: its launcher (pid {owner['pid']} on "
-                    f"{owner['host']}) was asked {seconds + _PATIENCE:g} s ago. Is it stopped?"
+                    f"{owner['host']}) was asked {patience:g} s ago. Is it stopped?"
                 )
             time.sleep(_POLL)
         if (unwritten := found.get(_UNWRITTEN)) is not None:
@@ -63,8 +75,8 @@ def ask(app: RecordedApp, seconds: float) -> Mapping[str, Any]:
             directory.rmdir()
 
 
-def questions(path: Path) -> list[tuple[str, float]]:
-    """The app's side: who asks, and how many seconds workers are given. Each is given once."""
+def questions(path: Path) -> list[StackQuestion]:
+    """The app's side: what is asked. Each is given once."""
     found = []
     try:
         names = os.listdir(path / _DIRECTORY)
@@ -80,7 +92,8 @@ def questions(path: Path) -> list[tuple[str, float]]:
                 (path / _DIRECTORY / name).unlink(missing_ok=True)
             except OSError:
                 continue  # where this cannot be done an answer cannot be written either
-            found.append((name.removesuffix(".ask"), float(seconds)))
+            native = asked.get("native") is True
+            found.append(StackQuestion(name.removesuffix(".ask"), float(seconds), native))
     return found
 
 

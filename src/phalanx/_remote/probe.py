@@ -2,7 +2,8 @@
 
 Like `bootstrap`, its text travels down the channel and stands alone; any Python from 3.6 on can
 read it. Nothing is kept on the host. Each question is a line of JSON, and so is each answer: the
-facts; `ping`, the clock; `peers`, whether other hosts are reached.
+facts; `ping`, the clock; `check`, whether it is fit for work; `peers`, whether other hosts are
+reached.
 """
 
 import importlib.util
@@ -33,6 +34,8 @@ def probe(incoming: "IO[bytes]") -> None:
             _say(**facts(), port=probe_port.getsockname()[1])
         elif asked["ask"] == "ping":
             _say(clock=time.time())
+        elif asked["ask"] == "check":
+            _say(problem=check(asked["name"], asked["value"], asked["clock"]))
         else:
             _say(reached=_reach_all(asked["peers"]))
 
@@ -141,6 +144,104 @@ def _gpus() -> "list[str]":
         except (OSError, subprocess.TimeoutExpired):
             pass
     return ["GPU" for name in os.listdir("/dev") if re.match(r"nvidia\d+$", name)]
+
+
+# ── is it fit for work? ───────────────────────────────────────────────────────
+
+CHECKS = {"gpus": 0.0, "ecc": 0.0, "disk": float(1 << 30), "clock": 60.0}
+"""What can be checked, and the value unless one is given: GPUs that must respond (0: all that this
+user may open), uncorrected ECC errors that a GPU may have, bytes that must be free, seconds that
+the clock may be off."""
+
+
+def check(name: str, value: float, clock: float) -> str:
+    """Why this host fails a check; empty if it does not. `clock` is the time elsewhere."""
+    if name == "gpus":
+        return _check_gpus(int(value))
+    if name == "ecc":
+        return _check_ecc(int(value))
+    if name == "disk":
+        return _check_disk(value)
+    off = time.time() - clock
+    if abs(off) <= value:
+        return ""
+    return (
+        f"the clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}, more than {value:g} s"
+    )
+
+
+def _check_gpus(least: int) -> str:
+    """A GPU that has fallen off the bus has a device file still, and does not answer."""
+    wanted = least or len(_own_gpu_files())
+    if not wanted:
+        return "no GPU was found"
+    lines, problem = _nvidia_smi("-L")
+    found = [line for line in lines if re.match(r"GPU \d+: .*UUID", line)]
+    if len(found) >= wanted and not problem:
+        return ""
+    other = [line for line in lines if line not in found]
+    said = problem or (other[0] if other else "")
+    return f"{len(found)} of {wanted} GPUs respond" + (f": {said}" if said else "")
+
+
+def _own_gpu_files() -> "list[str]":
+    """The device files of GPUs, but for those that others have been given."""
+    own = []
+    for name in os.listdir("/dev"):
+        if re.match(r"nvidia\d+$", name):
+            try:
+                os.close(os.open(f"/dev/{name}", os.O_RDWR))
+            except PermissionError:
+                continue
+            except OSError:
+                pass
+            own.append(name)
+    return own
+
+
+def _check_ecc(most: int) -> str:
+    query = "--query-gpu=index,ecc.errors.uncorrected.volatile.total"
+    lines, problem = _nvidia_smi(query, "--format=csv,noheader,nounits")
+    if problem:
+        return problem
+    for line in lines:
+        index, _, count = line.partition(",")
+        if count.strip().isdigit() and int(count) > most:
+            return f"GPU {index} has {count.strip()} uncorrected ECC errors, more than {most}"
+    return ""
+
+
+def _nvidia_smi(*arguments: str) -> "tuple[list[str], str]":
+    """What the driver's tool prints, and why that is nothing to go by."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return [], "nvidia-smi is not installed"
+    try:
+        answer = subprocess.run(  # noqa: PLW1510 for older Pythons too
+            [tool, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20
+        )
+    except subprocess.TimeoutExpired:
+        return [], "nvidia-smi did not answer within 20 s"
+    except OSError as error:
+        return [], f"nvidia-smi: {error.strerror}"
+    lines = [line for line in answer.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    if answer.returncode:
+        said = lines[-1] if lines else f"exit code {answer.returncode}"
+        return lines, f"nvidia-smi: {said}"
+    return lines, ""
+
+
+def _check_disk(least: float) -> str:
+    """What is needed: room for output, for the project's copy, and for what workers write."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(_home(), ".cache")
+    while not os.path.isdir(cache):
+        cache = os.path.dirname(cache)
+    for directory in (tempfile.gettempdir(), cache, os.getcwd()):
+        found = os.statvfs(directory)
+        free = found.f_bavail * found.f_frsize
+        if free < least:
+            return f"{directory} has {free >> 20} MiB free, less than {int(least) >> 20} MiB"
+    return ""
 
 
 # ── do hosts reach each other? ────────────────────────────────────────────────

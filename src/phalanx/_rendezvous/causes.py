@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from phalanx._core.clock import Interval
@@ -45,6 +47,8 @@ def gave_up_waiting(outcome: Outcome) -> bool:
     NCCL's watchdog aborts the process, and says why on its stderr.
     """
     fault = outcome.fault
+    if outcome.kind is Ended.HUNG:
+        return fault is not None and fault.communication
     if fault is None:
         return outcome.signal == signal.SIGABRT and bool(_WATCHDOG.search(outcome.stderr))
     if fault.communication or fault.type_name.rpartition(".")[2] in _TIMEOUTS:
@@ -78,16 +82,41 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
         since = min(f.when.latest for f in candidates) + ECHO_DELAY
         waited = [f for f in known if gave_up_waiting(f.outcome) and f.when.earliest <= since]
         candidates = waited or candidates
-    earliest = [f for f in candidates if not any(_is_before(other, f) for other in candidates)]
     # Clocks that contradict each other may have everything before something else.
-    return min(earliest or candidates, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
+    earliest = _without_earlier(candidates) or candidates
+    return min(earliest, key=lambda f: (_order(f), f.when.latest, f.outcome.rank))
 
 
-def _is_before(one: Failure, other: Failure) -> bool:
-    """Certainly earlier: by its own clock on one host, by intervals that do not overlap on two."""
-    if one.agent == other.agent and Ended.LOST not in (one.outcome.kind, other.outcome.kind):
-        return one.outcome.clock < other.outcome.clock
-    return one.when.latest < other.when.earliest
+def _without_earlier(failures: Collection[Failure]) -> list[Failure]:
+    """Those before which there is certainly none.
+
+    Certain is the order by its own clock on one host, and that of intervals that do not overlap on
+    two, or where it is the host that was lost. Thousands may fail at once: no two are compared.
+    """
+    clocks: dict[AgentId, float] = {}
+    """When the first worker of each host ended, by its own clock."""
+    ends: dict[AgentId, float] = {}
+    """By when the first of each host has certainly failed."""
+    losses: dict[AgentId, float] = {}
+    """By when the first of each host was certainly lost with it."""
+    for f in failures:
+        ends[f.agent] = min(f.when.latest, ends.get(f.agent, math.inf))
+        if f.outcome.kind is Ended.LOST:
+            losses[f.agent] = min(f.when.latest, losses.get(f.agent, math.inf))
+        else:
+            clocks[f.agent] = min(f.outcome.clock, clocks.get(f.agent, math.inf))
+    first, second = (*heapq.nsmallest(2, ends, key=ends.__getitem__), None)[:2]
+
+    def has_earlier(f: Failure) -> bool:
+        other = second if f.agent == first else first
+        elsewhere = math.inf if other is None else ends[other]
+        if f.outcome.kind is Ended.LOST:
+            return min(elsewhere, ends[f.agent]) < f.when.earliest
+        if clocks[f.agent] < f.outcome.clock:
+            return True
+        return min(elsewhere, losses.get(f.agent, math.inf)) < f.when.earliest
+
+    return [f for f in failures if not has_earlier(f)]
 
 
 def _is_echo(failure: Failure) -> bool:

@@ -13,8 +13,10 @@ from collections.abc import Collection, Mapping
 
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Ended, Endpoint, Outcome, Round
+from phalanx._core.rounds import Ended, Endpoint, Member, Outcome, Round
 from phalanx._rendezvous import protocol as p
+from phalanx._rendezvous.causes import first_cause
+from phalanx._rendezvous.exclusion import Exclusion, FailureCounts
 from phalanx._rendezvous.membership import Host, lay_out
 from phalanx._rendezvous.restart_policy import HaltAll, HaltHost, RestartPolicy
 from phalanx._rendezvous.roster import Roster
@@ -44,6 +46,8 @@ class Coordinator:
         self._restarts = restarts
         self._happened: list[p.Happening] = []
         self._roster = Roster(policy)
+        self._failure_counts = FailureCounts(policy.host_failures)
+        self._excluded: list[Exclusion] = []
         self._round_state = RoundState(lay_out(policy.hosts), now)
         self._number = self._floor = 0
         self._growing = False
@@ -99,13 +103,17 @@ class Coordinator:
         """The hosts that another round waits for, where too few are left."""
         if self.phase is not p.Phase.GATHERING or self._roster.is_enough:
             return ()
-        return self._roster.names(self._roster.gone)
+        return self._roster.names(a for a in self._roster.gone if a not in self._roster.excluded)
+
+    @property
+    def lacks_hosts(self) -> bool:
+        """Too few have come for a round."""
+        return self.phase is p.Phase.GATHERING and not self._roster.is_enough
 
     @property
     def gathered(self) -> str:
-        """Who has come, where too few have; empty where they are enough."""
-        few = self.phase is p.Phase.GATHERING and not self._roster.is_enough
-        return self._roster.describe() if few else ""
+        """Who has come, in words."""
+        return self._roster.describe()
 
     def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
@@ -118,7 +126,11 @@ class Coordinator:
 
     def awaits(self, agent: AgentId) -> bool:
         """That an agent is clear of the round is waited for."""
-        return self.phase is p.Phase.STOPPING and agent in self._round_state.unconfirmed
+        return self.phase is p.Phase.STOPPING and self._round_state.awaits(agent)
+
+    def member(self, agent: AgentId) -> Member | None:
+        """An agent's part in the last round that began."""
+        return None if self.round is None else self._round_state.members.get(agent)
 
     def catch_up(self, number: int, restarts: int) -> None:
         """A host that comes was in a round before: what follows is a later one."""
@@ -276,7 +288,11 @@ class Coordinator:
             # It was waited for, and will not come back after all.
             self._roster.left.add(agent)
             waits = self._number and self.phase is p.Phase.GATHERING
-            return self._finish(now) if waits and not self._roster.may_recover else []
+            if not waits or self._roster.may_recover:
+                return []
+            if agent in self._roster.excluded:
+                self._note = f"Fewer than {self.policy.least} hosts are left."
+            return self._finish(now)
         if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
         self._roster.lose(agent, certain=event.closed, left=event.left)
@@ -303,6 +319,8 @@ class Coordinator:
             return []
         match self._restarts.worker_failed(agent, self._round_state, self._roster, now):
             case HaltHost():
+                if (others := self._exclude_alone(agent, now)) is not None:
+                    return others
                 number = self._round_of[agent]
                 return [p.HaltRoundAction(number, self.policy.stop_grace, (agent,))]
             case HaltAll(final=final):
@@ -367,7 +385,8 @@ class Coordinator:
         self, awaited: Collection[AgentId], there: Collection[AgentId], now: float
     ) -> list[p.CoordinatorAction]:
         self._over = p.Reason.START_TIMEOUT
-        self._missing = self._roster.names(agent for agent in awaited if agent not in there)
+        absent = [a for a in awaited if a not in there and a not in self._roster.excluded]
+        self._missing = self._roster.names(absent)
         if self.phase is p.Phase.GATHERING:
             self._note = self._roster.describe(f" within {self.policy.start_timeout:g} s")
         if self.phase is p.Phase.GATHERING and self._number:
@@ -382,6 +401,36 @@ class Coordinator:
 
     def _halts(self, grace: float) -> list[p.CoordinatorAction]:
         return [*self._restarts.halts(self._number, grace, self._round_of)]
+
+    # ── a host that fails again and again ─────────────────────────────────────
+
+    def _exclude(self, exclusion: Exclusion, now: float) -> p.CoordinatorAction:
+        """Do without a host for good."""
+        self._excluded.append(exclusion)
+        self._roster.exclude(exclusion.agent)
+        facts = {"hostname": exclusion.hostname, "failures": exclusion.failures}
+        self._happen("exclude", now, **facts, cause=exclusion.last)
+        return p.ExcludeAction(exclusion)
+
+    def _exclude_failed(self, now: float) -> list[p.CoordinatorAction]:
+        """Count the failure of the round that is over for the host where it began."""
+        if self._growing or not self._round_state.failures:
+            return []
+        exclusion = self._failure_counts.add(self._round_state.cause)
+        return [] if exclusion is None else [self._exclude(exclusion, now)]
+
+    def _exclude_alone(self, agent: AgentId, now: float) -> list[p.CoordinatorAction] | None:
+        """Give the ranks of a host that has failed too often to a spare, if there is one."""
+        state, member = self._round_state, self._round_state.members[agent]
+        exclusion = self._failure_counts.add(first_cause(state.failures_of(agent)))
+        if exclusion is None or self._roster.spare(state.members, member.workers) is None:
+            return None
+        spare = self._restarts.host_lost(member, state, self._roster)
+        assert spare is not None
+        return [
+            self._exclude(exclusion, now),
+            *self._replace(agent, spare, exclusion.describe(), now),
+        ]
 
     # ── a host alone ──────────────────────────────────────────────────────────
 
@@ -425,9 +474,9 @@ class Coordinator:
         returned = self._round_state.all_returned and not self._growing
         if self.phase is not p.Phase.STOPPING and not returned:
             return []
-        unconfirmed = self._round_state.unconfirmed
-        if unconfirmed and not late:
+        if not late and not self._round_state.all_confirmed:
             return []
+        unconfirmed = self._round_state.unconfirmed
         if returned or self._over is not None:
             return self._finish(now)
         for agent in unconfirmed:
@@ -437,7 +486,7 @@ class Coordinator:
 
     def _go_on(self, unconfirmed: tuple[AgentId, ...], now: float) -> list[p.CoordinatorAction]:
         """After a failure or a loss: another round if that is allowed, else the end."""
-        alive = [agent for agent in self._roster.joined if agent not in unconfirmed]
+        alive = self._roster.joined.keys() - unconfirmed
         if not self._roster.may_decide(self._round_state.members, alive):
             self._over = p.Reason.NO_QUORUM
             missing = [agent for agent in self._round_state.members if agent not in alive]
@@ -458,7 +507,7 @@ class Coordinator:
         expelled = [
             p.ExpelAction(agent, "it did not stop its workers in time") for agent in unconfirmed
         ]
-        return [*expelled, *self._regroup(now)]
+        return [*expelled, *self._exclude_failed(now), *self._regroup(now)]
 
     def _is_change(self, alive: Collection[AgentId]) -> bool:
         """It is only that hosts have come, or that some are lost and the rest is enough.
@@ -492,6 +541,7 @@ class Coordinator:
             unconfirmed=self._round_state.unconfirmed if self._number else (),
             attempts=tuple(self._restarts.attempts),
             note=self._note or self._restarts.note,
+            excluded=tuple(self._excluded),
         )
         self._happen("end", now, state=reason.value, restarts=self._restarts.restarts)
         return [p.FinishAction(verdict)]

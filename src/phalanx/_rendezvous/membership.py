@@ -46,16 +46,21 @@ def lay_out(hosts: Iterable[Host]) -> tuple[Member, ...]:
 
 
 def may_decide(
-    last: Collection[AgentId], there: Collection[AgentId], closed: Collection[AgentId]
+    last: Collection[AgentId],
+    there: Collection[AgentId],
+    closed: Collection[AgentId],
+    *,
+    elected: bool = False,
 ) -> bool:
     """Those that are there may form a round without the rest of the last one.
 
     They are the strict majority of it, or the others have certainly ended: then nobody else can
-    form one as well.
+    form one as well. Half is enough for one that was `elected`: no other was.
     """
     known = sum(1 for agent in last if agent in there)
     missing = [agent for agent in last if agent not in there]
-    return 2 * known > len(last) or all(agent in closed for agent in missing)
+    enough = 2 * known > len(last) or (elected and 2 * known == len(last))
+    return enough or all(agent in closed for agent in missing)
 
 
 def _sort_key(host: Host) -> tuple[Order, int]:

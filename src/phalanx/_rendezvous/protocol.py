@@ -9,8 +9,9 @@ from typing import Any
 from phalanx._core.clock import Interval
 from phalanx._core.host_bounds import host_bounds
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._core.rounds import Endpoint, HostRun, Member, Outcome, Round
 from phalanx._rendezvous.causes import Failure
+from phalanx._rendezvous.exclusion import Exclusion
 from phalanx._rendezvous.membership import Host
 
 
@@ -40,8 +41,12 @@ class CoordinatorSettings:
     """Seconds before the second restart, twice that before the third, and so on."""
     same_failures: int = 0
     """The same early failure so many times in a row ends it; 0: never."""
+    host_failures: int = 0
+    """A host because of which so many rounds have failed is excluded; 0: never."""
     quorum: bool = False
     """Somebody else may decide for those that we cannot hear: a new round needs a majority."""
+    elected: bool = False
+    """A third party has said who decides: half of the last round is enough."""
 
     @property
     def least(self) -> int:
@@ -190,13 +195,20 @@ class ExpelAction:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcludeAction:
+    """Do without a host for good, and find another if there is one."""
+
+    exclusion: Exclusion
+
+
+@dataclass(frozen=True, slots=True)
 class FinishAction:
     """The app has ended; nothing more will be asked."""
 
     verdict: Verdict
 
 
-CoordinatorAction = BeginRoundAction | HaltRoundAction | ExpelAction | FinishAction
+CoordinatorAction = BeginRoundAction | HaltRoundAction | ExpelAction | ExcludeAction | FinishAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +245,15 @@ class Verdict:
     unconfirmed: tuple[AgentId, ...] = ()
     """Agents that did not confirm in time that nothing is left."""
     members: tuple[Member, ...] = ()
-    """Those of the last round."""
+    """Those of the last round, as far as they are known here."""
+    hosts: tuple[HostRun, ...] = ()
+    """All of that round, where somebody else has decided."""
     attempts: tuple[Failure, ...] = ()
     """What the rounds before failed of."""
     note: str = ""
     """Why it was not tried again, where that is not plain."""
+    excluded: tuple[Exclusion, ...] = ()
+    """The hosts that were done without."""
 
 
 class Phase(Enum):

@@ -205,7 +205,7 @@ class RestartHost:
         if agent in self._halted:
             return Ignore()
         budget = self._budgets.setdefault(agent, _budget(self._policy))
-        cause = first_cause(f for f in state.failures if f.agent == agent)
+        cause = first_cause(state.failures_of(agent))
         wait = None
         if agent in roster.joined:
             wait = budget.spend(cause, now - self._began_at.get(agent, state.began))

@@ -1,4 +1,4 @@
-"""The hosts that there are: expected, there, or gone; and whether they are enough. Pure."""
+"""The hosts of an app: expected, present or gone; and whether they are enough. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ class Roster:
         """Those that will not come back by themselves."""
         self.leaving: set[AgentId] = set()
         """Those whose hosts will be taken away."""
+        self.excluded: set[AgentId] = set()
+        """Those that are not wanted back; another may come in their place."""
 
     def join(self, event: JoinedEvent) -> bool:
-        """One has come; False if nobody knows what it is."""
+        """One has come; False if nobody knows what it is, or wants it."""
         agent = event.agent
         if event.host is not None:
             self.hosts[agent] = event.host
-        if agent not in self.hosts:
+        if agent not in self.hosts or agent in self.excluded:
             return False
         self.joined[agent] = event.endpoint
         self.torch[agent] = event.torch
@@ -67,6 +69,11 @@ class Roster:
         if left:
             self.left.add(agent)
 
+    def exclude(self, agent: AgentId) -> None:
+        """One is done without for good."""
+        self.lose(agent, certain=self.gone.get(agent, True))
+        self.excluded.add(agent)
+
     @property
     def can_spare_leavers(self) -> bool:
         """Those that stay are enough."""
@@ -88,20 +95,28 @@ class Roster:
         """All that could be wanted for a first round are there, or will not come."""
         if self._policy.open:
             return len(self.joined) >= self._policy.most
-        first = [host.agent for host in self._policy.hosts[: self._policy.most]]
-        return all(agent in self.joined for agent in first) or self.all_heard_of
+        if self.all_heard_of:
+            return True
+        if len(self.joined) < self._policy.most:
+            return False  # known at once, as one after the other comes
+        return all(host.agent in self.joined for host in self._policy.hosts[: self._policy.most])
 
     @property
     def all_heard_of(self) -> bool:
         """Everybody who is expected has come, or will not."""
-        known = self.joined.keys() | self.gone.keys()
-        return not self._policy.open and all(h.agent in known for h in self._policy.hosts)
+        expected = self._policy.hosts
+        if self._policy.open or len(self.joined) + len(self.gone) < len(expected):
+            return False  # nobody is both here and gone
+        return all(h.agent in self.joined or h.agent in self.gone for h in expected)
 
     @property
     def may_suffice(self) -> bool:
         """There can still be enough."""
-        coming = {host.agent for host in self._policy.hosts if host.agent not in self.gone}
-        return self._policy.open or len(self.joined.keys() | coming) >= self._policy.least
+        expected = self._policy.hosts
+        if self._policy.open or len(expected) - len(self.gone) >= self._policy.least:
+            return True
+        coming = {host.agent for host in expected if host.agent not in self.gone}
+        return len(self.joined.keys() | coming) >= self._policy.least
 
     @property
     def may_recover(self) -> bool:
@@ -121,8 +136,9 @@ class Roster:
 
     def may_decide(self, last: Collection[AgentId], alive: Collection[AgentId]) -> bool:
         """Nobody else can form a round for the app meanwhile."""
-        closed = [agent for agent, certain in self.gone.items() if certain]
-        return not self._policy.quorum or may_decide(last, alive, closed)
+        closed = {agent for agent, certain in self.gone.items() if certain}
+        elected = self._policy.elected
+        return not self._policy.quorum or may_decide(last, alive, closed, elected=elected)
 
     def describe(self, since: str = "") -> str:
         """Who has come, of how many; `since` says within which time, for an error."""

@@ -27,6 +27,9 @@ class RoundState:
         self.running: set[AgentId] = set()
         self.cleared: set[AgentId] = set()
         self.lost: set[AgentId] = set()
+        self._done: set[AgentId] = set()
+        """The members that are clear of it or lost."""
+        self._workers = sum(member.workers for member in self.members.values())
         self.outcomes: dict[int, Outcome] = {}
         self.failures: list[Failure] = []
         self.halted_at: float | None = None
@@ -39,14 +42,21 @@ class RoundState:
     @property
     def all_returned(self) -> bool:
         """Every worker has returned."""
-        total = sum(member.workers for member in self.members.values())
-        return len(self.outcomes) == total and not self.failures
+        return len(self.outcomes) == self._workers and not self.failures
+
+    @property
+    def all_confirmed(self) -> bool:
+        """Nothing is left on any member, as far as they are there."""
+        return len(self._done) == len(self.members)
+
+    def awaits(self, agent: AgentId) -> bool:
+        """A member has not said that nothing is left."""
+        return agent in self.members and agent not in self._done
 
     @property
     def unconfirmed(self) -> tuple[AgentId, ...]:
         """The members that have not said that nothing is left."""
-        done = self.cleared | self.lost
-        return tuple(agent for agent in self.members if agent not in done)
+        return tuple(agent for agent in self.members if agent not in self._done)
 
     @property
     def cause(self) -> Failure:
@@ -61,6 +71,10 @@ class RoundState:
         of may be a peer that has noticed.
         """
         return all(misses_others(failure.outcome) for failure in self.failures)
+
+    def failures_of(self, agent: AgentId) -> list[Failure]:
+        """How workers of one member have failed."""
+        return [failure for failure in self.failures if failure.agent == agent]
 
     def has_returned(self, agent: AgentId) -> bool:
         """Every worker of a member has returned."""
@@ -84,6 +98,7 @@ class RoundState:
     def clear(self, agent: AgentId) -> None:
         """Nothing is left of it on a member."""
         self.cleared.add(agent)
+        self._confirm(agent)
 
     def end(self, agent: AgentId, outcome: Outcome, when: Interval) -> bool:
         """A worker has ended; False if that is known, or makes no sense."""
@@ -98,7 +113,12 @@ class RoundState:
     def lose_host(self, agent: AgentId, reason: str, when: Interval) -> bool:
         """A member is gone: it will confirm nothing any more. Otherwise as `lose`."""
         self.lost.add(agent)
+        self._confirm(agent)
         return self.lose(agent, reason, when)
+
+    def _confirm(self, agent: AgentId) -> None:
+        if agent in self.members:
+            self._done.add(agent)
 
     def lose(self, agent: AgentId, reason: str, when: Interval) -> bool:
         """Take the ranks of which nothing was heard for lost; whether there were any."""
@@ -119,6 +139,8 @@ class RoundState:
     def begin_again(self, agent: AgentId) -> None:
         """Forget what a host's workers did: it starts them anew."""
         self.cleared.discard(agent)
+        if agent not in self.lost:
+            self._done.discard(agent)
         self.failures = [f for f in self.failures if f.agent != agent]
         for rank in self.members[agent].ranks:
             self.outcomes.pop(rank, None)

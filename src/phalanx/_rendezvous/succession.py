@@ -1,16 +1,31 @@
 """Who decides once the host that did is lost: the first of its round, by rank, that is there. Pure.
 
-Every survivor goes through the round's members in rank order and asks each that is before itself;
-one that is before nobody who answers decides. What it may decide is another matter: a new round
-needs a majority of the last, or certainty that the rest has ended (`membership.may_decide`).
+Every survivor goes through the round's `successors` in rank order and asks each that is before
+itself; one of them that is before nobody who answers decides. What it may decide is another
+matter: a new round needs a majority of the last, or certainty that the rest has ended
+(`membership.may_decide`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
+
+MOST_SUCCESSORS = 64
+"""So many members of a round know all the others, and may decide next.
+
+Whoever may has to be told of everybody; were that all, it would grow with the square of them.
+"""
+
+
+def successors(members: Sequence[AgentId]) -> tuple[AgentId, ...]:
+    """Those that may decide next, in rank order: spread, since neighbours may fail together."""
+    count, most = len(members), MOST_SUCCESSORS
+    if count <= most:
+        return tuple(members)
+    return tuple(members[number * count // most] for number in range(most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +44,20 @@ class BecomeLeader:
 
 
 class Succession:
-    """One survivor's way through the members of its last round."""
+    """One survivor's way through the successors of its last round."""
 
     def __init__(
-        self, members: Sequence[AgentId], own: AgentId, leader: AgentId, *, closed: bool
+        self, candidates: Collection[AgentId], own: AgentId, leader: AgentId, *, closed: bool
     ) -> None:
-        """`members` are in rank order; `closed`: the connection to the one that decided has ended,
-        rather than that nothing was heard.
+        """`candidates` are in rank order; `closed`: the connection to the one that decided has
+        ended, rather than that nothing was heard.
         """
         self._own = own
         self._closed: set[AgentId] = set()
         self._failed: set[AgentId] = set()
         # One whose connection broke may still be there: then it still decides.
         self._order = [leader] if closed else []
-        self._order += [agent for agent in members if agent != leader]
+        self._order += [agent for agent in candidates if agent != leader]
         if not closed:
             self._failed.add(leader)
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import workspace_of
-from phalanx._schedulers.scheduler import Scheduler
+from phalanx._schedulers.scheduler import Capabilities, Scheduler
 from phalanx._specs import AppDef, Role
 from phalanx.errors import ConfigError
 
 _MOST_REPLICAS = 100_000
 """More than that are a mistake in a number, which would take all memory to spell out."""
+
+
+def prepare(
+    app: AppDef, env: Mapping[str, str], workspace: str | None, capabilities: Capabilities
+) -> AppDef:
+    """An app as a scheduler is given it: with variables of ours, and directories where it takes
+    some. Raises `ConfigError`.
+    """
+    roles = [dataclasses.replace(role, env={**env, **role.env}) for role in app.roles]
+    if capabilities.workspace:
+        images = capabilities.runs_images
+        roles = [with_workspace(role, workspace, runs_images=images) for role in roles]
+    return dataclasses.replace(app, roles=roles)
 
 
 def with_workspace(role: Role, workspace: str | None, *, runs_images: bool) -> Role:

@@ -7,7 +7,6 @@ with get_runner() as runner:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import time
@@ -16,20 +15,20 @@ from datetime import datetime
 from typing import Any, Self
 
 from phalanx._registry import recorded_app, submission
-from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner import catalog, config, handles
 from phalanx._runner.config import Config, ConfigValue
-from phalanx._runner.dryrun import check_capabilities, with_workspace
+from phalanx._runner.dryrun import check_capabilities, prepare
 from phalanx._runner.runner_schedulers import RunnerSchedulers
+from phalanx._runner.submitted_app import SubmittedApp, completed, to_stream
 from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
 from phalanx._schedulers.factories import Factory
 from phalanx._schedulers.options import Option, options, parse
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
-from phalanx._schedulers.scheduler_calls import asking, expect, guarded
+from phalanx._schedulers.scheduler_calls import asking, expect
 from phalanx._schedulers.torchx_adapter import TorchxAdapter
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
 from phalanx._specs.mutable import frozen
-from phalanx.errors import ConfigError, SchedulerError, UnknownApp, UnknownScheduler
+from phalanx.errors import ConfigError, SchedulerError
 
 __all__ = ["AppDryRunInfo", "Runner", "get_runner"]
 
@@ -248,11 +247,7 @@ class Runner:
         env = {"PHALANX_JOB_ID": str(handles.Handle(name, self._name, macros.app_id))}
         if parent_run_id is not None:
             env["PHALANX_PARENT_RUN_ID"] = parent_run_id
-        roles = [dataclasses.replace(role, env={**env, **role.env}) for role in app.roles]
-        if found.capabilities.workspace:
-            images = found.capabilities.runs_images
-            roles = [with_workspace(role, workspace, runs_images=images) for role in roles]
-        prepared = dataclasses.replace(app, roles=roles)
+        prepared = prepare(app, env, workspace, found.capabilities)
         with asking(name):
             made = found.dryrun(prepared, chosen)
         info = made if isinstance(made, AppDryRunInfo) else AppDryRunInfo(made)
@@ -299,11 +294,7 @@ class Runner:
             ConfigError: It is not a handle, or there is no such scheduler.
             SchedulerError: The scheduler could not be asked.
         """
-        handle = handles.parse(app_handle)
-        found = self._scheduler(handle.scheduler, handle.session)
-        with asking(handle.scheduler):
-            status = found.describe(handle.app_id)
-            return None if status is None else expect(status, AppStatus)
+        return self._app(app_handle).status()
 
     def wait(
         self, app_handle: str, wait_interval: float | None = None, timeout: float | None = None
@@ -343,18 +334,7 @@ class Runner:
             ConfigError: As `status`.
             SchedulerError: As `status`.
         """
-        handle = handles.parse(app_handle)
-        pause = self._scheduler(handle.scheduler, handle.session).poll_interval
-        longest = pause * 10
-        if interval is not None:
-            pause = longest = interval
-        while True:
-            status = self.status(app_handle)
-            yield status
-            if status is None or status.state.is_final:
-                return
-            time.sleep(pause)
-            pause = min(pause * 1.1, longest)
+        return self._app(app_handle).watch(interval)
 
     def cancel(self, app_handle: str, grace: float | None = None) -> None:
         """Cancel an app. One that has ended, or is not there, is left as it is.
@@ -368,13 +348,7 @@ class Runner:
             ConfigError: It is not a handle, or the scheduler takes no `grace`.
             SchedulerError: The scheduler could not cancel it.
         """
-        handle = handles.parse(app_handle)
-        found = self._scheduler(handle.scheduler, handle.session)
-        if grace is not None and not found.capabilities.grace:
-            raise ConfigError(f"{handle.scheduler} does not support a grace period.")
-        more = {} if grace is None else {"grace": grace}
-        with asking(handle.scheduler):
-            found.cancel(handle.app_id, **more)
+        self._app(app_handle).cancel(grace)
 
     def delete(self, app_handle: str) -> None:
         """Delete an app with its logs; one that runs is cancelled first. Idempotent.
@@ -388,18 +362,7 @@ class Runner:
             UnknownScheduler: There is no such scheduler, and no record of the app.
             SchedulerError: The scheduler could not delete it.
         """
-        handle = handles.parse(app_handle)
-        app = _recorded(handle)
-        try:
-            found = self._scheduler(handle.scheduler, handle.session)
-        except UnknownScheduler:
-            if app is None:
-                raise
-        else:
-            with asking(handle.scheduler):
-                found.delete(handle.app_id)
-        if app is not None:
-            app.remove(logs=True)
+        self._app(app_handle).delete()
 
     def list(self, scheduler: str | None = None) -> list[AppSummary]:
         """List apps.
@@ -433,9 +396,7 @@ class Runner:
         Raises:
             ConfigError: It is not a handle.
         """
-        app = _recorded(handles.parse(app_handle))
-        definition = {} if app is None else app.definition()
-        return serialization.from_dict(definition["app"]) if "app" in definition else None
+        return self._app(app_handle).definition()
 
     def log_lines(
         self,
@@ -480,8 +441,8 @@ class Runner:
         replica = replica if k is None else k
         follow = follow if should_tail is None else should_tail
         if role is None:
-            role = self._first_role(app_handle)
-        stream = streams if isinstance(streams, Stream) else _stream(streams)
+            role = self._app(app_handle).first_role()
+        stream = streams if isinstance(streams, Stream) else to_stream(streams)
         lines = self.lines(
             app_handle, role, replica, stream=stream, since=since, until=until, follow=follow
         )
@@ -507,10 +468,7 @@ class Runner:
         Returns:
             The text so far; empty where it is not known.
         """
-        handle = handles.parse(app_handle)
-        with asking(handle.scheduler):
-            found = self._scheduler(handle.scheduler, handle.session)
-            return expect(found.unfinished_line(handle.app_id, role, replica, stream=stream), str)
+        return self._app(app_handle).unfinished_line(role, replica, stream)
 
     def lines(
         self,
@@ -541,23 +499,9 @@ class Runner:
             LookupError: There is no such app, role or replica.
             ConfigError: The scheduler cannot tell streams or times apart.
         """
-        handle = handles.parse(app_handle)
-        found = self._scheduler(handle.scheduler, handle.session)
-        if stream is not Stream.COMBINED and not found.capabilities.streams:
-            raise ConfigError(f"{handle.scheduler} does not separate stdout and stderr.")
-        if (since, until) != (None, None) and not found.capabilities.times:
-            raise ConfigError(f"{handle.scheduler} does not record the times of lines.")
-        with asking(handle.scheduler):
-            lines = found.logs(
-                handle.app_id,
-                role,
-                replica,
-                stream=stream,
-                since=_seconds(since),
-                until=_seconds(until),
-                follow=follow,
-            )
-            return guarded(handle.scheduler, iter(lines))
+        return self._app(app_handle).lines(
+            role, replica, stream=stream, since=since, until=until, follow=follow
+        )
 
     def replicas(self, app_handle: str) -> dict[str, int]:
         """How many replicas each role of an app has.
@@ -568,19 +512,7 @@ class Runner:
         Raises:
             LookupError: There is no such app.
         """
-        app = _recorded(handles.parse(app_handle))
-        if app is not None:
-            return {role["name"]: len(role["replicas"]) for role in app.facts["roles"]}
-        status = self.status(app_handle)
-        if status is None:
-            raise UnknownApp(f"no such app: {app_handle}")
-        return {role.role: len(role.replicas) for role in status.roles}
-
-    def _first_role(self, app_handle: str) -> str:
-        roles = self.replicas(app_handle)
-        if not roles:
-            raise LookupError(f"name a role of {app_handle}: its scheduler does not list them")
-        return next(iter(roles))
+        return self._app(app_handle).replicas()
 
     # ── schedulers and their options ──────────────────────────────────────────
 
@@ -647,7 +579,7 @@ class Runner:
         found = self._scheduler(scheduler, session)
         with asking(scheduler):
             apps = [expect(app, AppSummary) for app in found.list()]
-        return [_completed(app, scheduler, session) for app in apps]
+        return [completed(app, scheduler, session) for app in apps]
 
     def foreign_options(self, scheduler: str, given: Mapping[str, Any]) -> dict[str, str]:
         """Which options are another scheduler's: one dict may have those of several.
@@ -662,33 +594,11 @@ class Runner:
         return self._schedulers.find_foreign(scheduler, self._name, given)
 
     def scheduler_backends(self) -> Sequence[str]:
-        """The names of the schedulers that there are, the default one first."""
+        """The names of the available schedulers, the default one first."""
         return self._schedulers.names()
 
     def _scheduler(self, name: str, session: str | None = None) -> Scheduler[Any, Any]:
         return self._schedulers.get(name, session or self._name)
 
-
-def _recorded(handle: handles.Handle) -> RecordedApp | None:
-    return recorded_app.by_handle(handle.scheduler, handle.session, handle.app_id)
-
-
-def _completed(app: AppSummary, scheduler: str, session: str) -> AppSummary:
-    """With the handle, and with the name that was recorded, where the scheduler has none."""
-    handle = handles.Handle(scheduler, session, app.app_id)
-    name = app.name
-    if not name and (known := _recorded(handle)) is not None:
-        name = str(known.facts["name"])
-    return dataclasses.replace(app, name=name, app_handle=app.app_handle or str(handle))
-
-
-def _stream(text: str | None) -> Stream:
-    try:
-        return Stream.COMBINED if text is None else Stream(text)
-    except ValueError:
-        known = ", ".join(stream.value for stream in Stream)
-        raise ConfigError(f"unknown stream {text!r}; choose one of {known}.") from None
-
-
-def _seconds(moment: float | datetime | None) -> float | None:
-    return moment.timestamp() if isinstance(moment, datetime) else moment
+    def _app(self, app_handle: str) -> SubmittedApp:
+        return SubmittedApp(handles.parse(app_handle), self._schedulers.get)

@@ -35,7 +35,7 @@ class RunnerSchedulers:
         load_config: Callable[[], Config],
         adapt: Callable[[Any], Scheduler[Any, Any]] = adapted,
     ) -> None:
-        """`factories` are by default all that there are; `load_config` is called when needed;
+        """`factories` are by default all available ones; `load_config` is called when needed;
         `adapt` makes a scheduler of what one of `factories` gives.
         """
         self._factories = factories

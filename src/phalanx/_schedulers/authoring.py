@@ -68,6 +68,12 @@ def workspace_of(role: Role) -> str:
         ) from None
 
 
+def needs_phalanx(role: Role) -> bool:
+    """A word of its command is Phalanx."""
+    words = [role.entrypoint, *role.args]
+    return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)
+
+
 def near_file(path: str) -> str:
     """A hint at a Python file beside one that is not there; empty where none is like it."""
     with contextlib.suppress(OSError):

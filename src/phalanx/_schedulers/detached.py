@@ -42,9 +42,9 @@ def _open_log(name: str) -> IO[bytes]:
     from phalanx._registry import directory
 
     try:
-        place = directory().parent
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        parent = directory().parent
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        return os.fdopen(os.open(place / name, flags, 0o600), "ab")
+        return os.fdopen(os.open(parent / name, flags, 0o600), "ab")
     except (OSError, RuntimeError):
         return open(os.devnull, "ab")

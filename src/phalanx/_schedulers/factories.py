@@ -74,7 +74,7 @@ def create_scheduler(name: str, session_name: str, **kwargs: object) -> Schedule
 
 
 def unknown_scheduler(name: str, known: Collection[str]) -> UnknownScheduler:
-    """The error for a scheduler that there is not."""
+    """The error for an unknown scheduler."""
     hint = did_you_mean(closest(name, known), f"Choose one of {', '.join(known)}.")
     return UnknownScheduler(f"unknown scheduler {name!r}.{hint}")
 

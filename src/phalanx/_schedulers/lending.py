@@ -95,7 +95,7 @@ class Lease(ABC):
         """
 
     def replace(self, name: str) -> bool:
-        """Ask for another host in the place of one that is lost. Return at once.
+        """Ask for another host in place of one that is lost. Return at once.
 
         The new one is in a later `status`, with a name that the lease has not had so far.
 

@@ -45,6 +45,7 @@ BUILT_IN = {
     "slurm": "phalanx._schedulers.slurm",
     "local_docker": "phalanx._schedulers.docker",
     "kubernetes": "phalanx._schedulers.kubernetes",
+    "ray": "phalanx._schedulers.ray",
     "aws_batch": "phalanx._schedulers.aws_batch",
 }
 """The module of each scheduler that comes with Phalanx; the first is the default."""

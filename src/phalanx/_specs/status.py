@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
+from phalanx._core.heartbeats import median
 from phalanx._core.rounds import Outcome
 from phalanx.errors import AppStatusError
 
@@ -124,6 +125,8 @@ class HostState(StrEnum):
     """It is there, and waits for a round with room for it."""
     LOST = "lost"
     """It is not there; `reason` says why, where that is known."""
+    EXCLUDED = "excluded"
+    """It is not used any more: too many failures began there, as `reason` says."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class HostStatus:
     ranks: tuple[int, ...] = ()
     """Its ranks in the round; none unless it is active."""
     reason: str = ""
-    """Why it is lost."""
+    """Why it is lost or excluded."""
     pid: int | None = None
     """Its agent's."""
 
@@ -153,6 +156,8 @@ class RankState(StrEnum):
     RAISED = "raised"
     EXITED = "exited"
     KILLED = "killed"
+    HUNG = "hung"
+    """It did not get on, and was killed."""
     LOST = "lost"
     UNKNOWN = "unknown"
     """The app has ended, and how this worker did is not known."""
@@ -174,8 +179,63 @@ class WorkerStatus:
     """Its process, once it has one."""
     log: str | None = None
     """The file of its output, where it has one of its own."""
+    steps: int = 0
+    """How many steps it has done in this round, by its calls of `phalanx.step()`."""
+    step_seconds: float | None = None
+    """The median time of its last steps, 64 at most."""
     outcome: Outcome | None = field(default=None, repr=False)
     """How it ended, once it has."""
+
+
+@dataclass(frozen=True)
+class StepStatus:
+    """How the ranks of a launch's last round get on, by their calls of `phalanx.step()`."""
+
+    done: int
+    """How many steps every rank that counts them has done."""
+    seconds: float
+    """How long a step takes: the median over ranks of their medians."""
+    slowest_rank: int
+    """The rank whose steps take longest."""
+    slowest_hostname: str
+    """Its host."""
+    slowest_seconds: float
+    """How long they take there."""
+
+    @property
+    def excess(self) -> float:
+        """By how much the slowest is slower than the median: 0.25 for a quarter."""
+        return self.slowest_seconds / self.seconds - 1 if self.seconds > 0 else 0.0
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerStatus]) -> StepStatus | None:
+        """What follows from the workers' own.
+
+        Args:
+            workers: How each stands.
+
+        Returns:
+            The steps of all; None while none has done two.
+        """
+        timed = [(w.step_seconds, w) for w in workers if w.step_seconds is not None]
+        if not timed:
+            return None
+        slowest_seconds, slowest = max(timed, key=lambda one: (one[0], -one[1].rank))
+        return cls(
+            done=min(worker.steps for _, worker in timed),
+            seconds=median(seconds for seconds, _ in timed),
+            slowest_rank=slowest.rank,
+            slowest_hostname=slowest.hostname,
+            slowest_seconds=slowest_seconds,
+        )
+
+    def describe(self) -> str:
+        """In one line."""
+        text = f"{self.done} steps, {self.seconds:.3g} s each"
+        if self.excess < 0.005:
+            return text
+        who = f"rank {self.slowest_rank} on {self.slowest_hostname}"
+        return f"{text}; slowest: {who}, {self.slowest_seconds:.3g} s (+{self.excess:.0%})"
 
 
 @dataclass(frozen=True)
@@ -223,11 +283,13 @@ class AppStatus:
     round: int = 0
     """The number of a launch's last round; 0 before the first."""
     hosts: tuple[HostStatus, ...] = ()
-    """The hosts of a launch: those in the round in rank order, then spares, then lost ones."""
+    """The hosts of a launch: those in the round in rank order, then spares, lost, excluded ones."""
     workers: tuple[WorkerStatus, ...] = ()
     """The workers of a launch's last round, in rank order."""
     rounds: tuple[RoundStatus, ...] = ()
     """A launch's last rounds, the latest last."""
+    steps: StepStatus | None = None
+    """How a launch's ranks get on, where they call `phalanx.step()`."""
 
     @property
     def msg(self) -> str:

@@ -1,7 +1,9 @@
-"""A control group of our own, where this user may make one: from it nothing escapes by itself.
+"""Control groups: one of our own, where this user may make it, from which nothing escapes; and what
+the kernel has counted in the one that we are in.
 
-Version 2 alone, below the group that this process is in: where that was delegated to the user (a
-desktop's terminal, a service of the user's, `systemd-run --user`, some containers), or to root.
+Ours are of version 2 alone, below the group that this process is in: where that was delegated to
+the user (a desktop's terminal, a service of the user's, `systemd-run --user`, some containers), or
+to root.
 """
 
 from __future__ import annotations
@@ -55,15 +57,33 @@ def end(group: str) -> bool:
     return not os.path.isdir(group)
 
 
-def _own() -> str | None:
-    """The directory of the group that this process is in, as it is mounted here."""
+def oom_kills() -> int | None:
+    """How many processes of this one's group were killed for want of memory; None: not known."""
+    for controller, name in (("", "memory.events"), ("memory", "memory.oom_control")):
+        group = _own(controller)
+        with contextlib.suppress(OSError, ValueError):
+            with open(os.path.join(group or "/", name)) as file:
+                words = file.read().split()
+            return int(words[words.index("oom_kill") + 1])
+    return None
+
+
+def _own(controller: str = "") -> str | None:
+    """The directory of the group that this process is in, as it is mounted here.
+
+    Of version 2, or that of a controller of version 1.
+    """
+    kind = " - cgroup " if controller else " - cgroup2 "
     try:
         with open("/proc/self/cgroup") as file:
-            paths = [line[3:].rstrip("\n") for line in file if line.startswith("0::/")]
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
         with open("/proc/self/mountinfo") as file:
-            mounts = [line.split() for line in file if " - cgroup2 " in line]
+            mounts = [line.split() for line in file if kind in line]
     except OSError:
         return None
+    paths = [path for _, controllers, path in lines if controller in controllers.split(",")]
+    if controller:
+        mounts = [mount for mount in mounts if controller in mount[-1].split(",")]
     if not paths or not mounts:
         return None
     root, point = mounts[0][3], mounts[0][4]

@@ -19,7 +19,7 @@ from phalanx._system import processes
 
 # The directory that we are started in must not shadow the standard library, and it must be this
 # very phalanx that is found, wherever another may be installed. First of all, long before our
-# modules are imported: `processes.wake_with_parent`.
+# modules are imported: `processes.first_words`.
 _BOOT = (
     "import sys; sys.path[:] = {first!r} + [p for p in sys.path if p] + {roots!r}; "
     "{wake}"
@@ -112,7 +112,7 @@ def python_command(module: str, *arguments: str, wakes: bool = True) -> list[str
     sent = {os.path.dirname(package)} == set(roots)
     code = _BOOT.format(
         first=roots[:1] if sent else [],  # a directory with nothing but what was sent here
-        wake=processes.WAKE_WITH_PARENT if wakes else "",
+        wake=processes.first_words() if wakes else "",
         roots=list(dict.fromkeys(roots)),
         init=os.path.join(package, "__init__.py"),
         package=package,

@@ -19,10 +19,11 @@ from phalanx._core.rounds import signal_name
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-WAKE_WITH_PARENT = (
+_WAKE_WITH_PARENT = (
     f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGCONT:d}, 0, 0, 0); "
+    "'a child of {parent}'; "
 )
-"""`wake_with_parent`, as the first words of a program."""
+_CHILD_OF = re.compile(re.escape(_WAKE_WITH_PARENT).replace(r"\{parent\}", r"(\d+)").encode())
 
 _BURIED = 5.0
 """Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
@@ -53,6 +54,31 @@ def wake_with_parent() -> None:
     Nobody else would do so, and a stopped process does not notice that it is alone.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def first_words() -> str:
+    """`wake_with_parent`, as the first words of a program that this process will start.
+
+    Until they are spoken its command line says whose child it is, for `wake_orphans`.
+    """
+    return _WAKE_WITH_PARENT.format(parent=os.getpid())
+
+
+def wake_orphans() -> None:
+    """Continue what was stopped before its first words, if who started it has ended since.
+
+    It then ends, or goes on, as it would have. Looks at every process of this machine.
+    """
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                state, parent, *_ = file.read().rpartition(b")")[2].split(maxsplit=2)
+            if state not in (b"T", b"t") or os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+                continue
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                child_of = _CHILD_OF.search(file.read())
+            if child_of is not None and child_of[1] != parent:
+                os.kill(int(pid), signal.SIGCONT)
 
 
 def reset_signals() -> None:
@@ -108,7 +134,7 @@ def spawn_session(command: list[str], file_actions: Sequence[tuple[Any, ...]]) -
 def descendants(pid: int, sparing: Callable[[int], bool] | None = None) -> list[int]:
     """All processes below `pid`, parents before children; zombies included.
 
-    But for those that `leaving` says so of, and what is below them.
+    Without those that `sparing` is true of, and what is below them.
     """
     found: list[int] = []
     queue = [pid]
@@ -192,6 +218,16 @@ def state_of(pid: int) -> str | None:
     return None if state[0] in "ZX" else state.strip()
 
 
+def waits_in_kernel(pid: int) -> str:
+    """The kernel's function in which a process waits; empty where that is not known."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            function = file.read()
+    except OSError:
+        return ""
+    return "" if function == "0" else function
+
+
 def user_of(pid: int) -> int | None:
     """The user that files and sockets of a process belong to; None when it is gone."""
     try:
@@ -226,7 +262,7 @@ def describe_status(status: int) -> str:
 def kill_descendants(
     reap: Callable[[], object], sparing: Callable[[int], bool] | None = None
 ) -> None:
-    """Kill everything below this process until nothing is left, but for what `leaving` exempts.
+    """Kill everything below this process until nothing is left but what `sparing` is true of.
 
     Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
     subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.

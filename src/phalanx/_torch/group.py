@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
+from phalanx._torch import flight_recorder
+
 _PREFIX = "phalanx"
 _FORMED = "formed"
 _PAUSE = 0.002
@@ -58,6 +60,7 @@ def _form(backend: str, store: Any, limit: timedelta) -> None:
     )
     _ours = dist.group.WORLD
     _store.add(_FORMED, 1)
+    flight_recorder.answer_questions()
 
 
 def _wait_until_all_have_formed() -> None:
@@ -101,4 +104,6 @@ def _replacing(*args: Any, **kwargs: Any) -> Any:
         _ours = None
         _wait_until_all_have_formed()
         dist.destroy_process_group()
-    return _init_process_group(*args, **kwargs)
+    made = _init_process_group(*args, **kwargs)
+    flight_recorder.answer_questions()
+    return made

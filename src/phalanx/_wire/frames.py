@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 
+from phalanx._core.collectives import LastCollective
 from phalanx._core.limits import (
     AgentNumber,
+    Amount,
     AnyCount,
     Digest,
     ExitCode,
@@ -23,7 +25,7 @@ from phalanx._core.limits import (
     Size,
     WorkerCount,
 )
-from phalanx._core.rounds import Outcome, Round
+from phalanx._core.rounds import Outcome, RankSteps, Round
 
 T = TypeVar("T")
 
@@ -105,6 +107,10 @@ class RankDump:
     pid: Pid
     text: Message = ""
     problem: Message = ""
+    native: Message = ""
+    """What a debugger said of its native frames, where that was asked for."""
+    collectives: tuple[LastCollective, ...] = ()
+    """What torch's flight recorder says, where there is one."""
 
 
 # ── both ways, where a stream may break ───────────────────────────────────────
@@ -179,6 +185,8 @@ class BeginRound(Frame):
     run_id: str = ""
     """What the workers know the app by; the app's own id if empty."""
     max_restarts: Size = 0
+    heartbeat_timeout: Seconds = 0.0
+    """How long a worker that beats may be silent; 0: for ever."""
     exits: bool = False
     """The workers are programs: how each exits is how it ended."""
     is_call: bool = False
@@ -223,6 +231,21 @@ class Reach(Frame):
 
 
 @frame
+class CheckHost(Frame):
+    """Check that the host is fit for work, and say `HostChecked` with the same number."""
+
+    number: AnyCount
+    clock: Moment
+    """The launcher's time of day, in seconds since 1970."""
+    checks: dict[Name, Amount]
+    """Our own, by their names, with the values that they go by."""
+    functions: dict[Name, bytes]
+    """The user's, each pickled, by their names."""
+    seconds: Seconds
+    """How long all of them may take."""
+
+
+@frame
 class DumpStacks(Frame):
     """Send the stacks of the round's workers home, as `WorkerStacks` of the same request.
 
@@ -232,6 +255,8 @@ class DumpStacks(Frame):
     request: AnyCount
     seconds: Seconds
     below: bool = False
+    native: bool = False
+    """With native frames, where a tool for that is installed."""
 
 
 @frame
@@ -358,6 +383,14 @@ class Reached(Frame):
 
 
 @frame
+class HostChecked(Frame):
+    """What came of checking the host: why each check that failed did."""
+
+    number: AnyCount
+    problems: dict[Name, Message]
+
+
+@frame
 class UserNote(Frame):
     """Something that the user should know when the app has ended."""
 
@@ -407,6 +440,8 @@ class LogData(Frame):
 
     stream: Name
     data: bytes
+    is_cut: bool = False
+    """What was written before this could not all be kept: the host's disk was full."""
 
 
 LOG_CHUNK = 256 << 10
@@ -432,6 +467,13 @@ class WorkerStacks(Frame):
     ranks: tuple[RankDump, ...]
     below: bool = False
     """They are ranks of launches that the round's workers have started."""
+
+
+@frame
+class WorkerSteps(Frame):
+    """How far the workers are that tell it; about once a second while that changes."""
+
+    ranks: tuple[RankSteps, ...]
 
 
 @frame
@@ -597,4 +639,7 @@ MESSAGES: tuple[type[Frame], ...] = (
     WorkerStacks,
     FetchSmall,
     SmallFiles,
+    WorkerSteps,
+    CheckHost,
+    HostChecked,
 )

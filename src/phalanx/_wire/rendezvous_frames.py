@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from phalanx._core.ids import AgentId
@@ -16,8 +18,8 @@ from phalanx._core.limits import (
     RunId,
     WorkerCount,
 )
-from phalanx._core.ranks import DEFAULT_ROLE, lay_out
-from phalanx._core.rounds import Endpoint, Member, Outcome, Round
+from phalanx._core.ranks import DEFAULT_ROLE, lay_out, member_at
+from phalanx._core.rounds import Endpoint, HostRun, Outcome, Round
 from phalanx._wire import codec
 from phalanx._wire.frames import Frame, frame
 
@@ -74,6 +76,14 @@ class LeaderMoved(Frame):
 
 
 @frame
+class LeaderElected(Frame):
+    """Who decides, and where it is reached, for those that ask a store."""
+
+    leader: AgentNumber
+    contact: Endpoint
+
+
+@frame
 class JoinRefused(Frame):
     """You cannot take part, and why."""
 
@@ -81,14 +91,28 @@ class JoinRefused(Frame):
 
 
 @frame
+class HostPosition(Frame):
+    """Your host's position in the round that the next frame tells of, where that does not say."""
+
+    position: AnyCount
+    """How many hosts are before it."""
+
+
+@frame
 class RoundFormed(Frame):
-    """A round begins. Its members are in columns: there may be thousands, for thousands to read."""
+    """A round begins. Its members are in columns: there may be thousands, for thousands to read.
+
+    Ranks are computed. In a large round most are told of those members alone that may come to
+    decide, and by a `HostPosition` of their own place.
+    """
 
     leader: AgentNumber
+    hosts: tuple[HostRun, ...]
+    """All of them."""
+    positions: tuple[AnyCount, ...]
+    """Those of the members that follow; none: they are all."""
     agents: tuple[AgentNumber, ...]
     hostnames: tuple[Name, ...]
-    workers: tuple[WorkerCount, ...]
-    roles: tuple[Name, ...]
     addresses: tuple[Name, ...]
     ports: tuple[Port, ...]
     """With the addresses: where its members can be reached."""
@@ -98,36 +122,59 @@ class RoundFormed(Frame):
 
     def contradiction(self) -> str:
         """All columns have a row for each member, and no member is in it twice."""
-        own = (self.agents, self.hostnames, self.workers, self.roles)
-        if len({len(column) for column in (*own, self.addresses, self.ports)}) != 1:
+        columns = (self.agents, self.hostnames, self.addresses, self.ports)
+        if len({len(column) for column in columns}) != 1:
             return "its columns differ in length"
+        count = sum(run.hosts for run in self.hosts)
+        if self.positions:
+            in_order = all(one < other for one, other in itertools.pairwise(self.positions))
+            if not in_order or self.positions[-1] >= count:
+                return "its positions are not those of its hosts"
+        if len(self.agents) != (len(self.positions) or count):
+            return "its columns and its hosts differ in length"
         return "" if len(set(self.agents)) == len(self.agents) else "a member is in it twice"
 
     @classmethod
     def make(
-        cls, round_: Round, leader: AgentId, contacts: Mapping[AgentId, Endpoint]
+        cls,
+        round_: Round,
+        leader: AgentId,
+        contacts: Mapping[AgentId, Endpoint],
+        only: Container[AgentId] | None = None,
     ) -> RoundFormed:
-        """Tell of a round."""
-        members = round_.members
+        """Tell of a round: of all its members, or of these."""
+        told = [(i, m) for i, m in enumerate(round_.members) if only is None or m.agent in only]
         return cls(
             round=round_.number,
             leader=leader,
-            agents=tuple(m.agent for m in members),
-            hostnames=tuple(m.hostname for m in members),
-            workers=tuple(m.workers for m in members),
-            roles=tuple(m.role for m in members),
-            addresses=tuple(contacts[m.agent].address for m in members),
-            ports=tuple(contacts[m.agent].port for m in members),
+            hosts=round_.hosts,
+            positions=() if only is None else tuple(i for i, _ in told),
+            agents=tuple(m.agent for _, m in told),
+            hostnames=tuple(m.hostname for _, m in told),
+            addresses=tuple(contacts[m.agent].address for _, m in told),
+            ports=tuple(contacts[m.agent].port for _, m in told),
             store=round_.store,
             restarts=round_.restarts,
             torch=round_.torch,
         )
 
     @property
+    def is_whole(self) -> bool:
+        """It tells of all members."""
+        return not self.positions
+
+    @property
     def membership(self) -> Round:
-        """The round."""
-        rows = zip(self.agents, self.hostnames, self.workers, self.roles, strict=True)
-        return Round(self.round, lay_out(rows), self.store, self.restarts, self.torch)
+        """The round, with those members that it tells of."""
+        if self.is_whole:
+            kinds = [(run.workers, run.role) for run in self.hosts for _ in range(run.hosts)]
+            rows = zip(self.agents, self.hostnames, kinds, strict=True)
+            members = lay_out((agent, name, *kind) for agent, name, kind in rows)
+        else:
+            told = zip(self.positions, self.agents, self.hostnames, strict=True)
+            members = tuple(member_at(self.hosts, *one) for one in told)
+        round_ = Round(self.round, members, self.store, self.restarts, self.torch)
+        return round_ if self.is_whole else replace(round_, excerpt_of=self.hosts)
 
     @property
     def contacts(self) -> dict[AgentId, Endpoint]:
@@ -155,9 +202,16 @@ class AppEnded(Frame):
     reason: Name
     missing: tuple[Name, ...]
     note: Message
-    members: tuple[Member, ...]
+    hosts: tuple[HostRun, ...]
+    """Those of the last round."""
+
+
+@frame
+class RendezvousClosed(Frame):
+    """Have no other round, for anybody."""
 
 
 codec.register(
-    JoinRequest, JoinAccepted, LeaderMoved, JoinRefused, RoundFormed, FailureTold, AppEnded
+    *(JoinRequest, JoinAccepted, LeaderMoved, LeaderElected, JoinRefused),
+    *(HostPosition, RoundFormed, FailureTold, AppEnded, RendezvousClosed),
 )

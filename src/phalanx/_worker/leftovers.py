@@ -84,6 +84,7 @@ def remove(spool: str) -> bool:
 
 def sweep() -> None:
     """End and remove what this user's agents that are gone have left. Nothing it does fails."""
+    processes.wake_orphans()
     directory = tempfile.gettempdir()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
@@ -129,6 +130,8 @@ def _is_abandoned(spool: str) -> bool:
         sound = isinstance(known["pid"], int) and isinstance(known["start"], int)
         return sound and is_gone(known)
     except FileNotFoundError:
+        if _is_owner_gone(spool):
+            return True  # killed before it wrote, or somebody else who has swept half of it was
         _remove_half_made(spool, found.st_mtime)
         return False
     except ValueError:
@@ -139,7 +142,7 @@ def _is_abandoned(spool: str) -> bool:
 
 def _remove_half_made(spool: str, changed: float) -> None:
     """Its agent was killed at that very moment; or it is none of these directories."""
-    if _is_owner_gone(spool) or time.time() - changed > _HALF_MADE:
+    if time.time() - changed > _HALF_MADE:
         with contextlib.suppress(OSError):
             os.rmdir(spool)
 

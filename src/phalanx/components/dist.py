@@ -25,9 +25,9 @@ _FREE_PORT = f"$${{PHALANX_RANK0_PORT:-{STATIC_PORT}}}"
 _ON_SEVERAL = (
     f'conf="is_host=$$([ {macros.replica_id} = 0 ] && echo 1 || echo 0)$${{1:+,$$1}}"; shift; '
     'exec "$$(command -v python || command -v python3)" -m phalanx torchrun '
-    '$${PHALANX_ADDRESS:+--local_addr "$$PHALANX_ADDRESS"} --rdzv_conf "$$conf" '
-    f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:%s" "$$@"'
+    '$${PHALANX_ADDRESS:+--local_addr "$$PHALANX_ADDRESS"} --rdzv_conf "$$conf" %s"$$@"'
 )
+_AT_RANK_0 = f'--rdzv_endpoint "$${{{macros.rank0_env}:-localhost}}:%s" '
 
 
 def ddp(
@@ -49,6 +49,7 @@ def ddp(
     mounts: list[str] | None = None,
     debug: bool = False,
     tee: int = 3,
+    rdzv_endpoint: str | None = None,
 ) -> specs.AppDef:
     """Run a script or module on every worker of every replica, as with torchrun.
 
@@ -75,9 +76,15 @@ def ddp(
         mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
         debug: set the debug variables of torch and NCCL, and CUDA_LAUNCH_BLOCKING
         tee: worker output to show: 0 none, 1 stdout, 2 stderr, 3 both
+        rdzv_endpoint: where replicas meet, by default at the first; for rdzv_backend etcd its
+            members, as HOST:PORT,HOST2:PORT
 
     """
     script, script_args = _program("dist.ddp", script, m, script_args)
+    if rdzv_backend.startswith("etcd") and not rdzv_endpoint:
+        raise ConfigError(
+            f"rdzv_backend {rdzv_backend} needs rdzv_endpoint: where etcd is, as HOST:2379."
+        )
     least, most, workers = _parse_j(j)
     words = ["--rdzv_backend", rdzv_backend, "--rdzv_id", macros.app_id]
     words += ["--nnodes", str(most) if least == most else f"{least}:{most}"]
@@ -97,7 +104,10 @@ def ddp(
                 image=image,
                 min_replicas=least if least < most else None,
                 entrypoint="python" if most == 1 else "sh",
-                args=[*_command(words, most, rdzv_port, rdzv_conf or ""), *script_args],
+                args=[
+                    *_command(words, most, rdzv_port, rdzv_conf or "", rdzv_endpoint),
+                    *script_args,
+                ],
                 env=variables,
                 num_replicas=most,
                 max_retries=max_retries,
@@ -170,12 +180,17 @@ def _program(
     return script, args
 
 
-def _command(words: list[str], replicas: int, port: int | None, conf: str) -> list[str]:
+def _command(
+    words: list[str], replicas: int, port: int | None, conf: str, endpoint: str | None
+) -> list[str]:
     if replicas == 1:
         # All workers are under one agent: any free port will do.
         more = ["--rdzv_conf", conf] if conf else []
-        return [*_AGENT, "--rdzv_endpoint", "localhost:0", *more, *words]
-    return ["-c", _ON_SEVERAL % (port or _FREE_PORT), "dist.ddp", conf, *words]
+        return [*_AGENT, "--rdzv_endpoint", endpoint or "localhost:0", *more, *words]
+    if endpoint is not None:
+        words = ["--rdzv_endpoint", endpoint, *words]
+    at = "" if endpoint is not None else _AT_RANK_0 % (port or _FREE_PORT)
+    return ["-c", _ON_SEVERAL % at, "dist.ddp", conf, *words]
 
 
 def _parse_j(text: str) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""TorchX's place for the names of `phalanx.runner`."""
+"""The names of `phalanx.runner`, in the module where TorchX has them."""
 
 from phalanx._core.lazy import loader
 from phalanx._logs.lines import Stream

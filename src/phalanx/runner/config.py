@@ -1,11 +1,13 @@
-"""What the configuration says, in TorchX's place for it."""
+"""The configuration, in the module where TorchX has it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from phalanx._core.lazy import loader
+from phalanx._logs import logger
 from phalanx._runner import config
 
 __all__ = ["apply", "find_configs", "get_config", "get_configs"]
@@ -76,7 +78,14 @@ def find_configs(dirs: Iterable[str] | None = None) -> list[str]:
 def _settings(dirs: Iterable[str] | None) -> list[config.Config]:
     if dirs is None:
         return [config.load()]
-    return [config.load_from(directory) for directory in dirs]
+    found = []
+    for directory in dirs:
+        if (path := config.unread_torchx_file(os.path.expanduser(directory))) is not None:
+            logger.warning(
+                "phalanx: %s is not read; convert it with: phalanx configure --from-torchx", path
+            )
+        found.append(config.load_from(directory))
+    return found
 
 
 __getattr__ = loader(

@@ -1,4 +1,4 @@
-"""TorchX's interface of schedulers, in its place: for a plugin that was written for it.
+"""TorchX's interface of schedulers, in the module where it has it: for plugins written for it.
 
 A plugin that imports from here instead of `torchx.schedulers.api`, and is registered under
 `phalanx.schedulers`, runs as it is. New ones are written for `phalanx.schedulers.Scheduler`.

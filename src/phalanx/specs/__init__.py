@@ -29,6 +29,7 @@ from phalanx._specs import (
     Role,
     RoleStatus,
     RoundStatus,
+    StepStatus,
     VolumeMount,
     WorkerStatus,
     from_dict,
@@ -77,6 +78,7 @@ __all__ = [
     "Role",
     "RoleStatus",
     "RoundStatus",
+    "StepStatus",
     "UnknownAppException",
     "VolumeMount",
     "WorkerStatus",
@@ -126,6 +128,6 @@ _ABSENT = {
     "Workspace": "use a role's workspace, the path of a directory",
     "get_type_name": "use the __name__ of the type",
 }
-"""Names of TorchX's that there are not, and what to use instead."""
+"""Names of TorchX's that are missing here, and what to use instead."""
 
 __getattr__ = loader(__name__, _LATER, _ABSENT)

@@ -1,4 +1,4 @@
-"""TorchX's place for the names of `phalanx.specs`."""
+"""The names of `phalanx.specs`, in the module where TorchX has them."""
 
 from typing import TYPE_CHECKING
 

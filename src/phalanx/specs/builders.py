@@ -1,4 +1,4 @@
-"""TorchX's place for functions that make apps, handles and mounts of texts."""
+"""Functions that make apps, handles and mounts of texts, in the module where TorchX has them."""
 
 from phalanx._core.lazy import loader
 from phalanx._runner.builders import materialize_appdef

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import suppress
 
 from phalanx._cli import parsing
 from phalanx._registry import LAUNCH
 from phalanx._registry.recorded_app import RecordedApp, apps, unreadable
 from phalanx.errors import PhalanxError, UnknownScheduler
+
+_PATIENCE = 10.0
+"""Seconds for an engine to answer whose leftovers nobody has asked for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--images",
         action="store_true",
-        help="also delete images of your projects that no container has",
+        help="also delete images of your projects that no container uses",
     )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     parsing.add_json(parser)
@@ -52,6 +56,7 @@ def main(arguments: list[str]) -> int:
                 print(f"phalanx clean: cannot delete {app.id}: {error}", file=sys.stderr)
                 old.remove(app)
                 failed = True
+        _clean_engine()
         for path in rubbish:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -72,6 +77,15 @@ def main(arguments: list[str]) -> int:
             count += ", 1 image" if len(images) == 1 else f", {len(images)} images"
         print(f"{count} {'would be deleted' if options.dry_run else 'deleted'}")
     return int(failed)
+
+
+def _clean_engine() -> None:
+    """Remove what programs that were killed have left in the Docker engine, where there is one."""
+    from phalanx._schedulers.docker.engine import Engine
+    from phalanx._schedulers.docker.leftovers import remove_leftovers
+
+    with suppress(PhalanxError), Engine(timeout=_PATIENCE) as engine:
+        remove_leftovers(engine)
 
 
 def _clean_images(limit: float, *, dry_run: bool) -> list[str]:

@@ -50,6 +50,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         *("-cfg", "--scheduler_args"), metavar="KEY=VALUE,…", help="options of the scheduler"
     )
+    parser.add_argument(
+        "--host-checks",
+        nargs="+",
+        default=[],
+        metavar="CHECK",
+        help="also check gpus or gpus=N, ecc, disk or disk=SIZE, clock or clock=TIME",
+    )
     parsing.add_json(parser)
     parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
     try:
@@ -59,6 +66,7 @@ def main(arguments: list[str]) -> int:
             ssh_config_file=parsed.ssh_config_file,
             scheduler=parsed.scheduler,
             num_hosts=parsed.num_hosts,
+            host_checks=parsed.host_checks,
             scheduler_options={} if parsed.scheduler_args is None else parse(parsed.scheduler_args),
         )
         found = check(launcher)
@@ -83,6 +91,8 @@ def _print(found: HostsReport) -> None:
     for report in found.hosts:
         if report.problem is not None:
             print(f"{report.hostname}: not usable: {report.problem}")
+        for name, why in report.failed_checks.items():
+            print(f"{report.hostname}: not usable: host check {name} failed: {why}")
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

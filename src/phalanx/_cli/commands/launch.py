@@ -97,7 +97,7 @@ class _Options:
     """Directory for log files."""
 
     detach: bool = False
-    """Start the function and return; it keeps running. Find it with status, log and cancel."""
+    """Start the function and return; it keeps running. Follow it with status, log and cancel."""
 
     def log_spec(self) -> LogSpec:
         """As asked for."""

@@ -118,7 +118,12 @@ def make_parser() -> parsing.Parser:
     parser = parsing.make("run", _DESCRIPTION, usage=_USAGE, epilog=_EPILOG)
     parser.config_only = ("component",)
     parser.set_defaults(component=None)
-    parser.add_argument("-s", "--scheduler", action=parsing.StoreOnce, help="default: local_cwd")
+    parser.add_argument(
+        "-s",
+        "--scheduler",
+        action=parsing.StoreOnce,
+        help="scheduler to submit to; default: local_cwd",
+    )
     parser.add_argument(
         "-cfg",
         "--scheduler_args",

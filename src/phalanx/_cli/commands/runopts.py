@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--rights",
         action="store_true",
-        help="print what an administrator applies so that you may use SCHEDULER",
+        help="print the rights that users of SCHEDULER need, for an administrator to grant",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
@@ -67,8 +67,9 @@ def _describe(name: str, known: list[Option]) -> str:
         if some:
             lines.append(f"  {title}:")
         for option in some:
-            default = "" if option.required else f", default: {_shown(option.default)}"
-            lines.append(f"    {option.name} ({option.type}{default})")
+            # Where there is no value, the help says what happens then.
+            default = "" if option.default is None else f", default: {_shown(option.default)}"
+            lines.append(f"    {option.name} ({option.type}{'' if option.required else default})")
             lines.append(f"        {option.help}")
     if not known:
         lines.append("  no options")
@@ -76,7 +77,7 @@ def _describe(name: str, known: list[Option]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else values.encode(value, pair=":") or "''"
+    return values.encode(value, pair=":") or "''"
 
 
 def _as_json(option: Option) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx._cli import parsing
-from phalanx._cli.app_argument import find_app
+from phalanx._cli.app_argument import find_app, only_running
 from phalanx._core.stacks import RankStacks, describe, from_dict
 from phalanx._registry import stack_requests as asking
 from phalanx._registry.recorded_app import RecordedApp, apps
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     parser = parsing.make(
         "stacks",
         "Show the Python stacks of all ranks and threads of a running app, identical ones\n"
-        "grouped. The workers keep running.",
+        "grouped, the rarest first. The workers keep running.",
     )
     parser.add_argument(
         "app",
@@ -36,11 +36,17 @@ def main(arguments: list[str]) -> int:
         metavar="TIME",
         help="time to wait for the workers to answer; default: 5s",
     )
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="show native frames as well; needs py-spy, eu-stack or gdb on the hosts",
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
         launches = _find(options.app)
-        told = [(app, asking.ask(app, min(options.timeout, 60.0))) for app in launches]
+        seconds, native = min(options.timeout, 60.0), options.native
+        told = [(app, asking.ask(app, seconds, native=native)) for app in launches]
     except (LookupError, PhalanxError, OSError, asking.StacksUnanswered) as error:
         print(f"phalanx stacks: {error}", file=sys.stderr)
         return 1
@@ -80,15 +86,7 @@ def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
 def _find(text: str | None) -> list[RecordedApp]:
     """The launches that an app is: itself, or those that its replicas here have started."""
     if text is None:
-        running = [app for app in apps() if app.facts["owner"] and not app.state.is_final]
-        if len(running) != 1:
-            names = ", ".join(app.id for app in running)
-            raise LookupError(
-                f"several apps are running; name one of: {names}"
-                if running
-                else "no app is running"
-            )
-        text = running[0].handle
+        text = only_running().handle
     found = find_app(text)
     app = found.record
     if app is None or (not app.is_launch and app.facts["owner"] is None):

@@ -15,7 +15,7 @@ from phalanx._core.ranks import ranges
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.runner import get_runner
-from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus
+from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus, StepStatus
 from phalanx.errors import PhalanxError, UnknownApp
 
 _ROUNDS_SHOWN = 10
@@ -123,6 +123,8 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
         known = len(heads) if any(row[-1] for row in rows) else -1
         parsing.print_table(heads[:known], [row[:known] for row in rows])
     _print_rounds(status["rounds"], app.facts.get("max_restarts"))
+    if (steps := status.get("steps")) is not None:
+        print(f"  steps: {StepStatus(**steps).describe()}")
     for worker in workers:
         if worker["ended"] not in (None, "returned"):
             print(f"  rank {worker['rank']} {worker['message']}")
@@ -141,7 +143,7 @@ def _host_row(
     pids = {worker["rank"]: worker["pid"] for worker in workers}
     shown = " ".join(str(pids.get(rank) or "-") for rank in ranks)
     state = host["state"]
-    if final and state != HostState.LOST:
+    if final and state not in (HostState.LOST, HostState.EXCLUDED):
         state = "released"
     return f"  {host['hostname']}", state, ranges(ranks) or "-", shown or "-", host["reason"]
 

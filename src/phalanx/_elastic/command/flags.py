@@ -87,7 +87,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "rdzv-backend",
             "static",
             "NAME",
-            "rendezvous backend: static, c10d (tcp) or a plugin (default: static)",
+            "rendezvous backend: static, c10d (tcp), etcd or a plugin (default: static)",
         ),
         Flag(
             "rdzv-endpoint",
@@ -155,6 +155,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             0.1,
             "SECONDS",
             "interval for checking workers (default: 0.1)",
+            _number,
+        ),
+        Flag(
+            "heartbeat-timeout",
+            None,
+            "SECONDS",
+            "time without phalanx.heartbeat() after which a worker has hung",
             _number,
         ),
         Flag(

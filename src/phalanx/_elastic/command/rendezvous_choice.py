@@ -8,7 +8,8 @@
 | static, else without an endpoint         | static  | master_addr:master_port  | as said       |
 | anything else                            | as said | as said                  | as said       |
 
-Port 0 is any free one. An endpoint without a port has 29400 for c10d, 2379 for etcd.
+Port 0 is any free one. An endpoint without a port has 29400 for c10d, 2379 for etcd, which may have
+several, with commas between them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 from phalanx._elastic.command.given_flags import GivenFlags
 from phalanx._rendezvous.endpoints import DEFAULT_PORTS, STATIC_PORT, parse_endpoint
+from phalanx._rendezvous.etcd.settings import parse_endpoints
 from phalanx.errors import ConfigError
 
 
@@ -144,6 +146,9 @@ def _parse_endpoint(
     """Host and port; none where the endpoint is something that only the backend understands."""
     if backend == "c10d" and conf.get("store_type", "tcp").lower() == "file":
         return None, None
+    if backend in ("etcd", "etcd-v2"):
+        first = parse_endpoints(endpoint)[0]
+        return first.address, first.port
     try:
         host, port = parse_endpoint(endpoint, backend)
     except ConfigError:

@@ -74,6 +74,7 @@ class TorchrunOptions:
     """To be set for workers; None when it is set already, or there is one worker."""
 
     max_restarts: int
+    heartbeat_timeout: float | None
     monitor_interval: float
     signals_to_handle: tuple[signal.Signals, ...]
     shutdown_timeout: int
@@ -133,6 +134,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         numa_binding=words["numa_binding"],
         omp_num_threads="1" if limited else None,
         max_restarts=_at_least_nothing(words, "max_restarts"),
+        heartbeat_timeout=_heartbeat_timeout(words),
         monitor_interval=_interval(words),
         signals_to_handle=_signals(words),
         shutdown_timeout=_shutdown_timeout(words, environ),
@@ -209,6 +211,15 @@ def _interval(words: GivenFlags) -> float:
     if not 0 <= seconds < math.inf:
         raise ConfigError(
             f"{words.quote('monitor_interval')}: must be a number of seconds, such as 0.1."
+        )
+    return seconds
+
+
+def _heartbeat_timeout(words: GivenFlags) -> float | None:
+    seconds: float | None = words["heartbeat_timeout"]
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"{words.quote('heartbeat_timeout')}: must be a number of seconds, more than 0."
         )
     return seconds
 

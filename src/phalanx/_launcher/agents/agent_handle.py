@@ -68,6 +68,11 @@ class AgentHandle:
         """Whether it reaches the first host: empty, or why not."""
         self.tried: tuple[str, int] | None = None
         """The address and port that it tried."""
+        self.port = 0
+        """The port of its host for the next round's store."""
+        self._checking: dict[int, asyncio.Future[dict[str, str]]] = {}
+        """The checks of its host that it was asked for, by their numbers."""
+        self._asked = 0
         self.listening: asyncio.Task[None] | None = None
         self._app = app
 
@@ -79,6 +84,23 @@ class AgentHandle:
     def expect(self, frames: int) -> None:
         """It was asked for something: so many small answers are no chatter."""
         self.checker.expect(frames)
+
+    async def check_host(self, ask: wire.CheckHost) -> dict[str, str] | None:
+        """Have it check its host: why checks failed; None if it is lost meanwhile."""
+        self._asked += 1
+        number = self._asked
+        answer = self._checking[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self.send(dataclasses.replace(ask, number=number))
+            return await self._unless_lost(answer)
+        finally:
+            del self._checking[number]
+
+    def host_checked(self, frame: wire.HostChecked) -> None:
+        """It says what came of checking its host."""
+        answer = self._checking.get(frame.number)
+        if answer is not None and not answer.done():
+            answer.set_result(frame.problems)
 
     @property
     def is_shipped(self) -> bool:

@@ -46,7 +46,7 @@ class AgentContent:
         await agent.send(wire.ShipProject(manifest=manifest.digest))
 
     async def send(self, agent_id: AgentId, agent: AgentHandle, digests: tuple[str, ...]) -> None:
-        """Send what was asked for. Raises `WireError` for what there is not."""
+        """Send what was asked for. Raises `WireError` for what is unknown."""
         function = await self.function()
         if function.digest in digests:
             for piece in function.pieces():

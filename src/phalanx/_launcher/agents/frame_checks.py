@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from phalanx import _wire as wire
+from phalanx._core.collectives import LastCollective
 from phalanx._core.rounds import Ended, Fault, Member, Outcome
 from phalanx._core.sanitize import sanitize, sanitize_line
 from phalanx._logs.writer import STREAMS
@@ -34,6 +35,8 @@ _ASKED = 4
 """How often one thing may be asked for: a file that was damaged on its way is asked for again."""
 _BELOW = 4096
 """Workers of launches that workers have started, on one host."""
+_GROUPS = 64
+"""Process groups of one worker."""
 _NOTES, _NOTE = 64, 4 << 10
 _LONG = 256 << 10
 _SAID = (
@@ -41,6 +44,7 @@ _SAID = (
     wire.WantContent,
     wire.ProjectArrived,
     wire.Reached,
+    wire.HostChecked,
     wire.UserNote,
     wire.Ready,
     wire.WorkersStarted,
@@ -54,6 +58,7 @@ _SAID = (
     wire.Pong,
     wire.Piece,
     wire.WorkerStacks,
+    wire.WorkerSteps,
     wire.WrittenList,
     wire.FileStored,
     wire.FetchFile,
@@ -103,6 +108,9 @@ class FrameChecker:
                 return dataclasses.replace(frame, message=sanitize(frame.message, _NOTE))
             case wire.Reached():
                 return dataclasses.replace(frame, problem=sanitize(frame.problem))
+            case wire.HostChecked():
+                problems = {sanitize_line(n): sanitize(p) for n, p in frame.problems.items()}
+                return dataclasses.replace(frame, problems=problems)
             case wire.Ready():
                 return _plain_ready(frame)
             case wire.WorkerEntered():
@@ -117,6 +125,8 @@ class FrameChecker:
                 self._start(frame, member_of)
             case wire.WorkerStacks():
                 return _plain_stacks(frame, member_of)
+            case wire.WorkerSteps():
+                _check_own(frame, member_of)
             case wire.WorkerEnded():
                 self._once(frame, self._ended)
                 return dataclasses.replace(frame, outcome=_outcome(frame))
@@ -273,6 +283,15 @@ def _plain_ready(ready: wire.Ready) -> wire.Ready:
     )
 
 
+def _check_own(steps: wire.WorkerSteps, member_of: MemberOf) -> None:
+    """Raise `WireError` for steps of others' workers."""
+    ranks = [told.rank for told in steps.ranks]
+    if len(set(ranks)) < len(ranks):
+        raise WireError("the steps of a rank twice")
+    if (member := member_of(steps.round)) is not None and (others := {*ranks} - {*member.ranks}):
+        raise WireError(f"the steps of rank {min(others)}, which is not one of its own")
+
+
 def _plain_stacks(stacks: wire.WorkerStacks, member_of: MemberOf) -> wire.WorkerStacks:
     """The stacks of its own workers. Raises `WireError` for those of others."""
     member = member_of(stacks.round)
@@ -287,10 +306,21 @@ def _plain_stacks(stacks: wire.WorkerStacks, member_of: MemberOf) -> wire.Worker
         if dump.rank not in own:
             raise WireError(f"the stacks of rank {dump.rank}, which is not one of its own")
     plained = (
-        dataclasses.replace(d, text=sanitize(d.text, _LONG), problem=sanitize(d.problem, _NOTE))
+        dataclasses.replace(
+            d,
+            text=sanitize(d.text, _LONG),
+            problem=sanitize(d.problem, _NOTE),
+            native=sanitize(d.native, _LONG),
+            collectives=tuple(map(_plain_collective, d.collectives[:_GROUPS])),
+        )
         for d in stacks.ranks
     )
     return dataclasses.replace(stacks, ranks=tuple(plained))
+
+
+def _plain_collective(last: LastCollective) -> LastCollective:
+    group, name = sanitize_line(last.group), sanitize_line(last.name)
+    return dataclasses.replace(last, group=group, name=name)
 
 
 def _is_address(text: str) -> bool:

@@ -21,19 +21,20 @@ class LogSlots:
         """No round has begun."""
         self._logs = logs
         self._rounds: dict[int, Round] = {}
+        self._members: dict[int, dict[AgentId, Member]] = {}
+        """By their rounds: every frame is looked at, and there may be thousands of hosts."""
         self._begun_at: dict[int, float] = {}
 
     def begin(self, round_: Round) -> None:
         """Know the ranks of a round; what comes of older ones is still taken."""
         self._rounds[round_.number] = round_
+        self._members[round_.number] = {member.agent: member for member in round_.members}
         self._begun_at[round_.number] = time.monotonic()
         self._logs.release()
 
     def member(self, number: int, agent: AgentId) -> Member | None:
         """An agent's part in a round that has begun; None if it has none."""
-        round_ = self._rounds.get(number)
-        members = () if round_ is None else round_.members
-        return next((member for member in members if member.agent == agent), None)
+        return self._members.get(number, {}).get(agent)
 
     def begun_at(self, number: int) -> float:
         """When a round began here, by the monotonic clock."""

@@ -39,7 +39,7 @@ class RoundSetup:
         return await self._content.uses_torch(self._plan, ready)
 
     async def frame(self, agent: AgentId, round_: Round) -> wire.BeginRound:
-        """What an agent is told."""
+        """What an agent is told: its part of the round."""
         options, part = self._plan.options, self._plan.part
         function = await self._content.function()
         return wire.BeginRound(
@@ -53,5 +53,6 @@ class RoundSetup:
             records=self._log_slots.wanted_records(self._plan, round_.member(agent)),
             run_id=part.run_id if part is not None else "",
             max_restarts=options.max_restarts,
+            heartbeat_timeout=options.heartbeat_timeout or 0.0,
             exits=self._plan.exits,
         )

@@ -6,6 +6,7 @@ On the app's loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,8 @@ class StackCollector:
                 pid=dump.pid,
                 threads=parse(agent.translate_text(dump.text, plan.project)),
                 problem=dump.problem,
+                native=dump.native,
+                collectives=dump.collectives,
             )
             for dump in frame.ranks
             if frame.below or dump.rank in member.ranks
@@ -69,25 +72,30 @@ class StackCollector:
             answer.set_result(found)
 
     async def ask(
-        self, agents: Mapping[AgentId, AgentHandle], seconds: float, *, below: bool = False
+        self,
+        agents: Mapping[AgentId, AgentHandle],
+        seconds: float,
+        *,
+        below: bool = False,
+        native: bool = False,
     ) -> tuple[RankStacks, ...]:
         """The stacks of all ranks that run on these hosts, or why a host gave none of its own.
 
-        With `below` those of the ranks of launches that these have started.
+        With `below` those of the ranks of launches that these have started; with `native` their
+        native frames as well, which may take as long again.
         """
         if (round_ := self._round) is None:
             return ()
         self._requests += 1
+        frame = wire.DumpStacks(request=self._requests, seconds=seconds, below=below, native=native)
         asking = {
-            asyncio.create_task(
-                self._ask_one(agents[m.agent], m.agent, self._requests, seconds, below=below)
-            ): m
+            asyncio.create_task(self._ask_one(agents[m.agent], m.agent, frame)): m
             for m in round_.members
             if m.agent in agents
         }
         if not asking:
             return ()
-        limit = seconds + _ON_THE_WAY
+        limit = seconds * (2 if native else 1) + _ON_THE_WAY
         done, late = await asyncio.wait(asking, timeout=limit)
         found = [one for task in done for one in task.result()]
         for task in late:
@@ -98,17 +106,16 @@ class StackCollector:
         return tuple(sorted(found, key=lambda one: one.rank))
 
     async def _ask_one(
-        self, agent: AgentHandle, agent_id: AgentId, request: int, seconds: float, *, below: bool
+        self, agent: AgentHandle, agent_id: AgentId, frame: wire.DumpStacks
     ) -> tuple[RankStacks, ...]:
         answer: asyncio.Future[tuple[RankStacks, ...]] = asyncio.get_running_loop().create_future()
-        self._answers[request, agent_id, below] = answer
-        number = self._numbers[agent_id]
+        key = frame.request, agent_id, frame.below
+        self._answers[key] = answer
         try:
-            frame = wire.DumpStacks(round=number, request=request, seconds=seconds, below=below)
-            await agent.send(frame)
+            await agent.send(dataclasses.replace(frame, round=self._numbers[agent_id]))
             return await answer
         finally:
-            del self._answers[request, agent_id, below]
+            del self._answers[key]
 
     def headlines(self) -> list[str]:
         """Where those were that were stopped, a line each."""

@@ -19,7 +19,7 @@ from phalanx._launcher.calls.schedule import CallAssignment, CallEnd, CallSchedu
 from phalanx._launcher.result import CallResult, LaunchResult
 from phalanx._logs import logger
 from phalanx._specs import AppState
-from phalanx.errors import Cancelled, LaunchError
+from phalanx.errors import Cancelled, LaunchError, PhalanxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,8 @@ class CallRun:
 
     def _drive(self) -> None:
         try:
-            self._runner.prepare(self._progress.wait)
+            if self._threads:  # otherwise all was known before, and no host is needed
+                self._runner.prepare(self._progress.wait)
         except BaseException as error:  # noqa: BLE001 whoever asks for the results gets it
             self.error = error.with_traceback(None)
         else:
@@ -164,6 +165,27 @@ class CallRun:
     def _work(self) -> None:
         while (assignment := self._next()) is not None:
             self._call(assignment)
+            self._replace_lost()
+
+    def _replace_lost(self) -> None:
+        """Have other hosts asked for in the place of lost ones; does not wait for them."""
+        while True:
+            with self._changed:
+                host = None if self._cancelled else self._schedule.take_lost()
+            if host is None:
+                return
+            name = f"phalanx-replace-{host}"
+            threading.Thread(target=self._replace, args=(host,), name=name, daemon=True).start()
+
+    def _replace(self, host: int) -> None:
+        found = False
+        try:
+            found = self._runner.replace(host, lambda: self._cancelled or self._schedule.is_over)
+        except PhalanxError as error:
+            logger.warning("phalanx: a host is not replaced: %s", error)
+        with self._changed:
+            self._schedule.replaced(host, found=found)
+            self._changed.notify_all()
 
     def _next(self) -> CallAssignment | None:
         """What this thread does next; None when there is nothing left."""
@@ -187,6 +209,7 @@ class CallRun:
     def _call(self, assignment: CallAssignment) -> None:
         item, end = assignment.item, CallEnd.FAILED
         lost: tuple[int, ...] = ()
+        gone: tuple[int, ...] = ()
         result: LaunchResult[Any] | None = None
         error: BaseException | None = None
         try:
@@ -195,11 +218,12 @@ class CallRun:
             end = CallEnd.RETURNED
             self._items.keep(item, result)
         except CallLost as loss:
-            end, lost, error = CallEnd.LOST, loss.hosts, loss.error
+            end = CallEnd.LOST if loss.has_begun else CallEnd.UNPLACED
+            lost, gone, error = loss.hosts, loss.gone, loss.error
         except BaseException as raised:  # noqa: BLE001 whoever asks for the results gets it
             error = raised
         with self._changed:
-            again = self._schedule.ended(item, end, lost)
+            again = self._schedule.ended(item, end, lost, gone)
             if self._cancelled:
                 self._schedule.drop_waiting()
                 again = False
@@ -209,7 +233,7 @@ class CallRun:
                 self._last_loss = error
                 logger.warning("phalanx: retrying item %d: %s", item, _line(error))
             elif error is not None:
-                if end is CallEnd.LOST:
+                if end in (CallEnd.LOST, CallEnd.UNPLACED):
                     self._last_loss = error
                 if not (self._cancelled and isinstance(error, Cancelled)):
                     self._fail(item, error)

@@ -12,12 +12,24 @@ if TYPE_CHECKING:
 
 
 class CallLost(Exception):
-    """A call did not end by its own doing; `error` says how, `hosts` who is to blame."""
+    """A call did not end by its own doing; `error` says how, `hosts` who is to blame.
 
-    def __init__(self, error: BaseException, hosts: tuple[int, ...] = ()) -> None:
+    `gone` are those of its hosts that will not come back.
+    """
+
+    def __init__(
+        self,
+        error: BaseException,
+        hosts: tuple[int, ...] = (),
+        gone: tuple[int, ...] = (),
+        *,
+        has_begun: bool = True,
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.hosts = hosts
+        self.gone = gone
+        self.has_begun = has_begun
 
 
 class CallRunner(Protocol):
@@ -35,6 +47,12 @@ class CallRunner(Protocol):
         """Make a call on these of the hosts; block until its end.
 
         Raises what the function raised, `CallLost`, or `Cancelled`.
+        """
+
+    def replace(self, host: int, is_over: Callable[[], bool]) -> bool:
+        """Have another host in the place of a lent one that is lost; False if none is to be had.
+
+        Blocks until it is there, or until it is of no use any more. Raises `PhalanxError`.
         """
 
     def cancel(self, grace: float | None) -> None:

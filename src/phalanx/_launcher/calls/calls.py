@@ -188,9 +188,10 @@ def start_calls(
     known = {i: found for i in range(len(table)) if (found := calls.known(i)) is not None}
     slots = spread(len(draft.hosts), hosts_per_call, parallel)
     left = [i for i in range(len(table)) if i not in known]
+    lent = options.scheduler is not None
     schedule = CallSchedule(
         left,
-        [HostSlots(slots, is_here=host.target is None) for host in draft.hosts],
+        [HostSlots(slots, host.target is None, lent) for host in draft.hosts],
         hosts_per_call=hosts_per_call,
         max_parallel=parallel,
         retries=retries,

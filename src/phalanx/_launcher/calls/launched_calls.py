@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx._launcher.calls.call_runner import CallLost
 from phalanx._launcher.start import Work, prepare_draft
 from phalanx._launcher.warm.pool import AgentPool, Pool
-from phalanx.errors import AgentLost, Cancelled, StartFailed, StartTimeout
+from phalanx._logs import logger
+from phalanx.errors import AgentLost, Cancelled, PhalanxError, StartFailed, StartTimeout
 
 if TYPE_CHECKING:
     from phalanx._launcher.borrowing import BorrowedHosts
@@ -64,12 +65,16 @@ class LaunchedCalls:
     ) -> LaunchResult[Any]:
         """See `CallRunner.run`."""
         draft = self._draft.only(hosts, log_spec)
+        if gone := self._gone(hosts):
+            name = self._draft.hosts[gone[0]].name
+            error = StartFailed(f"{name} was taken away by its scheduler", hostname=name)
+            raise self._lost(error, hosts)
         try:
             work = Work.of(call, draft.needs, draft.title)
             prepared = prepare_draft(draft, work, pools=self._pools, known=self._pool.known)
             app = prepared.start(is_recorded=False)
         except StartFailed as error:
-            raise CallLost(error, self._to_blame(error, hosts)) from None
+            raise self._lost(error, hosts) from None
         with self._lock:
             self._running.add(app)
             cancelled = self._cancelled
@@ -78,16 +83,49 @@ class LaunchedCalls:
         try:
             return app.result()
         except (AgentLost, StartFailed, StartTimeout) as error:
-            raise CallLost(error, self._to_blame(error, hosts)) from None
+            raise self._lost(error, hosts, app.preempted) from None
         except Cancelled:
             raise
         except BaseException as error:
             if app.preempted:
-                raise CallLost(error, tuple(hosts[i] for i in app.preempted)) from None
+                raise self._lost(error, hosts, app.preempted) from None
             raise
         finally:
             with self._lock:
                 self._running.discard(app)
+
+    def _lost(
+        self, error: BaseException, hosts: Sequence[int], preempted: Sequence[int] = ()
+    ) -> CallLost:
+        """`preempted` are positions among the hosts."""
+        has_begun = not isinstance(error, StartFailed | StartTimeout)
+        taken = tuple(hosts[i] for i in preempted)
+        gone = () if self._hosts is None else tuple({*taken, *self._gone(hosts)})
+        return CallLost(error, taken or self._to_blame(error, hosts), gone, has_begun=has_begun)
+
+    def _gone(self, hosts: Sequence[int]) -> tuple[int, ...]:
+        """Those of them that the scheduler lends no longer."""
+        if self._hosts is None:
+            return ()
+        try:
+            lent = {host.name for host in self._hosts.status().hosts}
+        except PhalanxError:
+            return ()
+        return tuple(i for i in hosts if self._draft.hosts[i].name not in lent)
+
+    def replace(self, host: int, is_over: Callable[[], bool]) -> bool:
+        """See `CallRunner.replace`."""
+        assert self._hosts is not None
+        name = self._draft.hosts[host].name
+        logger.warning("phalanx: requesting a replacement for host %s", name)
+        found = self._hosts.replace(name, is_over)
+        if found is None:
+            return False
+        with self._lock:
+            hosts = list(self._draft.hosts)
+            hosts[host] = found
+            self._draft = dataclasses.replace(self._draft, hosts=tuple(hosts))
+        return True
 
     def _to_blame(self, error: BaseException, hosts: Sequence[int]) -> tuple[int, ...]:
         name = getattr(error, "hostname", None)

@@ -2,7 +2,8 @@
 
 A host that was lost twice in a row is not used any more, and a call that lost a host is tried on
 another one, as long as there is another one. This machine is never given up: where it is among
-the hosts, a call that ends without it would have ended without any.
+the hosts, a call that ends without it would have ended without any. A lent host that is given up
+is to be replaced, if calls have begun on it: where none could, none could on the next one either.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class CallEnd(Enum):
     FAILED = auto()
     """By the function's own doing: trying again would not help."""
     LOST = auto()
-    """A host went away, could not be used, or was preempted."""
+    """A host went away, or was preempted."""
+    UNPLACED = auto()
+    """It has not begun: a host could not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class HostSlots:
     """How many calls it takes at once."""
     is_here: bool = False
     """It is this machine."""
+    is_lent: bool = False
+    """There may be another in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,25 @@ class CallAssignment:
 class _HostState:
     slots: int
     is_here: bool
+    is_lent: bool
     running: int = 0
     losses: int = 0
     """Since it last did what it should."""
+    has_worked: bool = False
+    """A call has begun on it; of this machine that says nothing."""
+    is_gone: bool = False
+    """It will not come back."""
+    is_awaited: bool = False
+    """Another is asked for in its place."""
 
     @property
     def is_usable(self) -> bool:
-        return self.is_here or self.losses < _LOSSES
+        return self.is_here or (self.losses < _LOSSES and not self.is_gone)
+
+    @property
+    def is_to_be_replaced(self) -> bool:
+        is_lost = self.is_lent and not self.is_usable and not self.running
+        return is_lost and not self.is_awaited and (self.has_worked or self.is_gone)
 
 
 @dataclass
@@ -83,7 +100,7 @@ class CallSchedule:
         self._again: deque[_CallState] = deque()
         """Those that have lost a host: they come first."""
         self._running: dict[int, tuple[_CallState, CallAssignment]] = {}
-        self._hosts = [_HostState(host.slots, host.is_here) for host in hosts]
+        self._hosts = [_HostState(host.slots, host.is_here, host.is_lent) for host in hosts]
         self._wanted = hosts_per_call
         self._most = max_parallel
         self._retries = retries
@@ -100,8 +117,10 @@ class CallSchedule:
 
     @property
     def is_stuck(self) -> bool:
-        """Calls wait, and too few hosts are left for any of them."""
-        usable = sum(host.is_usable for host in self._hosts)
+        """Calls wait, and too few hosts are left for any of them, or are to come."""
+        usable = sum(
+            host.is_usable or host.is_awaited or host.is_to_be_replaced for host in self._hosts
+        )
         return self.waiting > 0 and not self._running and usable < self._wanted
 
     @property
@@ -123,26 +142,57 @@ class CallSchedule:
                     break  # those behind it want the same
         return None
 
-    def ended(self, item: int, end: CallEnd, lost: Collection[int] = ()) -> bool:
+    def ended(
+        self, item: int, end: CallEnd, lost: Collection[int] = (), gone: Collection[int] = ()
+    ) -> bool:
         """An attempt has ended; whether there will be another one.
 
-        `lost` are the hosts that are to blame; empty: it may have been any of them.
+        `lost` are the hosts that are to blame; empty: it may have been any of them. `gone` are
+        those that will not come back.
         """
         call, assignment = self._running.pop(item)
-        to_blame = set(lost) & set(assignment.hosts) or set(assignment.hosts)
+        to_blame = {*lost, *gone} & {*assignment.hosts} or {*assignment.hosts}
+        # A call that was only sent to where nobody is any more has not been tried.
+        is_free = end is CallEnd.UNPLACED and all(
+            self._hosts[index].has_worked or index in gone for index in to_blame
+        )
         for index in assignment.hosts:
             host = self._hosts[index]
             host.running -= 1
-            if end is not CallEnd.LOST:
+            host.has_worked |= end is not CallEnd.UNPLACED and not host.is_here
+            host.is_gone |= index in gone
+            if end in (CallEnd.RETURNED, CallEnd.FAILED):
                 host.losses = 0
             elif index in to_blame:
                 host.losses += 1
-        if end is not CallEnd.LOST or call.attempt >= self._retries:
+        if end in (CallEnd.RETURNED, CallEnd.FAILED):
             return False
-        call.attempt += 1
+        if call.attempt >= self._retries and not is_free:
+            return False
+        call.attempt += not is_free
         call.avoided |= to_blame
         self._again.append(call)
         return True
+
+    # ── hosts that are replaced ───────────────────────────────────────────────
+
+    def take_lost(self) -> int | None:
+        """A host in whose place another is to be asked for, each once; None if there is none."""
+        for index, host in enumerate(self._hosts):
+            if self.waiting and host.is_to_be_replaced:
+                host.is_awaited = True
+                return index
+        return None
+
+    def replaced(self, index: int, *, found: bool) -> None:
+        """Another is there, or there is none to be had: then the place stays empty."""
+        host = self._hosts[index]
+        host.is_awaited, host.is_lent = False, found
+        if found:
+            host.losses, host.has_worked, host.is_gone = 0, False, False
+            running = (call for call, _ in self._running.values())
+            for call in (*self._again, *self._waiting, *running):
+                call.avoided.discard(index)
 
     def drop_waiting(self) -> list[int]:
         """Start nothing more; gives the items that have not been done."""

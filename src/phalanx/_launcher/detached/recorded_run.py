@@ -17,7 +17,14 @@ from phalanx._logs.lines import LogLine
 from phalanx._registry import stack_requests
 from phalanx._registry.recorded_app import RecordedApp, find
 from phalanx._specs import AppState, AppStatus
-from phalanx._specs.status import HostState, HostStatus, RankState, RoundStatus, WorkerStatus
+from phalanx._specs.status import (
+    HostState,
+    HostStatus,
+    RankState,
+    RoundStatus,
+    StepStatus,
+    WorkerStatus,
+)
 from phalanx._system.identity import is_alive
 from phalanx.errors import Cancelled, ConfigError, LaunchError
 
@@ -122,10 +129,10 @@ class RecordedRun(Generic[R]):
         """Not from another process."""
         raise ConfigError(f"cannot signal the workers of {self.id} from another program.")
 
-    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+    def stacks(self, seconds: float = 5.0, *, native: bool = False) -> tuple[RankStacks, ...]:
         """See `App.stacks`."""
         try:
-            told = stack_requests.ask(self._record, seconds)
+            told = stack_requests.ask(self._record, seconds, native=native)
         except stack_requests.StacksUnanswered:
             return ()
         return tuple(map(from_dict, told["ranks"]))
@@ -144,6 +151,7 @@ class RecordedRun(Generic[R]):
             hosts=tuple(_host(host) for host in told["hosts"]),
             workers=tuple(_worker(worker) for worker in told["workers"]),
             rounds=tuple(_round(round_) for round_ in told["rounds"]),
+            steps=_steps(told.get("steps")),
         )
 
     def logs(
@@ -184,7 +192,13 @@ def _worker(told: dict[str, Any]) -> WorkerStatus:
         state=RankState(told["state"]),
         pid=told["pid"],
         log=told["log"],
+        steps=told.get("steps", 0),
+        step_seconds=told.get("step_seconds"),
     )
+
+
+def _steps(told: dict[str, Any] | None) -> StepStatus | None:
+    return None if told is None else StepStatus(**told)
 
 
 def _round(told: dict[str, Any]) -> RoundStatus:

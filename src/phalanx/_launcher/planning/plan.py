@@ -98,7 +98,11 @@ class Plan:
 
     def index(self, agent: AgentId) -> HostIndex:
         """The position of an agent's host in the plan."""
-        return HostIndex(next(i for i, member in enumerate(self.members) if member.agent == agent))
+        return self._indices[agent]
+
+    @functools.cached_property
+    def _indices(self) -> dict[AgentId, HostIndex]:
+        return {member.agent: HostIndex(i) for i, member in enumerate(self.members)}
 
     @property
     def directory(self) -> str | None:

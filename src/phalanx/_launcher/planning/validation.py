@@ -12,6 +12,7 @@ from phalanx._core import environment, ranks
 from phalanx._core.host_bounds import check_bounds
 from phalanx._core.patterns import Patterns
 from phalanx._core.suggestions import closest, did_you_mean
+from phalanx._launcher.planning.check_list import read_checks
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def check(options: LaunchOptions) -> None:
     _one_of("start_method", options.start_method, START_METHODS)
     for name in _TIMES:
         _seconds(name, getattr(options, name), minimum_excluded=True)
+    if options.heartbeat_timeout is not None:
+        _seconds("heartbeat_timeout", options.heartbeat_timeout, minimum_excluded=True)
     if options.reconnect_timeout is not None:
         _seconds("reconnect_timeout", options.reconnect_timeout, minimum_excluded=False)
     for name in ("stop_grace", "keep_warm", "restart_backoff"):
@@ -37,6 +40,7 @@ def check(options: LaunchOptions) -> None:
     _check_hosts(options)
     _check_scheduler(options)
     _check_restarts(options)
+    read_checks(options.host_checks)
     _check_inline(options)
     check_fetch(options.fetch)
     if options.preload != "auto" and not _is_list_of_names(options.preload):
@@ -170,7 +174,7 @@ def _check_scheduler(options: LaunchOptions) -> None:
 
 def _check_restarts(options: LaunchOptions) -> None:
     _one_of("restart", options.restart, ("all", "host"))
-    for name in ("max_restarts", "same_failures"):
+    for name in ("max_restarts", "same_failures", "host_failures"):
         count = getattr(options, name)
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ConfigError(f"{name}={count!r}: must be a whole number, 0 or more.")
@@ -195,6 +199,10 @@ def _check_inline(options: LaunchOptions) -> None:
         raise ConfigError(
             'env_file cannot be used with start_method="inline", which runs in this process. '
             f"Source it first: . {options.env_file}"
+        )
+    if options.host_checks:
+        raise ConfigError(
+            'host_checks cannot be used with start_method="inline", which runs in this process.'
         )
     if options.max_restarts:
         raise ConfigError(

@@ -40,7 +40,7 @@ class ProjectSender:
 
     async def send(self, agent: AgentId, digests: Sequence[str], send: Send) -> None:
         """Send files to an agent. Raises `LaunchError` for one that has changed, and `WireError`
-        for one that there is not.
+        for one that is unknown.
         """
         manifest = await self.manifest()
         if any(d != manifest.digest and d not in manifest.sources for d in digests):

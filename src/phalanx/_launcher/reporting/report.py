@@ -72,8 +72,8 @@ def make_exception(
             if timeout
             else LaunchError(no_quorum(verdict))
         )
-        if before := failed_before(verdict):
-            add_note(ended, before)
+        for note in filter(None, (failed_before(verdict), exclusions(verdict))):
+            add_note(ended, note)
         return ended
     cause = verdict.cause
     if cause is None:
@@ -84,6 +84,8 @@ def make_exception(
         error = _lost(cause, verdict.others, members, running)
     elif outcome.fault is not None and outcome.fault.result:
         error = _no_result(cause)
+    elif outcome.kind is Ended.HUNG:
+        error = _hung(cause, log_files)
     elif outcome.fault is not None:
         loaded = load(outcome.rank) if outcome.fault.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
@@ -201,7 +203,8 @@ def _line(failure: Failure) -> str:
 def _trace(failure: Failure) -> list[str]:
     outcome = failure.outcome
     trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
-    return ["", *(f"  {line}" for line in trace.rstrip().splitlines())] if trace else []
+    lines = (f"  {line}".rstrip() for line in trace.rstrip().splitlines())
+    return ["", *lines] if trace else []
 
 
 def attempts(verdict: Verdict) -> str:
@@ -211,9 +214,15 @@ def attempts(verdict: Verdict) -> str:
         times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
         lines.append(f"\nRestarted {times}, after:")
         lines += [f"  {f.describe()}" for f in verdict.attempts[-_OTHERS_SHOWN:]]
+    lines += filter(None, [exclusions(verdict)])
     if verdict.note:
         lines.append(f"\n{verdict.note}")
     return "\n".join(lines)
+
+
+def exclusions(verdict: Verdict) -> str:
+    """Which hosts were done without, and why."""
+    return "\n".join(["", *(f"{one.describe()}." for one in verdict.excluded)])
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -325,6 +334,22 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
         pid=outcome.pid,
         exit_code=outcome.code,
         signal=None if outcome.signal is None else signal_name(outcome.signal),
+        log_file=log_file,
+    )
+
+
+def _hung(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
+    outcome, log_file = cause.outcome, _log_file(cause.outcome.rank, log_files)
+    lines = [cause.describe(), *_trace(cause)]
+    if log_file is not None:
+        lines += ["", f"Full log: {log_file}"]
+    return WorkerFailed(
+        "\n".join(lines),
+        rank=outcome.rank,
+        hostname=cause.hostname,
+        pid=outcome.pid,
+        signal=None if outcome.signal is None else signal_name(outcome.signal),
+        worker_traceback=None if outcome.fault is None else outcome.fault.traceback,
         log_file=log_file,
     )
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Member, Outcome, Round
+from phalanx._core.rounds import Member, Outcome, RankSteps, Round
 from phalanx._rendezvous.protocol import Happening, Reason, Verdict
-from phalanx._specs import HostState, HostStatus, RankState, RoundStatus, WorkerStatus
+from phalanx._specs import HostState, HostStatus, RankState, RoundStatus, StepStatus, WorkerStatus
 
 _ROUNDS_KEPT = 100
-_ORDER = (HostState.ACTIVE, HostState.STARTING, HostState.SPARE, HostState.LOST)
+_ORDER = (HostState.ACTIVE, HostState.STARTING, HostState.SPARE, HostState.LOST, HostState.EXCLUDED)
 
 
 class StatusSnapshot(NamedTuple):
@@ -30,6 +30,7 @@ class StatusSnapshot(NamedTuple):
     hosts: tuple[HostStatus, ...] = ()
     workers: tuple[WorkerStatus, ...] = ()
     rounds: tuple[RoundStatus, ...] = ()
+    steps: StepStatus | None = None
 
 
 class _Host:
@@ -50,6 +51,8 @@ class _Worker:
         self.state = RankState.STARTING if own else RankState.RUNNING
         self.pid: int | None = None
         self.outcome: Outcome | None = None
+        self.steps = 0
+        self.step_seconds: float | None = None
 
     def end(self, outcome: Outcome) -> None:
         self.outcome, self.state = outcome, RankState(outcome.kind.value)
@@ -102,6 +105,13 @@ class StatusTracker:
                 host.state, host.reason, host.pid = HostState.LOST, reason, None
                 self.changes += 1
 
+    def excluded(self, agent: AgentId, reason: str) -> None:
+        """A host is not used any more."""
+        with self._lock:
+            host = self._hosts[agent]
+            host.state, host.reason, host.pid = HostState.EXCLUDED, reason, None
+            self.changes += 1
+
     def begin(self, round_: Round, agents: Collection[AgentId] | None = None) -> None:
         """A round begins, for all of its members or for these."""
         with self._lock:
@@ -134,6 +144,14 @@ class StatusTracker:
                     worker.pid = pid
                     if worker.state is RankState.STARTING:
                         worker.state = RankState.RUNNING
+            self.changes += 1
+
+    def stepped(self, told: Iterable[RankSteps]) -> None:
+        """Workers are further than before."""
+        with self._lock:
+            for one in told:
+                if (worker := self._workers.get(one.rank)) is not None:
+                    worker.steps, worker.step_seconds = one.steps, one.seconds
             self.changes += 1
 
     def halted(self, agents: Collection[AgentId] | None = None) -> None:
@@ -247,6 +265,10 @@ class StatusTracker:
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
+    def steps(self) -> StepStatus | None:
+        """How ranks get on, where they tell it."""
+        return self.standing({}).steps
+
     def standing(self, logs: Mapping[int, Path]) -> StatusSnapshot:
         """How things stand now; `logs` are the files of each rank of the plan."""
         with self._lock:
@@ -260,8 +282,9 @@ class StatusTracker:
                 for local, rank in enumerate(host.member.ranks)
             ]
             workers.sort(key=lambda worker: worker.rank)
-            shown = tuple(map(_host_status, hosts))
-            return StatusSnapshot(self.round, total, shown, tuple(workers), tuple(self._rounds))
+            shown, rounds = tuple(map(_host_status, hosts)), tuple(self._rounds)
+            steps = StepStatus.of(workers)
+            return StatusSnapshot(self.round, total, shown, tuple(workers), rounds, steps)
 
     def _worker(self, host: _Host, local: int, rank: int, logs: Mapping[int, Path]) -> WorkerStatus:
         worker = self._workers[rank]
@@ -273,6 +296,8 @@ class StatusTracker:
             state=worker.state,
             pid=worker.pid,
             log=None if log is None else str(log),
+            steps=worker.steps,
+            step_seconds=worker.step_seconds,
             outcome=worker.outcome,
         )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_lent_host(plan: Plan, host: ListedHost, lost: str) -> Plan:
-    """The plan with a host as its last, in the place of a lost one: it has as many workers."""
+    """The plan with a host as its last, in place of a lost one: it has as many workers."""
     workers = next(m.workers for m in reversed(plan.members) if m.hostname == lost)
     return with_host(plan, host, workers)
 

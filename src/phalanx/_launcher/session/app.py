@@ -42,7 +42,7 @@ class Run(Protocol[R]):
     def signal(self, number: int) -> None:
         """See `App.signal`."""
 
-    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+    def stacks(self, seconds: float = 5.0, *, native: bool = False) -> tuple[RankStacks, ...]:
         """See `App.stacks`."""
 
     def status(self) -> AppStatus:
@@ -153,16 +153,18 @@ class App(Generic[R]):
         """
         self._run.signal(number)
 
-    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+    def stacks(self, seconds: float = 5.0, *, native: bool = False) -> tuple[RankStacks, ...]:
         """The Python stacks of every rank, of all its threads. Block until they are there.
 
         Args:
             seconds: How long to wait for each rank.
+            native: With native frames, where py-spy, eu-stack or gdb is installed on the hosts.
+                Takes up to as long again; each worker stands still meanwhile.
 
         Returns:
             Each rank's stacks, or why they could not be had; empty once the app has ended.
         """
-        return self._run.stacks(seconds)
+        return self._run.stacks(seconds, native=native)
 
     def status(self) -> AppStatus:
         """The status now: state, hosts, workers, rounds, and what went wrong."""

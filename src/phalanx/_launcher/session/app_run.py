@@ -37,6 +37,7 @@ from phalanx._launcher.reporting.tracker import StatusSnapshot
 from phalanx._launcher.result import LaunchResult
 from phalanx._launcher.session.added_host import add_host, add_lent_host
 from phalanx._launcher.session.decider import MakeDecider
+from phalanx._launcher.transport.targets import to_record
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
 from phalanx._logs.console import is_terminal
@@ -45,6 +46,7 @@ from phalanx._logs.losses import Loss, describe
 from phalanx._logs.spec import DefaultLogSpec, routes
 from phalanx._logs.writer import LogWriter, finish
 from phalanx._registry.app_record import AppRecord
+from phalanx._registry.stack_requests import StackQuestion
 from phalanx._rendezvous.protocol import Phase, Reason, Verdict
 from phalanx._specs import AppState, AppStatus
 from phalanx.errors import ConfigError, FetchError, LaunchError, OutputLost, ResultError
@@ -146,12 +148,13 @@ class AppRun(Generic[R]):
         """The record that it has already, or a new one."""
         plan, options = self._plan, self._plan.options
         if record is not None:
-            record.extend(plan.members, self._paths)
+            record.extend(plan.members, self._paths, _ways(plan))
             return record
         return AppRecord.create(
             *(self.id, plan.title, plan.members, self._paths, options.stop_grace),
             max_restarts=None if options.restart == "host" else options.max_restarts,
             part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
+            ways=_ways(plan),
         )
 
     def __repr__(self) -> str:
@@ -268,7 +271,7 @@ class AppRun(Generic[R]):
         new = routes(plan.options.log_spec or DefaultLogSpec(), plan.members[-1:])
         self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
         self._plan = plan
-        self._entry.extend(plan.members, self._paths)
+        self._entry.extend(plan.members, self._paths, _ways(plan))
 
         def add(session: Session) -> None:
             if self._writer is not None:
@@ -278,7 +281,7 @@ class AppRun(Generic[R]):
         self._call(add)
 
     def _replace_lost(self, hostname: str, is_ending: Callable[[], bool]) -> bool:
-        """Have another host in the place of a lost one; whether there is one. Blocks."""
+        """Have another host in place of a lost one; whether there is one. Blocks."""
         assert self._replace_host is not None
         logger.warning("phalanx: requesting a replacement for host %s", hostname)
         host = self._replace_host(hostname, lambda: self._done.is_set() or is_ending())
@@ -299,17 +302,19 @@ class AppRun(Generic[R]):
         """See `App.signal`."""
         self._call(lambda session: session.signal(number))
 
-    def stacks(self, seconds: float = 5.0) -> tuple[RankStacks, ...]:
+    def stacks(self, seconds: float = 5.0, *, native: bool = False) -> tuple[RankStacks, ...]:
         """See `App.stacks`."""
-        return self._ask_stacks(seconds)
+        return self._ask_stacks(seconds, native=native)
 
-    def _ask_stacks(self, seconds: float, *, below: bool = False) -> tuple[RankStacks, ...]:
+    def _ask_stacks(
+        self, seconds: float, *, below: bool = False, native: bool = False
+    ) -> tuple[RankStacks, ...]:
         """With `below`: of the ranks of launches that workers have started on their hosts."""
         if self._done.is_set():
             return ()
         answer: Future[tuple[RankStacks, ...]] = Future()
-        self._call(lambda session: session.dump_stacks(seconds, answer, below=below))
-        limit = time.monotonic() + seconds + _ANSWER
+        self._call(lambda session: session.dump_stacks(seconds, answer, below=below, native=native))
+        limit = time.monotonic() + seconds * (2 if native else 1) + _ANSWER
         while not answer.done() and not self._done.wait(0.02) and time.monotonic() < limit:
             pass
         return answer.result() if answer.done() else ()
@@ -439,14 +444,14 @@ class AppRun(Generic[R]):
             if asked is not None and asked != self._asked:
                 self._asked = asked
                 self.cancel(asked.get("grace"))
-            for name, seconds in self._entry.stacks_asked():
-                self._tell_stacks(session, name, seconds)
+            for question in self._entry.stacks_asked():
+                self._tell_stacks(session, question)
 
-    def _tell_stacks(self, session: Session, name: str, seconds: float) -> None:
+    def _tell_stacks(self, session: Session, asked: StackQuestion) -> None:
         answer: Future[tuple[RankStacks, ...]] = Future()
-        number = session.progress.tracker.round
+        name, number = asked.name, session.progress.tracker.round
         answer.add_done_callback(lambda done: self._entry.tell_stacks(name, number, done.result()))
-        session.dump_stacks(seconds, answer)
+        session.dump_stacks(asked.seconds, answer, native=asked.native)
 
     def _status_text(self, bar: str) -> str:
         """One line for the terminal."""
@@ -522,7 +527,8 @@ class AppRun(Generic[R]):
         return OutputLost(describe(losses), places=places, result=result)
 
     def _losses(self) -> list[Loss]:
-        losses = [] if self._writer is None else self._writer.losses
+        losses = [] if self._session is None else list(self._session.losses.values())
+        losses += [] if self._writer is None else self._writer.losses
         return [*losses, self._entry.loss] if self._entry.loss else losses
 
     @property
@@ -574,6 +580,11 @@ class AppRun(Generic[R]):
         except ResultError as error:
             self._error = error
         collect.close()
+
+
+def _ways(plan: Plan) -> dict[int, dict[str, Any]]:
+    """How the hosts that are not this machine are reached."""
+    return {h.member.agent: to_record(h.target) for h in plan.hosts if h.target is not None}
 
 
 _RUNNING: weakref.WeakSet[AppRun[Any]] = weakref.WeakSet()

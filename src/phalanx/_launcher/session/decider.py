@@ -166,6 +166,7 @@ def make_coordinator(plan: Plan, now: float) -> Coordinator:
         max_restarts=options.max_restarts,
         backoff=options.restart_backoff,
         same_failures=options.same_failures,
+        host_failures=options.host_failures,
     )
     restarts = RESTART_POLICIES[options.restart](policy)
     return Coordinator(policy, restarts, now)

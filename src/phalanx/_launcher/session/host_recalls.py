@@ -34,12 +34,13 @@ class HostRecalls:
         is_ending: Callable[[], bool],
         welcome: Callable[[PlacedAgent], None],
         replace_lost: ReplaceLost | None,
+        tell_replaced: Callable[[str], None],
     ) -> None:
         """`do` has something done beside; `welcome` takes the agents that have come.
 
         `wait_for_end` waits for the app's verdict, so long at most. `replace_lost` has another host
-        added in the place of one that cannot be used, if there is one; it blocks, and is told what
-        says that the app ends.
+        added in place of one that cannot be used, if there is one; it blocks, and is told what
+        says that the app ends; `tell_replaced` hears for which host, before.
         """
         self.missing: dict[AgentId, str] = {}
         """Why hosts that were lost have not come back so far, by their numbers."""
@@ -49,8 +50,10 @@ class HostRecalls:
         self._is_ending = is_ending
         self._welcome = welcome
         self._replace_lost = replace_lost
-        self._replaced: dict[HostIndex, bool] = {}
-        """The hosts for which another was asked, and whether it has come."""
+        self._tell_replaced = tell_replaced
+        self._replaced: dict[HostIndex, asyncio.Future[bool]] = {}
+        """The hosts for which another was asked, and whether there is one."""
+        self._excluded: set[HostIndex] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -64,6 +67,10 @@ class HostRecalls:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def exclude(self, index: HostIndex) -> None:
+        """Do not try to have an agent on a host any more."""
+        self._excluded.add(index)
+
     def extend(self, plan: Plan, dial: Dial | None) -> None:
         """Start the agent of a host that the plan has got in addition, the last one."""
         self._placement.extend(plan, dial)
@@ -75,7 +82,7 @@ class HostRecalls:
         while not self._is_ending():
             await self._wait_for_end(pause)
             pause = min(2 * pause, _LONGEST) or _FIRST
-            if self._is_ending() or self._replaced.get(index):
+            if self._is_ending() or self._has_replaced(index) or index in self._excluded:
                 return
             try:
                 placed = await self._placement.again(index)
@@ -86,9 +93,10 @@ class HostRecalls:
                 return
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
             if self.can_replace and index not in self._replaced:
-                self.begin(self._replace_beside(plan, index))
+                self.begin(self.replace_beside(plan, index))
 
-    async def _replace_beside(self, plan: Plan, index: HostIndex) -> None:
+    async def replace_beside(self, plan: Plan, index: HostIndex) -> None:
+        """As `replace`, for those who do not wait for it."""
         await self.replace(plan, index)
 
     @property
@@ -97,16 +105,26 @@ class HostRecalls:
         return self._replace_lost is not None
 
     async def replace(self, plan: Plan, index: HostIndex) -> bool:
-        """Have another host added in the place of one; whether there is one. The former may be
+        """Have another host added in place of one; whether there is one. The former may be
         tried again meanwhile.
         """
-        if self._replace_lost is None or index in self._replaced:
-            return self._replaced.get(index, False)
-        self._replaced[index] = False
+        if self._replace_lost is None:
+            return False
+        if index in self._replaced:
+            return await asyncio.shield(self._replaced[index])
+        answer = self._replaced[index] = asyncio.get_running_loop().create_future()
         member = plan.members[index]
         ask = functools.partial(self._replace_lost, member.hostname, self._is_ending)
+        self._tell_replaced(member.hostname)
+        found = False
         try:
-            self._replaced[index] = await in_daemon_thread(ask)
+            found = await in_daemon_thread(ask)
         except PhalanxError as error:
             self.missing[member.agent] = f"{member.hostname} is not replaced: {error}"
-        return self._replaced[index]
+        finally:
+            answer.set_result(found)
+        return found
+
+    def _has_replaced(self, index: HostIndex) -> bool:
+        answer = self._replaced.get(index)
+        return answer is not None and answer.done() and answer.result()

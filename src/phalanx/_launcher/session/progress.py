@@ -7,19 +7,23 @@ nowhere unless the program has configured handlers for them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx import events, metrics
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Outcome, Round
+from phalanx._core.rounds import Outcome, RankSteps, Round
 from phalanx._launcher.reporting.tracker import StatusTracker
 from phalanx._rendezvous.protocol import Happening, Phase
 
 if TYPE_CHECKING:
     from phalanx._launcher.planning.plan import Plan
     from phalanx._launcher.session.decider import Decider
+
+
+_STEPS_EVERY = 10.0
+"""Seconds between metrics of steps."""
 
 
 class Progress:
@@ -39,6 +43,7 @@ class Progress:
         self._attempt = _Attempt()
         self._useful = 0.0
         self._restarts = 0
+        self._steps_due = 0.0
         self._tell("start", began, workers=sum(m.workers for m in plan.members))
 
     def reach(self, phase: str, ago: float = 0.0) -> None:
@@ -98,6 +103,18 @@ class Progress:
             for name, seconds in phases.items():
                 metrics.put_metric(f"restart.{name.removesuffix('_seconds')}.ms", seconds * 1000)
 
+    def stepped(self, told: Sequence[RankSteps]) -> None:
+        """Workers have done steps."""
+        self.tracker.stepped(told)
+        now = time.monotonic()
+        if now >= self._steps_due and (steps := self.tracker.steps()) is not None:
+            self._steps_due = now + _STEPS_EVERY
+            prefix = f"workers.{self._role}.steps"
+            metrics.put_metric(f"{prefix}.done", steps.done)
+            metrics.put_metric(f"{prefix}.duration.ms", steps.seconds * 1000)
+            metrics.put_metric(f"{prefix}.slowest.duration.ms", steps.slowest_seconds * 1000)
+            metrics.put_metric(f"{prefix}.slowest.rank", steps.slowest_rank)
+
     def ended(self, rank: int, hostname: str, outcome: Outcome, when: Interval) -> None:
         """A worker's function has ended."""
         now = time.monotonic()
@@ -119,6 +136,10 @@ class Progress:
         """A host is lost, of which nothing was heard since."""
         self.tracker.lost(agent, reason)
         self._fail(since, time.monotonic())
+
+    def replace(self, hostname: str) -> None:
+        """Another host is asked for in place of one."""
+        self._tell("replace", time.monotonic(), hostname=hostname)
 
     def _fail(self, moment: float, told: float) -> None:
         attempt = self._attempt
@@ -236,6 +257,9 @@ def in_words(happening: Happening, plan: Plan) -> str:
             return f"{facts.get('cause') or 'a worker failed'}: restart {count}{wait}"
         case "loss":
             return f"{facts['hostname']} is lost: {facts['reason']}"
+        case "exclude":
+            times = "1 failure" if facts["failures"] == 1 else f"{facts['failures']} failures"
+            return f"{facts['hostname']} is excluded after {times} there"
         case "round" if facts["round"] > 1:
             count = facts["world_size"]
             workers = "1 worker" if count == 1 else f"{count} workers"

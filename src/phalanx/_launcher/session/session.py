@@ -27,6 +27,7 @@ from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.agents.agent_handle import ANSWER, AgentHandle
 from phalanx._launcher.agents.content import AgentContent
+from phalanx._launcher.agents.fitness import Fitness
 from phalanx._launcher.agents.log_slots import LogSlots
 from phalanx._launcher.agents.round_setup import RoundSetup
 from phalanx._launcher.agents.stack_collector import StackCollector
@@ -40,6 +41,7 @@ from phalanx._launcher.session.decider import MakeDecider, host_of
 from phalanx._launcher.session.host_recalls import HostRecalls, ReplaceLost
 from phalanx._launcher.session.progress import Progress, in_words
 from phalanx._logs import logger
+from phalanx._logs.losses import Loss, cut_on_host
 from phalanx._logs.writer import LogWriter
 from phalanx._rendezvous import protocol as p
 from phalanx.errors import StartFailed, WireError
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 _TICK = 0.1
 _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
+_CHECK_AGAIN = 10.0
+"""Seconds after which a host that was not fit for work is checked again."""
 _REASON = 16 << 10
 """How much of an agent's last words is shown."""
 
@@ -77,6 +81,8 @@ class Session:
         self.plan = plan
         self.inboxes = Inboxes()
         self.notes: list[str] = []
+        self.losses: dict[str, Loss] = {}
+        """Output that hosts had no room for."""
         self.progress = Progress(plan, began)
         self.stacks = StackCollector()
         self._placement = placement
@@ -95,6 +101,7 @@ class Session:
             lambda: self._is_ending,
             self._welcome,
             replace_lost,
+            self.progress.replace,
         )
         self._gave_up = asyncio.Event()
         self._stopped_by: float | None = None
@@ -105,12 +112,15 @@ class Session:
         """What each host had not done yet when the start was given up."""
         self.preempted: set[AgentId] = set()
         """The agents whose hosts are taken away."""
+        self._excluded: set[AgentId] = set()
+        """The agents whose hosts are not used any more."""
         self.left: list[str] = []
         """The hosts of which it was not seen that nothing is left."""
         self._ended = False
         self._asleep = 0.0
         self._stop_with: int = signal.SIGTERM
         self._content = AgentContent(plan, function)
+        self._fitness = Fitness(plan)
         self.fetch = FileFetcher(
             plan.options,
             plan.directory,
@@ -204,7 +214,12 @@ class Session:
             self._do(agent.send(wire.SignalWorkers(number=number)))
 
     def dump_stacks(
-        self, seconds: float, answer: Future[tuple[RankStacks, ...]], *, below: bool = False
+        self,
+        seconds: float,
+        answer: Future[tuple[RankStacks, ...]],
+        *,
+        below: bool = False,
+        native: bool = False,
     ) -> None:
         """Find out where every rank is, and tell; nothing when the app ends meanwhile."""
 
@@ -212,7 +227,7 @@ class Session:
             found: tuple[RankStacks, ...] = ()
             try:
                 there = {i: agent for i, agent in self._agents.items() if not agent.is_gone}
-                found = await self.stacks.ask(there, seconds, below=below)
+                found = await self.stacks.ask(there, seconds, below=below, native=native)
             finally:
                 answer.set_result(found)
 
@@ -258,6 +273,8 @@ class Session:
                         self._do(agent.send(stop))
             case p.ExpelAction(agent_id, reason) if agent_id in self._agents:
                 self._lose(agent_id, self._agents[agent_id], reason)
+            case p.ExcludeAction(exclusion):
+                self._exclude(exclusion.agent, exclusion.describe())
             case p.FinishAction(verdict) if not self._verdict.done():
                 if verdict.reason is p.Reason.START_TIMEOUT:
                     self._gave_up.set()
@@ -329,6 +346,8 @@ class Session:
             case wire.Reached() if agent.tried == (frame.address, frame.port):
                 if not agent.reached.done():
                     agent.reached.set_result(frame.problem)
+            case wire.HostChecked():
+                agent.host_checked(frame)
             case wire.UserNote():
                 hostname = self.plan.member(agent_id).hostname
                 self._add_notes(agent, [f"{hostname}: {frame.message}"])
@@ -339,6 +358,7 @@ class Session:
             case wire.LogData():
                 self._log(agent_id, agent, frame)
             case wire.RoundCleared() if frame.round == self.decider.round_of(agent_id):
+                agent.port = frame.port or agent.port
                 hello = agent.hello
                 address = "" if hello is None else hello.address
                 endpoint = Endpoint(address, frame.port) if frame.port else None
@@ -350,6 +370,8 @@ class Session:
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
                 agent.has_left = agent.was_taken_away = frame.left
+                if frame.left:
+                    self.preempted.add(agent_id)
                 self._lose(agent_id, agent, frame.message)
             case _ if frame.round == self.decider.round_of(agent_id):
                 self._hear_workers(agent_id, agent, frame)
@@ -362,6 +384,8 @@ class Session:
                 self._feed(p.WorkersStartedEvent(agent_id, frame.round))
             case wire.WorkerEntered():
                 self.progress.entered(agent.clock.interval(frame.clock).latest)
+            case wire.WorkerSteps():
+                self.progress.stepped(frame.ranks)
             case wire.Piece() if frame.rank is not None:
                 self.inboxes.collect(frame, frame.rank)
             case wire.WorkerEnded():
@@ -396,8 +420,11 @@ class Session:
             self._lose(agent_id, agent, f"it runs phalanx {hello.version}, not {__version__}")
         elif ours != theirs:
             self._lose(agent_id, agent, f"it runs Python {hello.python}, the launcher runs {ours}")
+        elif agent_id in self._excluded:
+            agent.has_left = True
+            self._lose(agent_id, agent, "its host was excluded")
         else:
-            agent.hello = hello
+            agent.hello, agent.port = hello, hello.port
             agent.placed.greet(hello)
             self._recalls.missing.pop(agent_id, None)
             self.progress.reach("agents up")
@@ -405,18 +432,42 @@ class Session:
             self._do(agent.send(wire.Ping(sent=time.monotonic())))
             if hello.tree:
                 self._do(self._content.ship(agent))
-            self._do(self._join(agent_id, agent, hello))
+            self._do(self._join(agent_id, agent))
 
-    async def _join(self, agent_id: AgentId, agent: AgentHandle, hello: wire.Hello) -> None:
-        """Have it take part: at once where we decide, or when we know what it will need."""
+    async def _join(self, agent_id: AgentId, agent: AgentHandle) -> None:
+        """Have it take part: at once where we decide, or when we know what it will need.
+
+        While others run, one whose host is not fit waits until it is: it must not disturb them.
+        """
+        assert agent.hello is not None
         torch = None
         if self.plan.meets_others or self.decider.round is not None:
             if (ready := await agent.wait_until_ready()) is None:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
+            while problem := await self._fitness.problem(agent):
+                self.progress.tracker.lost(agent_id, problem)
+                await self._wait_for_end(_CHECK_AGAIN)
+                if agent.is_gone or self._is_ending:
+                    return
+            if self._fitness:
+                self.progress.tracker.greeted(agent_id, agent.hello.pid)
         if not agent.is_gone:
             host = host_of(self.plan, agent_id)
-            self._feed(p.JoinedEvent(agent_id, Endpoint(hello.address, hello.port), host, torch))
+            endpoint = Endpoint(agent.hello.address, agent.port)
+            self._feed(p.JoinedEvent(agent_id, endpoint, host, torch))
+
+    def _set_aside(self, agent_id: AgentId, agent: AgentHandle, problem: str) -> None:
+        """Do without a host that is not fit for work, until it is; its agent stays."""
+        now = time.monotonic()
+        self.progress.lost(agent_id, problem, now)
+        self._feed(p.AgentGoneEvent(agent_id, problem, Interval(now, now).shifted(self._asleep)))
+        if self.plan.is_elastic and not self._is_ending and not agent.is_gone:
+            self._do(self._join(agent_id, agent))
+            if self._recalls.can_replace:
+                self._recalls.begin(
+                    self._recalls.replace_beside(self.plan, self.plan.index(agent_id))
+                )
 
     def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         agent.lost.set()
@@ -426,14 +477,36 @@ class Session:
         when = Interval(agent.last_heard, time.monotonic()).shifted(self._asleep)
         if not self._verdict.done():  # otherwise it has only left
             self.progress.lost(agent_id, reason, time.monotonic() - agent.silent)
-        left = agent.has_left and not self.plan.meets_others and not self._is_replaced(agent)
+        replaced = self._is_replaced(agent_id, agent)
+        left = agent.has_left and not self.plan.meets_others and not replaced
         self._feed(p.AgentGoneEvent(agent_id, reason, when, left=left))
         if self.plan.is_elastic and not self._is_ending:
             self._recalls.begin(self._replace(agent_id, agent))
 
-    def _is_replaced(self, agent: AgentHandle) -> bool:
-        """Its host was taken away, and another is asked for."""
-        return agent.was_taken_away and self.plan.is_elastic and self._recalls.can_replace
+    def _is_replaced(self, agent_id: AgentId, agent: AgentHandle) -> bool:
+        """Its host was taken away or is excluded, and another is asked for."""
+        given_up = agent.was_taken_away or agent_id in self._excluded
+        return given_up and self.plan.is_elastic and self._recalls.can_replace
+
+    def _exclude(self, agent_id: AgentId, reason: str) -> None:
+        """Do without a host for good, and have another in its place if there is one."""
+        self._excluded.add(agent_id)
+        self._recalls.exclude(self.plan.index(agent_id))
+        agent = self._agents[agent_id]
+        if agent.is_gone:
+            self._recalls.begin(self._replace_host(agent_id, reason))
+        else:
+            agent.has_left = True
+            self._lose(agent_id, agent, reason)
+        self.progress.tracker.excluded(agent_id, reason)
+
+    async def _replace_host(self, agent_id: AgentId, why: str) -> None:
+        """Have another host in place of one that will not come back, or say that none will."""
+        index = self.plan.index(agent_id)
+        if not self._recalls.can_replace or not await self._recalls.replace(self.plan, index):
+            now = time.monotonic()
+            reason = f"{why}, and there is no other"
+            self._feed(p.AgentGoneEvent(agent_id, reason, Interval(now, now), left=True))
 
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
@@ -442,13 +515,14 @@ class Session:
         index = self.plan.index(agent_id)
         if self.plan.meets_others or not agent.has_left:
             await self._recalls.recall(self.plan, index)
-        elif self._is_replaced(agent) and not await self._recalls.replace(self.plan, index):
-            now = time.monotonic()
-            reason = "its host was taken away, and there is no other"
-            self._feed(p.AgentGoneEvent(agent_id, reason, Interval(now, now), left=True))
+        elif self._is_replaced(agent_id, agent):
+            await self._replace_host(agent_id, "its host was taken away")
 
     def _log(self, agent_id: AgentId, agent: AgentHandle, frame: wire.LogData) -> None:
         loop = asyncio.get_running_loop()
+        if frame.is_cut:
+            loss = cut_on_host(frame.rank, self.plan.member(agent_id).hostname)
+            self.losses.setdefault(loss.place, loss)
 
         async def tell() -> None:
             if frame.rank is not None:
@@ -476,7 +550,13 @@ class Session:
             self.plan.shared.remove()  # everybody has looked
         if not await self.fetch.exchange(round_, dict(self._agents)):
             return  # the round was halted
-        agents = {i: a for i, a in self._agents.items() if i in {m.agent for m in round_.members}}
+        members = {member.agent for member in round_.members}
+        agents = {i: a for i, a in self._agents.items() if i in members}
+        chosen = agents if only is None else {i: a for i, a in agents.items() if i in only}
+        if unfit := await self._fitness.problems(chosen):
+            for agent_id, problem in unfit.items():
+                self._set_aside(agent_id, agents[agent_id], problem)
+            return  # the round was halted by that
         opening = RoundSetup(self.plan, self._content, self._log_slots, agents)
         if not self.plan.meets_others:
             try:
@@ -493,9 +573,10 @@ class Session:
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
             if round_.torch and (unreached := await meeting.problems()):
                 self._part_with(meeting, unreached)
+        parts = round_.parts()
         for agent_id, agent in agents.items():
             if only is None or agent_id in only:
-                frame = await opening.frame(agent_id, round_)
+                frame = await opening.frame(agent_id, parts[agent_id])
                 if self.decider.round_of(agent_id) == round_.number:
                     agent.has_begun = True
                     self._do(agent.send(frame))

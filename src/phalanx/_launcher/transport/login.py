@@ -138,6 +138,11 @@ class Login:
         source = program.encode()
         self.write(b"%d\n" % len(source) + source)
 
+    def allow(self, seconds: float) -> None:
+        """All that follows may take so many seconds from now on."""
+        self._limit = time.monotonic() + seconds
+        self._patience = seconds
+
     def ask(self, **question: Any) -> dict[str, Any]:
         """Send a line of JSON, and give the answer. Raises `LoginEnded`."""
         self.write(json.dumps(question).encode() + b"\n")

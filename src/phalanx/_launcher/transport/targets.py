@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx._remote.bootstrap import NO_PYTHON
 from phalanx.errors import ConfigError
@@ -81,6 +82,23 @@ class Target:
         if self.through_shell:
             return [*self.transport, "exec " + " ".join(map(_quoted, words))]
         return [*self.transport, *words]
+
+
+def to_record(target: Target) -> dict[str, Any]:
+    """A way to a host as data, for another process of the same user."""
+    fields = {name: getattr(target, name) for name in ("name", "pythons", "transport")}
+    return {**fields, "through_shell": target.through_shell, "without": sorted(target.without)}
+
+
+def from_record(facts: Mapping[str, Any]) -> Target:
+    """The way to a host that another process has recorded."""
+    return Target(
+        str(facts["name"]),
+        tuple(map(str, facts["pythons"])),
+        tuple(map(str, facts["transport"])),
+        through_shell=bool(facts["through_shell"]),
+        without=frozenset(map(str, facts["without"])),
+    )
 
 
 def _quoted(word: str) -> str:

@@ -206,20 +206,20 @@ def warm(*packages: str, **options: Unpack[LaunchOptionsDict]) -> Pool:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _closed()  # a worker has loaded the file that says so: it was meant for its launcher
     check_names("warm", options)
-    launcher = LaunchOptions(**options)
+    launch_options = LaunchOptions(**options)
     for name in packages:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{name!r} is not a package name. Write phalanx.warm('torch').")
     needs = Needs(tuple(map(wire.Import, packages)), torch=False)
-    lent = launcher.scheduler is not None
-    if lent or any(host.target is not None for host in list_hosts(launcher, os.environ)):
+    lent = launch_options.scheduler is not None
+    if lent or any(host.target is not None for host in list_hosts(launch_options, os.environ)):
         if not {"hostnames", "scheduler"} & options.keys():
             return _closed()  # inside an allocation: what works elsewhere must not fail here
         raise ConfigError(
             "phalanx.warm works on this machine only. For other hosts, use: "
             "with phalanx.Launcher(hostnames=[...]) as launcher:"
         )
-    plan = make_plan(launcher, needs, "warm")
+    plan = make_plan(launch_options, needs, "warm")
     pool = Pool(asked=True)
     for prepare in [host.prepare for host in plan.hosts]:
         if "workers_per_host" not in options:

@@ -22,14 +22,16 @@ from concurrent.futures import Future
 from phalanx._channel import trust
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.ranks import DEFAULT_ROLE
+from phalanx._core.ranks import DEFAULT_ROLE, position
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import (
     RendezvousClosedError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from phalanx._rendezvous.etcd.election import Election
 from phalanx._rendezvous.handler_api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from phalanx._rendezvous.protocol import (
     AgentGoneEvent,
@@ -67,8 +69,10 @@ class TcpHandler(RendezvousHandler):
         min_hosts: int,
         max_hosts: int,
         settings: Settings,
+        elect: Callable[[AgentId, Callable[[], float]], Election] | None = None,
     ) -> None:
-        """Nothing is opened yet."""
+        """Nothing is opened yet. `elect` is an agent's part in an election, where there is one."""
+        self._elect = elect
         self._backend = backend
         self.endpoint = endpoint
         self.run_id = run_id
@@ -100,7 +104,8 @@ class TcpHandler(RendezvousHandler):
         )
         if not host.is_alone:
             host = dataclasses.replace(host, key=self._key())
-        return TcpDecider(host, now)
+        election = None if self._elect is None else self._elect(agent, now)
+        return TcpDecider(host, now, election=election)
 
     def _key(self) -> bytes:
         """What hosts of this run prove to each other that they have. Raises `ConfigError`."""
@@ -114,7 +119,7 @@ class TcpHandler(RendezvousHandler):
         return trust.key_of(token or "", "rendezvous")
 
     def get_backend(self) -> str:
-        """`tcp`, `c10d` or `static`."""
+        """`tcp`, `c10d`, `static`, `etcd` or `etcd-v2`."""
         return self._backend
 
     def get_run_id(self) -> str:
@@ -122,11 +127,13 @@ class TcpHandler(RendezvousHandler):
         return self.run_id
 
     def is_closed(self) -> bool:
-        """The rendezvous is closed, as far as this host knows."""
-        return self._closed
+        """Nobody meets there any more, as far as this host knows."""
+        return self._closed or (self._visit is not None and self._visit.is_closed)
 
     def set_closed(self) -> None:
-        """Leave for good."""
+        """Have nobody meet there any more: the others are told, as far as they can be."""
+        if self._visit is not None and not self._closed:
+            self._visit.close_for_all()
         self._closed = True
         self.shutdown()
 
@@ -141,6 +148,14 @@ class TcpHandler(RendezvousHandler):
         if self._visit is None:
             self._visit = _HandlerRun(self)
         return self._visit.next()
+
+    def take_store_socket(self) -> socket.socket:
+        """What is bound to the port of the last round's store, on the host that is first.
+
+        Whoever takes it carries the store, and closes it.
+        """
+        assert self._visit is not None, "there was no round"
+        return self._visit.take_store_socket()
 
     def shutdown(self) -> bool:
         """Leave; idempotent."""
@@ -159,13 +174,26 @@ class _HandlerRun:
         self._rounds: list[Future[Round]] = [Future()]
         self._halted: int | None = None
         self._number = 0
-        self._bound = network.bind(anywhere=handler.max_hosts > 1)
+        self._bound = self._bind()
         self._loop = asyncio.new_event_loop()
         self._failure: BaseException | None = None
         self._ended = threading.Event()
         self._decider: TcpDecider | None = None
         self._thread = threading.Thread(target=self._run, name="phalanx-rendezvous", daemon=True)
         self._thread.start()
+
+    def _bind(self) -> socket.socket:
+        """A port for the next round's store, should it be here."""
+        return network.bind(anywhere=self._handler.max_hosts > 1)
+
+    def take_store_socket(self) -> socket.socket:
+        taken, self._bound = self._bound, self._bind()
+        return taken
+
+    @property
+    def is_closed(self) -> bool:
+        closed = RendezvousClosedError | RendezvousGracefulExitError
+        return isinstance(self._failure, closed)
 
     @property
     def waiting(self) -> int:
@@ -188,9 +216,12 @@ class _HandlerRun:
             raise RendezvousTimeoutError(
                 f"too few hosts joined within {patience:g} s (join_timeout)."
             ) from None
-        rank = round_.members.index(round_.member(self._agent))
+        place = position(round_.hosts, rank=round_.member(self._agent).first_rank)
         store_info = RendezvousStoreInfo(round_.store.address, round_.store.port)
-        return RendezvousInfo(None, rank, len(round_.members), store_info)
+        return RendezvousInfo(None, place.host, place.hosts, store_info)
+
+    def close_for_all(self) -> None:
+        self._call(self._close_for_all)
 
     def end(self) -> None:
         self._call(self._cancel)
@@ -256,9 +287,14 @@ class _HandlerRun:
                 if not self._rounds[-1].done():
                     self._leave_round(number)
             case FinishAction(verdict):
-                reason = verdict.reason
+                reason, name = verdict.reason, self._handler.run_id
                 if reason is Reason.START_TIMEOUT:
                     self._fail(RendezvousTimeoutError(f"{verdict.note} (join_timeout)."))
+                elif reason is Reason.CANCELLED and self._number:
+                    self._fail(RendezvousClosedError(f"rendezvous {name!r} is closed."))
+                elif reason is Reason.CANCELLED:
+                    said = f"rendezvous {name!r} has ended: this host was not needed."
+                    self._fail(RendezvousGracefulExitError(said))
                 else:
                     self._fail(RendezvousError(f"the rendezvous ended: {reason.value}."))
                 self._over.set()
@@ -279,7 +315,11 @@ class _HandlerRun:
             )
             decider.tell(JoinedEvent(self._agent, endpoint))
 
-    def _cancel(self) -> None:
+    def _close_for_all(self) -> None:
         if self._decider is not None:
+            self._decider.close_for_all()
+
+    def _cancel(self) -> None:
+        if self._decider is not None and not self._over.is_set():
             self._decider.tell(CancelEvent(0.0))
             self._over.set()

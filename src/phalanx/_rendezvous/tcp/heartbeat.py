@@ -1,4 +1,7 @@
-"""Signs of life between hosts, and their absence."""
+"""Signs of life between hosts, and their absence.
+
+The host that decides asks, the others answer: that is a sign of life both ways.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from phalanx._rendezvous.tcp.state import TcpState
 SAID_AFTER = 2.0
 """Seconds after which it is said what is waited for."""
 _TICK = 0.1
+_LOOKS = 4
+"""How often in the time between two pings it is looked who is silent."""
 
 
 class Heartbeat:
-    """Pings the others, and gives up those of which nothing is heard."""
+    """Pings those that follow, and gives up those of which nothing is heard."""
 
     def __init__(self, host: TcpHost, state: TcpState) -> None:
         """Nothing is sent before `run`."""
@@ -27,19 +32,20 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Until cancelled. Time in which this process was stopped does not count."""
-        beat = self._host.settings.heartbeat
-        since = beat
+        look = self._host.settings.heartbeat / _LOOKS
+        waited = 0.0
         while True:
             await asyncio.sleep(_TICK)
-            since += _TICK
+            waited += _TICK
             self._say_who_is_missing()
-            for link in self._links():
-                if since >= beat:
-                    await link.ping()
-                link.pass_time(_TICK)
-                if link.silent >= self._limit:
-                    self._give_up(link)
-            since = 0.0 if since >= beat else since
+            if (leader := self._state.leader) is not None:
+                leader.pings.pass_time(_TICK)
+            if waited >= look:
+                for link in self._links():
+                    link.pass_time(waited)
+                    if link.silent >= self._limit:
+                        self._give_up(link)
+                waited = 0.0
 
     def _links(self) -> list[Link]:
         link, leader = self._state.link, self._state.leader
@@ -53,13 +59,13 @@ class Heartbeat:
 
     def _say_who_is_missing(self) -> None:
         """Say once, after a moment, that more hosts are waited for."""
-        leader, waited, gathered = self._state.leader, self._waited, ""
+        leader, waited, few = self._state.leader, self._waited, False
         if leader is not None and self._state.request is not None and not self._host.is_alone:
-            gathered = leader.gathered
-        if gathered and waited < SAID_AFTER <= waited + _TICK:
+            few = leader.lacks_hosts
+        if few and leader is not None and waited < SAID_AFTER <= waited + _TICK:
             endpoint, limit = self._host.endpoint, self._host.settings.join_timeout
             logger.warning(
                 "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
-                *(endpoint.address, endpoint.port, limit, gathered),
+                *(endpoint.address, endpoint.port, limit, leader.gathered),
             )
-        self._waited = waited + _TICK if gathered else 0.0
+        self._waited = waited + _TICK if few else 0.0

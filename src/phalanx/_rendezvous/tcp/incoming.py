@@ -36,9 +36,12 @@ class IncomingPeers:
         state: TcpState,
         connector: Connector,
         do: Do,
-        follow: Callable[[Endpoint], None],
+        follow: Callable[[Endpoint], None] | None,
     ) -> None:
-        """Nobody has come. `follow` has this host follow whoever decides at a contact."""
+        """Nobody has come. `follow` has this host follow whoever decides at a contact.
+
+        Without it another party says who decides.
+        """
         self._host = host
         self._state = state
         self._connector = connector
@@ -98,13 +101,14 @@ class IncomingPeers:
 
     async def _abdicate(self, contact: Endpoint) -> None:
         """The app goes on elsewhere: follow there, unless something has begun here."""
-        leader = self._state.abdicate()
-        if leader is None:
+        follow = self._follow
+        leader = None if follow is None else self._state.abdicate()
+        if leader is None or follow is None:
             return
         for link in leader.links:
             await link.send(LeaderMoved(contact=contact))
             link.close()
-        self._follow(contact)
+        follow(contact)
 
     async def look_for(self, round_: Round) -> None:
         """Find out which members of the last round, that have not come to us, have ended."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -30,19 +31,80 @@ from phalanx._rendezvous.protocol import (
     JoinedEvent,
     Phase,
     PreemptedEvent,
+    Reason,
     RoundClearedEvent,
+    Verdict,
     WorkerEndedEvent,
     WorkersStartedEvent,
 )
 from phalanx._rendezvous.restart_policy import RestartAll
+from phalanx._rendezvous.succession import successors
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.connections.listener import Do
 from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.pings import Pings
 from phalanx._rendezvous.tcp.verdicts import frames_of
-from phalanx._wire.rendezvous_frames import JoinAccepted, JoinRefused, JoinRequest, RoundFormed
+from phalanx._wire.rendezvous_frames import (
+    HostPosition,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+    RendezvousClosed,
+    RoundFormed,
+)
 
 _MOST_REFUSALS = 8
 """So many are told; whoever has no token can have others refused again and again."""
+
+
+class Term:
+    """What an elected leader is bound to; one that was not elected is bound to nothing."""
+
+    def __init__(
+        self,
+        commit: Callable[[RoundFormed], Awaitable[bool]],
+        step_down: Callable[[], None],
+        floor: int,
+    ) -> None:
+        """`commit` writes a round down before anybody is told; False: another leads.
+
+        `step_down` lets others lead, where only a minority of the last round is here. Rounds are
+        counted from `floor`.
+        """
+        self.commit = commit
+        self.step_down = step_down
+        self.floor = floor
+
+
+class TellRound:
+    """A round as it is told to the others, written down once.
+
+    All members are told to those alone that may decide next; to the others as many as these are.
+    """
+
+    def __init__(
+        self, round_: Round, leader: AgentId, contacts: Mapping[AgentId, Endpoint]
+    ) -> None:
+        """`contacts` are where its members are reached."""
+        members = tuple(member.agent for member in round_.members)
+        self.agents: Mapping[AgentId, int] = {agent: at for at, agent in enumerate(members)}
+        """Its members, by how many are before each."""
+        self._number = round_.number
+        self._successors = frozenset(successors(members))
+        self._whole = wire.encode(RoundFormed.make(round_, leader, contacts))
+        self._short = self._whole
+        if len(self._successors) < len(members):
+            short = RoundFormed.make(round_, leader, contacts, self._successors)
+            self._short = wire.encode(short)
+
+    def to(self, agent: AgentId) -> tuple[bytes, ...]:
+        """The frames for one that takes part, or waits."""
+        if agent in self._successors:
+            return (self._whole,)
+        if agent not in self.agents or self._short is self._whole:
+            return (self._short,)
+        position = HostPosition(round=self._number, position=self.agents[agent])
+        return wire.encode(position), self._short
 
 
 class Leader:
@@ -57,14 +119,24 @@ class Leader:
         know: Callable[[Link], None],
         past: Handover | None = None,
         contacts: Mapping[AgentId, Endpoint] = MappingProxyType({}),
+        term: Term | None = None,
     ) -> None:
-        """`act` is told what concerns this host; `do` runs what sends; `know` is told who is in.
+        """`act` is told what concerns this host; `do` runs what waits; `know` is told who is in.
 
-        `past` and `contacts` are what is known of the round that another has decided on.
+        `past` and `contacts` are what is known of the round that another has decided on; `term`
+        is that of one who was elected.
         """
         policy = host.policy
         self._coordinator = Coordinator(policy, RestartAll(policy), now(), past)
         self._contacts = dict(contacts)
+        self._term = term
+        if term is not None:
+            self._coordinator.catch_up(term.floor, 0)
+        self._pending: deque[CoordinatorAction] = deque()
+        """What is to be done once a round is written down, that round's beginning first."""
+        self._formed = None if past is None else TellRound(past.round, host.agent, self._contacts)
+        """The last round that others were told of."""
+        self.verdict: Verdict | None = None
         self._takes_over = past is not None
         self._own = host.agent
         self._policy = policy
@@ -78,6 +150,8 @@ class Leader:
         self._refusals: set[str] = set()
         self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[AgentId, Link] = {}
+        self.pings = Pings(host.settings)
+        self._accepted = wire.encode(JoinAccepted(leader=self._own))
         self._held: dict[AgentId, JoinRequest] = {}
         """Those that have come and still have workers of an old round."""
 
@@ -97,16 +171,19 @@ class Leader:
         return self._coordinator.deadline
 
     @property
+    def lacks_hosts(self) -> bool:
+        """Too few have come for a round."""
+        return self._coordinator.lacks_hosts
+
+    @property
     def gathered(self) -> str:
-        """Who has come, where too few have; empty where they are enough."""
+        """Who has come, in words."""
         return self._coordinator.gathered
 
     @property
     def waiting(self) -> int:
         """How many hosts are linked, and not in the last round."""
-        round_ = self._coordinator.round
-        members = set() if round_ is None else {member.agent for member in round_.members}
-        return len(self._links.keys() - members)
+        return sum(1 for agent in self._links if self._coordinator.member(agent) is None)
 
     def take_happened(self) -> list[Happening]:
         """What has come to pass since the last time."""
@@ -182,12 +259,11 @@ class Leader:
         self._know(link)
         link.join(request.agent, request.last_round)
         self._links[request.agent] = link
-        await link.send(JoinAccepted(leader=self._own))
-        await link.ping()
-        round_ = self._coordinator.round
-        if round_ is not None and not self._is_member(request.agent):
+        link.post_encoded(self._accepted)
+        self.pings.add(link)
+        if self._formed is not None and request.agent not in self._formed.agents:
             # It may have to wait, and then must know whom to turn to when we are lost.
-            await link.send(RoundFormed.make(round_, self._own, self._contacts))
+            link.post_encoded(*self._formed.to(request.agent))
         self.join(request)
         reason = "its connection was closed"
         async for frame in link.frames():
@@ -232,18 +308,19 @@ class Leader:
                 self.feed(AgentGoneEvent(agent, frame.message, self._lately(link)))
             case wire.Preempted():
                 self.feed(PreemptedEvent(agent))
+            case RendezvousClosed():
+                self.close_for_all()
             case wire.ShutDown():
                 self.lose(link, "it was told to leave", closed=True)
 
-    def _is_member(self, agent: AgentId) -> bool:
-        round_ = self._coordinator.round
-        return round_ is not None and any(m.agent == agent for m in round_.members)
+    def close_for_all(self) -> None:
+        """It is over for everybody, at once: agents of others stop their workers by themselves."""
+        self._execute(FinishAction(Verdict(Reason.CANCELLED)))
 
     def _is_of(self, agent: AgentId, report: wire.WorkerEnded) -> bool:
         """A worker of the agent's own."""
-        round_ = self._coordinator.round
-        members = () if round_ is None else round_.members
-        return any(m.agent == agent and report.outcome.rank in m.ranks for m in members)
+        member = self._coordinator.member(agent)
+        return member is not None and report.outcome.rank in member.ranks
 
     def lose(self, link: Link, reason: str, *, closed: bool) -> None:
         """One is not there any more."""
@@ -259,34 +336,61 @@ class Leader:
     # ── what was decided ──────────────────────────────────────────────────────
 
     def _carry_out(self, action: CoordinatorAction) -> None:
+        """Have it done; with a term, rounds are written down first, and the rest waits behind."""
+        if self._term is None or not (self._pending or isinstance(action, BeginRoundAction)):
+            self._execute(action)
+            return
+        if isinstance(action, BeginRoundAction):
+            self._forget_last_rounds(self._links)  # what comes from now on is of the new round
+        self._pending.append(action)
+        if len(self._pending) == 1:
+            self._do(self._execute_pending(self._term))
+
+    async def _execute_pending(self, term: Term) -> None:
+        while self._pending:
+            if isinstance(begin := self._pending[0], BeginRoundAction):
+                formed = RoundFormed.make(begin.round, self._own, self._contacts)
+                if not await term.commit(formed):
+                    return  # another leads; nobody hears of it any more
+            self._execute(self._pending.popleft())
+
+    def _execute(self, action: CoordinatorAction) -> None:
         match action:
             case BeginRoundAction(round_):
-                assemble = RoundFormed.make(round_, self._own, self._contacts)
-                self._tell(None, assemble)  # those that wait must know whom to turn to as well
+                self._formed = formed = TellRound(round_, self._own, self._contacts)
+                self._forget_last_rounds(self._links)
+                for agent, link in self._links.items():
+                    # Those that wait must know whom to turn to as well.
+                    link.post_encoded(*formed.to(agent))
                 self._act(action)
             case HaltRoundAction(number, grace, stacks=stacks):
                 stop = wire.HaltRound(round=number, grace=grace, stacks=stacks)
-                self._tell(self._coordinator.round, stop)
+                members = self._links if self._formed is None else self._formed.agents
+                self._forget_last_rounds(members)
+                self._tell([link for a, link in self._links.items() if a in members], stop)
                 self._act(action)
             case ExpelAction(agent, reason) if agent in self._links:
                 self.lose(self._links[agent], reason, closed=False)
+            case FinishAction(Verdict(reason=Reason.NO_QUORUM)) if self._term is not None:
+                self._term.step_down()
             case FinishAction(verdict):
-                for link in self.links:
-                    for frame in frames_of(verdict):
-                        self._do(link.send(frame))
+                self.verdict = verdict
+                for frame in frames_of(verdict):
+                    self._tell(self.links, frame)
                 self._act(action)
             case _:
                 self._act(action)
 
-    def _tell(self, round_: Round | None, frame: wire.Frame) -> None:
-        """Tell the members of a round, or everybody."""
-        members = self._links.keys() if round_ is None else {m.agent for m in round_.members}
-        data = wire.encode(frame)  # once: a round of many hosts is long
+    def _tell(self, links: Iterable[Link], frame: wire.Frame) -> None:
+        """Tell some of them; it is written down once."""
+        data = wire.encode(frame)
+        for link in links:
+            link.post_encoded(data)
+
+    def _forget_last_rounds(self, agents: Container[AgentId]) -> None:
         for agent, link in self._links.items():
-            if agent in members:
-                if agent not in self._held:
-                    link.forget_last_round()
-                self._do(link.send_encoded(data))
+            if agent in agents and agent not in self._held:
+                link.forget_last_round()
 
 
 def order_of(request: JoinRequest) -> Order:

@@ -3,7 +3,7 @@
 ```
 looking ──follow──► following ──lose_leader──► looking      another host decides
 looking ──lead────► leading                                 this host decides
-leading ──abdicate► looking                                 the app goes on elsewhere
+leading ──abdicate, depose──► looking                       the app goes on elsewhere
 ```
 
 Beside it goes the round: `begin`, `workers_started`, `worker_ended`, `stop`, `clear`. `cancel` and
@@ -19,6 +19,7 @@ from dataclasses import replace
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._rendezvous.protocol import Happening, Phase
+from phalanx._rendezvous.succession import successors
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.leader import Leader
 from phalanx._wire.rendezvous_frames import JoinRequest
@@ -36,6 +37,7 @@ class TcpState:
         self._leader_agent: AgentId | None = None
         self._leader_contact: Endpoint | None = None
         self._contacts: dict[AgentId, Endpoint] = {}
+        self._successors: tuple[AgentId, ...] = ()
         self._request: JoinRequest | None = None
         self._has_joined = asyncio.Event()
         self._phase = Phase.GATHERING
@@ -70,18 +72,32 @@ class TcpState:
 
     @property
     def contacts(self) -> Mapping[AgentId, Endpoint]:
-        """Where the members of the last round are reached, as another has told."""
+        """Where the members of the last round are reached, as far as another has told."""
         return self._contacts
+
+    @property
+    def successors(self) -> tuple[AgentId, ...]:
+        """The members of the last round that may decide next, as another has told."""
+        return self._successors
+
+    @property
+    def is_successor(self) -> bool:
+        """This host may decide next: it was told of all members."""
+        return self._agent in self._successors
 
     def contact_of(self, agent: AgentId) -> Endpoint:
         """Where a host is reached; if nobody has told, where the rendezvous began."""
         return self._contacts.get(agent, self._endpoint)
 
-    def follow(self, link: Link, leader: AgentId) -> None:
-        """Another host decides, at the other end of the link."""
+    def learn_contacts(self, contacts: Mapping[AgentId, Endpoint]) -> None:
+        """It is known from elsewhere where the members of the last round are reached."""
+        self._contacts = dict(contacts)
+
+    def follow(self, link: Link, leader: AgentId, contact: Endpoint) -> None:
+        """Another host decides, at the other end of the link, and was reached at the contact."""
         assert self._leader is None, "a host that decides follows nobody"
         self._link, self._leader_agent = link, leader
-        self._leader_contact = self.contact_of(leader)
+        self._leader_contact = self._contacts.get(leader, contact)
 
     def lose_leader(self, link: Link) -> None:
         """The host at the other end of the link decides no more, or is gone."""
@@ -96,8 +112,10 @@ class TcpState:
 
     def abdicate(self) -> Leader | None:
         """Decide no more, unless something has begun here; gives the leader that was."""
-        if self._round is not None:
-            return None
+        return None if self._round is not None else self.depose()
+
+    def depose(self) -> Leader | None:
+        """Decide no more, whatever has begun; gives the leader that was."""
         leader, self._leader = self._leader, None
         return leader
 
@@ -161,8 +179,9 @@ class TcpState:
     def round_formed(
         self, leader: AgentId, contacts: dict[AgentId, Endpoint], happening: Happening
     ) -> None:
-        """The host that decides has told of a round, and where its members are reached."""
+        """The host that decides has told of a round, and where members of it are reached."""
         self._contacts = contacts
+        self._successors = successors(tuple(contacts))
         self._leader_contact = contacts.get(leader, self._leader_contact)
         self._happened.append(happening)
 

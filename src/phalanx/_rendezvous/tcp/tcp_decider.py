@@ -2,13 +2,15 @@
 
 To whoever carries an app out on this host it is the one that decides: events go in, actions come
 back. If the host that decides is lost, the workers here are stopped, and the survivors turn to the
-first of their round that is there (`succession`). Where the host stands is in its `TcpState`.
+first of their round that is there (`succession`), or to whoever is elected where there is an
+`Election`. Where the host stands is in its `TcpState`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -24,18 +26,24 @@ from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx._rendezvous.errors import RendezvousConnectionError
+from phalanx._rendezvous.etcd.candidacy import Stand
+from phalanx._rendezvous.etcd.election import Election
+from phalanx._rendezvous.etcd.records import RoundRecord
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.connections.listener import Listener
+from phalanx._rendezvous.tcp.election_search import ElectionSearch
 from phalanx._rendezvous.tcp.follower import Follower
 from phalanx._rendezvous.tcp.heartbeat import SAID_AFTER, Heartbeat
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.incoming import IncomingPeers
-from phalanx._rendezvous.tcp.leader import Leader
+from phalanx._rendezvous.tcp.leader import Leader, Term
 from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
+from phalanx._rendezvous.tcp.succession_search import SuccessionSearch
+from phalanx._rendezvous.tcp.verdicts import frames_of
 from phalanx._system import machine, socket_owner
-from phalanx._wire.rendezvous_frames import JoinRequest
+from phalanx._wire.rendezvous_frames import JoinRequest, RendezvousClosed
 
 _LAST_WORDS = 3.0
 """Seconds for the others to take the end in."""
@@ -51,11 +59,15 @@ class TcpDecider:
         host: TcpHost,
         now: Callable[[], float] = time.monotonic,
         connector: Connector | None = None,
+        election: Election | None = None,
     ) -> None:
-        """Nothing is opened before `start`."""
+        """Nothing is opened before `start`. With an `election`, etcd says who leads, and where."""
         self._host = host
+        self._election = election
+        self._has_yielded = False
+        """This host has let others lead, being of a minority; nobody else has come to."""
         self._now = now
-        self._connector = connector or Connector(host.key)
+        self._connector = connector or Connector(host.key, host.endpoint)
         self._act: Act = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
         self._own = ""
@@ -69,7 +81,8 @@ class TcpDecider:
         self._do = self._background.do
         self._state = TcpState(host.agent, host.endpoint)
         self._actions = LocalActions(host, self._state, self._have_done, self._share_port)
-        self._incoming = IncomingPeers(host, self._state, self._connector, self._do, self._follow)
+        follow = self._follow if election is None else None
+        self._incoming = IncomingPeers(host, self._state, self._connector, self._do, follow)
 
     # ── what is known ─────────────────────────────────────────────────────────
 
@@ -133,7 +146,7 @@ class TcpDecider:
     async def start(self, act: Act, fail: Callable[[BaseException], None]) -> None:
         """Take a port, and begin to lead or to follow. Raises `RendezvousError`."""
         self._act, self._fail = act, fail
-        is_host = self._host.settings.is_host
+        is_host = False if self._election is not None else self._host.settings.is_host
         if is_host is None:
             is_host = await self._look_up(machine.is_this_machine, self._host.endpoint.address)
         self._own = self._host.known_address or await self._look_up(self._host.own_address)
@@ -142,7 +155,11 @@ class TcpDecider:
         if self._listener is not None:
             take = None if self._host.is_alone else self._incoming.take
             self._listener.serve(take, self._do)
-        if leads:
+        if (election := self._election) is not None:
+            election.attach(self._depose, self._turn_to)
+            self._do(election.run())
+            self._search(election)
+        elif leads:
             self._lead(None)
         else:
             self._follow(self._host.endpoint)
@@ -171,7 +188,7 @@ class TcpDecider:
         anywhere = not self._host.is_local
         if is_host:
             try:
-                self._listener = self._connector.listen(endpoint.port, anywhere=anywhere)
+                self._listener = self._listen_at_endpoint()
                 return True
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or settings.is_host or endpoint.port == 0:
@@ -179,13 +196,16 @@ class TcpDecider:
         self._listener = self._connector.listen(0, anywhere=anywhere)
         return False
 
+    def _listen_at_endpoint(self) -> Listener:
+        port, anywhere = self._host.endpoint.port, not self._host.is_local
+        return self._connector.listen(port, anywhere=anywhere, is_endpoint=True)
+
     def _take_endpoint(self) -> bool:
         """Take the endpoint's port, which another program had; whether it could be had."""
         if not self._may_take_endpoint:
             return False
-        endpoint, anywhere = self._host.endpoint, not self._host.is_local
         try:
-            self._endpoint_listener = self._connector.listen(endpoint.port, anywhere=anywhere)
+            self._endpoint_listener = self._listen_at_endpoint()
         except OSError:
             return False
         self._may_take_endpoint = False
@@ -207,6 +227,16 @@ class TcpDecider:
             link.close()
         for listener in self._listeners():
             listener.close()
+        if self._election is not None:
+            verdict = None if leader is None else leader.verdict
+            await self._election.leave([] if verdict is None else frames_of(verdict))
+
+    def close_for_all(self) -> None:
+        """Have no other round, for anybody."""
+        if (leader := self._state.leader) is not None:
+            leader.close_for_all()
+        elif (link := self._state.link) is not None:
+            self._do(link.send(RendezvousClosed()))
 
     def _listeners(self) -> list[Listener]:
         both = self._listener, self._endpoint_listener
@@ -310,16 +340,23 @@ class TcpDecider:
 
     # ── leading and following ─────────────────────────────────────────────────
 
-    def _lead(self, past: p.Handover | None) -> None:
-        """MakeDecider, from now on; after another, if there was one."""
+    def _lead(self, past: p.Handover | None, term: Term | None = None) -> None:
+        """Decide, from now on; after another, if there was one."""
+        host = self._host
+        if term is not None:
+            policy = host.policy
+            quorum = policy.quorum and not self._has_yielded
+            host = replace(host, policy=replace(policy, quorum=quorum, elected=True))
         leader = Leader(
-            *(self._host, self._now, self._actions.carry_out, self._do, self._know),
+            *(host, self._now, self._actions.carry_out, self._do, self._know),
             past=past,
             contacts=self._state.contacts,
+            term=term,
         )
         self._state.lead(leader)
         if past is not None:
-            self._do(self._incoming.watch_the_beginning())
+            if term is None:
+                self._do(self._incoming.watch_the_beginning())
             self._do(self._incoming.look_for(past.round))
         if (request := self._state.request) is not None:
             leader.join(request)
@@ -338,13 +375,17 @@ class TcpDecider:
 
     def _follow(self, contact: Endpoint) -> None:
         """Look for the one that decides, beginning there."""
-        follower = Follower(
-            *(self._host, self._state, self._actions, self._connector, self._now),
-            followed=self._followed,
+        search = SuccessionSearch(
+            *(self._host, self._state, self._actions, self._follower(), self._now),
             lead=self._lead,
             take_endpoint=self._take_endpoint,
         )
-        self._do(follower.run(contact))
+        self._do(search.run(contact))
+
+    def _follower(self) -> Follower:
+        return Follower(
+            *(self._host, self._state, self._actions, self._connector, self._now, self._followed)
+        )
 
     def _followed(self, link: Link) -> None:
         """Another decides."""
@@ -353,6 +394,54 @@ class TcpDecider:
             # It may not have been so yet when we said who we are.
             self._do(link.send(wire.RoundCleared(round=round_.number, port=request.port)))
         self._incoming.answer()
+
+    # ── elections ─────────────────────────────────────────────────────────────
+
+    def _search(self, election: Election, hold_off: float = 0.0) -> None:
+        """Look for the one that was elected, or stand; for so many seconds others may first."""
+
+        def lead(elected: Stand, last: RoundRecord | None) -> None:
+            if elected.past is not None and last is not None:
+                self._state.learn_contacts(last.formed.contacts)
+            commit = functools.partial(election.commit, election.term)
+            self._lead(elected.past, Term(commit, self._step_down, elected.floor))
+
+        search = ElectionSearch(
+            *(self._host, self._state, self._actions, self._follower()),
+            *(self._connector, election, self._now, lead),
+        )
+        self._do(search.run(hold_off))
+
+    def _turn_to(self, elected: AgentId) -> None:
+        """Another host was elected than the one that we follow: that one may not know it."""
+        self._has_yielded = False
+        link = self._state.link
+        if link is not None and self._state.leader_agent != elected:
+            link.abort()
+
+    def _depose(self, reason: str) -> None:
+        """This host leads no more: the workers are stopped, and the one that does is looked for."""
+        election, leader = self._election, self._state.depose()
+        if election is None or leader is None or self._state.is_over:
+            return
+        logger.warning("phalanx: this host no longer leads the rendezvous: %s", reason)
+        self._give_up(leader)
+        self._search(election)
+
+    def _step_down(self) -> None:
+        """Most of the last round is not here: those that are elsewhere may lead, if they can."""
+        election, leader = self._election, self._state.depose()
+        if election is None or leader is None or self._state.is_over:
+            return
+        self._has_yielded = True
+        self._give_up(leader)
+        self._do(election.resign())
+        self._search(election, hold_off=self._host.settings.host_timeout)
+
+    def _give_up(self, leader: Leader) -> None:
+        for link in leader.links:
+            link.close()
+        self._actions.halt(self._host.policy.stop_grace)
 
 
 def _why_not(endpoint: Endpoint, error: OSError) -> str:

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 from phalanx import _wire as wire
 from phalanx._core.clock import Interval
+from phalanx._core.rounds import Round, runs_of
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason, Verdict
 from phalanx._wire import rendezvous_frames
 
+MOST_TOLD = 64
+"""Of so many failures beside the cause the other hosts are told: each may be a long text."""
+
 
 def frames_of(verdict: Verdict) -> list[wire.Frame]:
-    """A verdict, to be told to another host."""
+    """A verdict, to be told to the other hosts."""
     told = [("cause", f) for f in (verdict.cause,) if f is not None]
-    told += [("other", f) for f in verdict.others]
+    told += [("other", f) for f in verdict.others[:MOST_TOLD]]
     told += [("attempt", f) for f in verdict.attempts]
     frames: list[wire.Frame] = [
         rendezvous_frames.FailureTold(
@@ -30,15 +34,17 @@ def frames_of(verdict: Verdict) -> list[wire.Frame]:
         reason=verdict.reason.value,
         missing=verdict.missing,
         note=verdict.note,
-        members=verdict.members,
+        hosts=verdict.hosts or runs_of(verdict.members),
     )
     return [*frames, over]
 
 
 def verdict_of(
-    over: rendezvous_frames.AppEnded, blamed: Sequence[rendezvous_frames.FailureTold]
+    over: rendezvous_frames.AppEnded,
+    blamed: Sequence[rendezvous_frames.FailureTold],
+    round_: Round | None,
 ) -> Verdict:
-    """The verdict that another host has told."""
+    """The verdict that another host has told; `round_` is the last one, as it is known here."""
 
     def failures(role: str) -> tuple[Failure, ...]:
         return tuple(
@@ -55,7 +61,8 @@ def verdict_of(
         cause=next(iter(failures("cause")), None),
         others=failures("other"),
         missing=over.missing,
-        members=over.members,
+        members=() if round_ is None else round_.members,
+        hosts=over.hosts,
         attempts=failures("attempt"),
         note=over.note,
     )

@@ -42,8 +42,8 @@ class JobKind(Enum):
 
 
 @dataclass(frozen=True)
-class AppPlace:
-    """Where an app is: an id has all of it, so that any process finds the app."""
+class BatchAppId:
+    """An app's id: it says where the app is, so that any process finds it."""
 
     queue: str
     name: str
@@ -58,7 +58,7 @@ class AppPlace:
         return ":".join(quote(part or "", safe="") for part in parts).rstrip(":")
 
     @classmethod
-    def parse(cls, app_id: str) -> AppPlace | None:
+    def parse(cls, app_id: str) -> BatchAppId | None:
         """From an id; None for what cannot be one."""
         parts = [unquote(part) for part in app_id.split(":")]
         if not 2 <= len(parts) <= 5 or not parts[0] or not parts[1]:

@@ -17,7 +17,7 @@ from phalanx._images.plan import ImagePlan
 from phalanx._schedulers.authoring import make_app_id
 from phalanx._schedulers.aws_batch.command import make_command
 from phalanx._schedulers.aws_batch.container import container_properties
-from phalanx._schedulers.aws_batch.names import AppPlace, AppTags, JobKind, role_tags
+from phalanx._schedulers.aws_batch.names import AppTags, BatchAppId, JobKind, role_tags
 from phalanx._schedulers.aws_batch.options import RESERVED, AwsBatchOptions
 from phalanx._specs import AppDef, RetryPolicy, Role
 from phalanx._specs.app_def import HOSTS
@@ -44,7 +44,7 @@ _HOST_LOST = [
 class AwsBatchRequest:
     """What is registered and submitted."""
 
-    app: AppPlace
+    app: BatchAppId
     kind: JobKind
     definition: Mapping[str, Any]
     """Without its name, which depends on the images."""
@@ -135,7 +135,7 @@ def make_request(
     _check(app)
     kind = job_kind(app, options)
     name = make_app_id(app.name)
-    place = AppPlace(options.queue, name, options.region, options.profile, options.endpoint)
+    app_id = BatchAppId(options.queue, name, options.region, options.profile, options.endpoint)
     tags = AppTags(
         app.name,
         session,
@@ -150,7 +150,7 @@ def make_request(
         image = role.image if plan is None else f"{plan.repository}:latest"
         containers.append(container_properties(role, image, options))
         command = make_command(
-            role, kind, str(place), rank0_env, options.python, tags.first(number)
+            role, kind, str(app_id), rank0_env, options.python, tags.first(number)
         )
         env = environment({**options.env, **command.env})
         overrides.append({"command": list(command.argv), "environment": env})
@@ -188,7 +188,7 @@ def make_request(
             job["arrayProperties"] = {"size": tags.num_replicas}
     job = {key: value for key, value in job.items() if value is not None}
     numbered = {i: plans[role.name] for i, role in enumerate(app.roles) if role.name in plans}
-    return AwsBatchRequest(place, kind, definition, job, numbered)
+    return AwsBatchRequest(app_id, kind, definition, job, numbered)
 
 
 def _check(app: AppDef) -> None:

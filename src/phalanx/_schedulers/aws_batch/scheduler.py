@@ -13,7 +13,7 @@ from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, need, workspace_of
 from phalanx._schedulers.aws_batch.logs import ReplicaLog, last_output
-from phalanx._schedulers.aws_batch.names import DELETED, AppPlace, AppTags, JobKind, tag_value
+from phalanx._schedulers.aws_batch.names import DELETED, AppTags, BatchAppId, JobKind, tag_value
 from phalanx._schedulers.aws_batch.options import AwsBatchOptions
 from phalanx._schedulers.aws_batch.request import AwsBatchRequest, make_request
 from phalanx._schedulers.aws_batch.rights import RIGHTS
@@ -75,16 +75,16 @@ class AwsBatchScheduler(Scheduler[AwsBatchOptions, AwsBatchRequest]):
         for role in app.roles:
             if not role.workspace or not role.image:
                 continue
-            place = workspace_of(role)
+            workspace = workspace_of(role)
             script = role.metadata.get(SCRIPT)
             if isinstance(script, str) and not os.path.isabs(script):
-                check_script(script, place)
+                check_script(script, workspace)
             if options.image_repo is None:
                 raise ConfigError(
-                    f"{_NAME}: {place} travels in an image: say where to push it with "
+                    f"{_NAME}: {workspace} travels in an image: say where to push it with "
                     "-cfg image_repo=…, or run the image as it is with --workspace ''."
                 )
-            plans[role.name] = plan_image(role.image, place, image_repo=options.image_repo)
+            plans[role.name] = plan_image(role.image, workspace, image_repo=options.image_repo)
         return make_request(app, self.session_name, _user(), options, self.rank0_env, plans)
 
     def submit(self, request: AwsBatchRequest) -> str:
@@ -103,7 +103,7 @@ class AwsBatchScheduler(Scheduler[AwsBatchOptions, AwsBatchRequest]):
     # ── how apps stand ────────────────────────────────────────────────────────
 
     def _find(self, app_id: str) -> tuple[Service, AppTags, dict[str, Any]] | None:
-        app = AppPlace.parse(app_id)
+        app = BatchAppId.parse(app_id)
         if app is None:
             return None
         service = self._service(app.region, app.profile, app.endpoint)
@@ -139,7 +139,7 @@ class AwsBatchScheduler(Scheduler[AwsBatchOptions, AwsBatchRequest]):
                 tags = AppTags.parse(job.get("tags") or {})
                 own = tag_value(self.session_name), tag_value(_user())
                 if tags is not None and (tags.session, tags.user) == own:
-                    found.append((job, tags, AppPlace(name, job["jobName"])))
+                    found.append((job, tags, BatchAppId(name, job["jobName"])))
         found.sort(key=lambda one: one[0].get("createdAt") or 0)
         return [
             AppSummary(
@@ -240,10 +240,10 @@ def _why(service: Service, job: dict[str, Any]) -> str:
     try:
         queues = service.queues([job["jobQueue"]])
         order = queues[0].get("computeEnvironmentOrder") or [] if queues else []
-        places = service.compute_environments([one["computeEnvironment"] for one in order])
+        environments = service.compute_environments([one["computeEnvironment"] for one in order])
     except Denied:
         return why_waiting(job, None, ())
-    return why_waiting(job, queues[0] if queues else None, places)
+    return why_waiting(job, queues[0] if queues else None, environments)
 
 
 def _errors(service: Service, seen: SeenJobs) -> dict[int, str]:

@@ -12,6 +12,7 @@
 | `actions` | does it |
 | `supervisor` | a process that does it whenever a container ends |
 | `replica_errors` | what went wrong in a replica, from what its container has left |
+| `leftovers` | what killed programs have left in the engine |
 | `logs` | what replicas have printed, from the engine |
 | `lease` | containers as hosts of launches; `exec_stream` leads there without docker's command |
 | `scheduler` | puts them together |

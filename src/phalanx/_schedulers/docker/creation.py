@@ -30,11 +30,11 @@ def have_images(engine: Engine, request: DockerRequest) -> dict[str, str]:
     for container in request.containers:
         if container.role in found:
             continue
-        if container.workspace is None:
+        if container.image_plan is None:
             ensure_image(engine.api, container.image, request.options.pull)
             found[container.role] = container.image
         else:
-            plan = container.workspace
+            plan = container.image_plan
             found[container.role] = provide(plan, engine.api, pull=request.options.pull)
     return found
 
@@ -124,7 +124,10 @@ def _ship(engine: Engine, request: DockerRequest, image: str) -> None:
             "Entrypoint": ["true"],
             "NetworkDisabled": True,
             "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
-            "Labels": {labels.APP: f"{request.app_id} (filling)"},
+            "Labels": {
+                labels.FILLING: request.app_id,
+                labels.USER: request.labels[labels.USER],
+            },
         },
     )
     try:

@@ -34,6 +34,8 @@ _SOCKET = "unix:///var/run/docker.sock"
 _TIMEOUT = 60.0
 _LONGEST = 500
 _TRIES = 10
+_LEAVING = 10.0
+"""Seconds for containers to leave a network."""
 _GPU = re.compile(r"nvidia\.com/gpu=\d+")
 """A GPU among the devices that an engine names."""
 _versions: dict[str, str] = {}
@@ -261,11 +263,28 @@ class Engine:
                 for entry in listed:
                     self.remove_container(entry["Id"])
             for network in self.api.networks(filters=filters):
-                with contextlib.suppress(NotInEngine), self.errors("remove a network"):
-                    self.api.remove_network(network["Id"])
+                self._remove_network(network["Id"])
             for volume in self.api.volumes(filters=filters).get("Volumes") or ():
-                with contextlib.suppress(NotInEngine), self.errors("remove a volume"):
-                    self.api.remove_volume(volume["Name"], force=True)
+                self.remove_volume(volume["Name"])
+
+    def _remove_network(self, network: str) -> None:
+        """Containers that are gone may take a moment to leave it."""
+        limit = time.monotonic() + _LEAVING
+        while True:
+            try:
+                with contextlib.suppress(NotInEngine), self.errors("remove a network"):
+                    self.api.remove_network(network)
+            except SchedulerError as error:
+                if "active endpoints" not in str(error) or time.monotonic() > limit:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def remove_volume(self, name: str) -> None:
+        """One that is not there is no error."""
+        with contextlib.suppress(NotInEngine), self.errors("remove a volume"):
+            self.api.remove_volume(name, force=True)
 
     def events(self, app_id: str) -> Generator[Any, None, None]:
         """Blocks until something happens to an app's containers, again and again."""

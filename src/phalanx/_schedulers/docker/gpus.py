@@ -87,9 +87,9 @@ def _one_at_a_time() -> Iterator[None]:
     from phalanx._registry import directory
 
     try:
-        place = directory().parent
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(place / "docker-gpus.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        parent = directory().parent
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(parent / "docker-gpus.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     except (OSError, RuntimeError):
         yield  # nobody can be kept out where nothing can be written
         return

@@ -7,6 +7,7 @@ be cleaned up but a network, which the next lease, or `phalanx clean`, removes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -19,8 +20,9 @@ from typing import Any
 
 from phalanx._images.builder import ensure_image
 from phalanx._schedulers.docker import labels
-from phalanx._schedulers.docker.engine import Engine, NameTaken, NotInEngine
+from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.gpus import ALL, chosen
+from phalanx._schedulers.docker.leftovers import remove_leftovers, remove_network
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import gpu_request, user_name, writable_tmp
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
@@ -33,7 +35,8 @@ _IDLE = 30
 """Seconds after which a container in which nobody runs ends. Both together: less than a minute."""
 _LOOKED_AT = 1.0
 """Seconds between two questions whether containers are there."""
-_OLD_NETWORK = 120.0
+_AGAIN = 2.0
+"""Seconds after which a replacement that failed is tried again: the engine may be restarting."""
 
 # Waits by turns for a moment, which also buries what others have left, and looks who is there.
 _HOLDER = """
@@ -64,6 +67,10 @@ class DockerLease(Lease):
         self._numbers = count()
         self._hosts: list[str] = []
         """The names of containers that run, as far as is known."""
+        self._replacing = 0
+        """How many containers are on their way in the place of others."""
+        self._problem = ""
+        """Why one does not come."""
         self._state, self._end = "CREATING", ""
         self._given_back = threading.Event()
         self._looked = 0.0
@@ -75,7 +82,8 @@ class DockerLease(Lease):
     def _create_all(self) -> None:
         try:
             with Engine() as engine:
-                _remove_old_networks(engine)
+                with contextlib.suppress(SchedulerError):  # no reason not to launch
+                    remove_leftovers(engine)
                 self._state = "PULLING"
                 ensure_image(engine.api, self._image, self._options.pull)
                 self._state = "CREATING"
@@ -162,7 +170,7 @@ class DockerLease(Lease):
 
     @property
     def _labels(self) -> dict[str, str]:
-        return {labels.LEASE: self.id, labels.USER: user_name(), labels.SINCE: repr(time.time())}
+        return {labels.LEASE: self.id, labels.USER: user_name()}
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
@@ -177,15 +185,17 @@ class DockerLease(Lease):
         self._look()
         with self._lock:
             hosts = tuple(self._lent(name) for name in self._hosts)
-        if not hosts:
+            replacing, problem = self._replacing, self._problem
+        if not hosts and not replacing:
             return LeaseStatus(LeasePhase.ENDED, reason="all containers have ended")
-        return LeaseStatus(LeasePhase.READY, hosts, "RUNNING")
+        return LeaseStatus(LeasePhase.READY, hosts, "RUNNING", problem)
 
     def _look(self) -> None:
         with self._lock:
             if time.monotonic() - self._looked < _LOOKED_AT:
                 return
             self._looked = time.monotonic()
+            known = set(self._hosts)
         try:
             with Engine() as engine, engine.errors("list containers"):
                 listed = engine.api.containers(filters={"label": f"{labels.LEASE}={self.id}"})
@@ -193,7 +203,8 @@ class DockerLease(Lease):
             return  # it may come back, and the containers may go on
         running = {name.lstrip("/") for entry in listed for name in entry["Names"]}
         with self._lock:
-            self._hosts = [name for name in self._hosts if name in running]
+            # One that has come since is not in that list.
+            self._hosts = [name for name in self._hosts if name in running or name not in known]
 
     def _lent(self, name: str) -> LentHost:
         return LentHost(name, exec_command(name), reconnect_timeout=RECONNECT_TIMEOUT)
@@ -201,19 +212,27 @@ class DockerLease(Lease):
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def replace(self, name: str) -> bool:
-        """Create another container, on a thread."""
+        """Create another container, on a thread; where that fails, it is tried again."""
         if self._given_back.is_set():
             return False
         with self._lock:
             self._hosts = [host for host in self._hosts if host != name]
+            self._replacing += 1
 
         def create() -> None:
-            try:
-                with Engine() as engine:
-                    engine.remove_container(name)
-                    self._create_hosts(engine, 1)
-            except PhalanxError:
-                return  # nobody comes; the launch goes on trying the one that it knows
+            is_created = False
+            while not is_created and not self._given_back.is_set():
+                try:
+                    with Engine() as engine:
+                        engine.remove_container(name)
+                        self._create_hosts(engine, 1)
+                    is_created = True
+                except PhalanxError as error:
+                    self._problem = str(error)
+                    self._given_back.wait(_AGAIN)
+            with self._lock:
+                self._replacing -= 1
+                self._problem = ""
             if self._given_back.is_set():
                 self._remove()
 
@@ -232,7 +251,7 @@ class DockerLease(Lease):
             listed = engine.api.containers(all=True, filters=mine)
             for_all(engine.remove_container, [entry["Id"] for entry in listed])
             for network in engine.api.networks(filters=mine):
-                _remove_network(engine, network["Id"])
+                remove_network(engine, network["Id"])
 
 
 def exec_command(container: str) -> tuple[str, ...]:
@@ -244,23 +263,3 @@ def exec_command(container: str) -> tuple[str, ...]:
 
 def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _remove_old_networks(engine: Engine) -> None:
-    """Those of leases whose launcher was killed: their containers have ended by themselves."""
-    with engine.errors("list networks"):
-        found = engine.api.networks(filters={"label": f"{labels.USER}={user_name()}"})
-        for network in found:
-            own = network.get("Labels") or {}
-            if labels.LEASE in own and time.time() - float(own[labels.SINCE]) > _OLD_NETWORK:
-                mine = {"label": f"{labels.LEASE}={own[labels.LEASE]}"}
-                if not engine.api.containers(all=True, filters=mine):
-                    _remove_network(engine, network["Id"])
-
-
-def _remove_network(engine: Engine, network: str) -> None:
-    try:
-        with engine.errors("remove a network"):
-            engine.api.remove_network(network)
-    except (NotInEngine, NameTaken):
-        pass  # somebody else has removed it, or a container is just leaving it

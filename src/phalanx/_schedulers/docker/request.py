@@ -17,7 +17,7 @@ from typing import Any
 
 from phalanx._core.ranks import REPLICA as REPLICA_VARIABLE
 from phalanx._images.plan import ImagePlan
-from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, replicas
+from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, needs_phalanx, replicas
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.docker.options import DockerOptions
@@ -48,7 +48,7 @@ class ContainerRequest:
     name: str
     image: str
     """The role's; with a workspace, the one that the project is laid over."""
-    workspace: ImagePlan | None
+    image_plan: ImagePlan | None
     """What is built first."""
     config: Mapping[str, Any]
     """As the engine's API takes it."""
@@ -87,7 +87,7 @@ class DockerRequest:
             shown["network"] = self.network
         if self.ships_phalanx:
             shown["volume"] = {"name": code_volume(self.app_id), "content": "Phalanx"}
-        plans = dict.fromkeys(plan for c in self.containers if (plan := c.workspace))
+        plans = dict.fromkeys(plan for c in self.containers if (plan := c.image_plan))
         if plans:
             shown["images"] = [_shown_plan(plan) for plan in plans]
         if self.copied_env:
@@ -159,7 +159,7 @@ def make_request(
     meant = list(replicas(app, app_id, rank0_env=rank0_env, root="."))
     network = app_id if options.network is None else options.network
     words = role_words([role.name for role in app.roles])
-    ships = any(_needs_phalanx(role) for role, _ in meant)
+    ships = any(needs_phalanx(role) for role, _ in meant)
     making = _Making(app_id, options, network, words, record, own, rank0_env, ships=ships)
     return DockerRequest(
         app_id=app_id,
@@ -191,11 +191,6 @@ def role_words(names: Sequence[str]) -> dict[str, str]:
         word = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_LONGEST_WORD].strip("-") or "role"
         found[name] = f"{word}-{index}" if word in found.values() else word
     return found
-
-
-def _needs_phalanx(role: Role) -> bool:
-    words = [role.entrypoint, *role.args]
-    return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)
 
 
 @dataclass(frozen=True)

@@ -81,15 +81,15 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         made: dict[tuple[str, str], ImagePlan] = {}
         for role in app.roles:
             if role.workspace and role.image:
-                place = workspace_of(role)
+                workspace = workspace_of(role)
                 script = role.metadata.get(SCRIPT)
                 if isinstance(script, str) and not os.path.isabs(script):
-                    check_script(script, place)
-                if (role.image, place) not in made:
-                    made[role.image, place] = plan_image(
-                        role.image, place, image_repo=options.image_repo
+                    check_script(script, workspace)
+                if (role.image, workspace) not in made:
+                    made[role.image, workspace] = plan_image(
+                        role.image, workspace, image_repo=options.image_repo
                     )
-                plans[role.name] = made[role.image, place]
+                plans[role.name] = made[role.image, workspace]
         return make_request(app, self.session_name, options, self.rank0_env, plans, os.environ)
 
     def submit(self, request: DockerRequest) -> str:
@@ -233,7 +233,11 @@ def _check_owner(app: SeenApp, what: str) -> None:
 def _cancel(engine: Engine, app: SeenApp, grace: float | None) -> None:
     if assess(app, time.time()).state.is_final:
         return
-    own = {labels.APP: app.app_id, labels.CANCELLED: repr(time.time())}
+    own = {
+        labels.APP: app.app_id,
+        labels.USER: app.user,
+        labels.CANCELLED: repr(time.time()),
+    }
     engine.create_volume(f"{app.app_id}-cancelled", own)
     found = engine.find(app.app_id)
     while found is not None:
@@ -268,8 +272,8 @@ def _status(engine: Engine, app: SeenApp, assessed: Assessment) -> AppStatus:
         code = 1 if container is None else container.end.code or 1
     if cause is not None and not message:
         status = replicas[cause]
-        place = errors[cause].describe_worker() if cause in errors else ""
-        message = f"{cause[0]}/{cause[1]} {status.describe()}{place}"
+        worker = errors[cause].describe_worker() if cause in errors else ""
+        message = f"{cause[0]}/{cause[1]} {status.describe()}{worker}"
     return AppStatus(
         app=app.app_id,
         state=assessed.state,

@@ -19,7 +19,14 @@ from phalanx._schedulers.kubernetes.logs import has_log_ended
 from phalanx._schedulers.kubernetes.names import job_name
 from phalanx._schedulers.kubernetes.record import AppAnnotation, RoleAnnotation
 from phalanx._schedulers.kubernetes.request import first_hostname
-from phalanx._schedulers.kubernetes.seen import ReplicaPod, SeenJob, SeenObjects, seen_job, seen_pod
+from phalanx._schedulers.kubernetes.seen import (
+    ReplicaPod,
+    SeenJob,
+    SeenObjects,
+    moment,
+    seen_job,
+    seen_pod,
+)
 from phalanx._schedulers.parallel import for_all
 
 _AT_ONCE = 1
@@ -83,6 +90,7 @@ def seen_objects(
         tuple(filter(None, (seen_job(job) for job in jobs if is_own(job)))),
         tuple(filter(None, (seen_pod(pod, now) for pod in pods if is_own(pod)))),
         None if cancelled is None else float(cancelled),
+        moment(service["metadata"].get("creationTimestamp")) or 0.0,
     )
 
 

@@ -21,8 +21,8 @@ MOST = 1 << 20
 """Bytes, compressed, of a project that needs neither a registry nor a volume."""
 _HOPELESS = 64 << 20
 """Bytes of a project that nobody need compress to know."""
-_PIECE = 700 << 10
-"""Bytes in one Secret, of which an API server takes a megabyte at most."""
+_PIECE = 180 << 10
+"""Bytes in one Secret: `kubectl apply` notes an object in an annotation, which has 256 KiB."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class KubernetesLease(Lease):
         """The pods that are meant to be there, in the order of ranks."""
         self._pods: dict[str, SeenPod] = {}
         """What was last seen of them."""
+        self._replacing = 0
+        """How many pods are on their way in the place of others."""
         self._problem = ""
         """Why a replacement does not come."""
         self._end = ""
@@ -159,11 +161,13 @@ class KubernetesLease(Lease):
     def _remove_ended(self) -> None:
         """Pods of this user's that have ended by themselves: their launcher's machine was lost."""
         mine = f"{LEASE},{names.USER}={self._user}"
-        for one in self._cluster.list("pods", mine):
-            created = moment(one["metadata"].get("creationTimestamp")) or 0.0
-            phase = (one.get("status") or {}).get("phase")
-            if phase in ("Succeeded", "Failed") and time.time() - created > _OLD:
-                self._cluster.delete("pods", one["metadata"]["name"])
+        listed = self._cluster.list("pods", mine)
+        ended = [one for one in listed if _has_ended_long_ago(one)]
+        for one in ended:
+            self._cluster.delete("pods", one["metadata"]["name"])
+        going = {_lease(one) for one in listed if one not in ended}
+        for lease in {_lease(one) for one in ended} - going:
+            self._cluster.delete("secrets", lease)  # it has one if variables were copied
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
@@ -178,6 +182,7 @@ class KubernetesLease(Lease):
                 return LeaseStatus(LeasePhase.WAITING, state="CREATING")
             pods = [self._pods[name] for name in self._names if name in self._pods]
             was_ready, problem = self._was_ready, self._problem
+            can_come = self._replacing > 0 or len(pods) < len(self._names)
         hosts = tuple(self._lent(one.name) for one in pods if one.is_running)
         ended = [one for one in pods if one.end]
         if not was_ready:
@@ -186,7 +191,7 @@ class KubernetesLease(Lease):
                 return LeaseStatus(LeasePhase.ENDED, hosts, "FAILED", reason)
             reason = lent_pods.summary(pods, self._num_hosts)
             return LeaseStatus(LeasePhase.WAITING, hosts, "PENDING", reason)
-        if len(ended) == len(pods):
+        if len(ended) == len(pods) and not can_come:
             reason = f"all pods have ended ({ended[-1].end})" if ended else "all pods have ended"
             return LeaseStatus(LeasePhase.ENDED, reason=reason)
         return LeaseStatus(LeasePhase.READY, hosts, "RUNNING", problem)
@@ -203,6 +208,8 @@ class KubernetesLease(Lease):
         """Create another pod, on a thread; what is refused is asked for again."""
         if self._given_back.is_set():
             return False
+        with self._lock:
+            self._replacing += 1
 
         def create() -> None:
             new, is_created = self._name(), False
@@ -216,6 +223,7 @@ class KubernetesLease(Lease):
                     self._given_back.wait(_AGAIN)
             with self._lock:
                 self._problem = ""
+                self._replacing -= 1
                 self._names = [*(one for one in self._names if one != name), new]
             if self._given_back.is_set():
                 self._delete()
@@ -247,3 +255,13 @@ class KubernetesLease(Lease):
     def _delete(self) -> None:
         while delete_lease(self._cluster, self.id, has_secret=self._secret is not None):
             time.sleep(_SOON)  # one that was just being created may come
+
+
+def _lease(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"]["labels"][LEASE])
+
+
+def _has_ended_long_ago(pod: Mapping[str, Any]) -> bool:
+    created = moment(pod["metadata"].get("creationTimestamp")) or 0.0
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in ("Succeeded", "Failed") and time.time() - created > _OLD

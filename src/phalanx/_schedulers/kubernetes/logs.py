@@ -29,6 +29,8 @@ _SILENCE = 45.0
 _LAST = 200
 """Lines that are looked through for an error."""
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ?")
+_NO_LOG = re.compile("is waiting to start|is terminated")
+"""What a node says of a container that has not been made yet, or never was before its pod went."""
 _PIECE = 1 << 16
 _ENTRY = 1 << 14
 """Bytes of a line after which kubelets write the time once more: runtimes keep longer ones so."""
@@ -81,7 +83,7 @@ class PodOutput:
         self, cluster: Cluster, since: float | None, *, follow: bool
     ) -> Iterator[tuple[int, str]]:
         done: set[str] = set()
-        places: dict[str, _Position] = {}
+        positions: dict[str, _Position] = {}
         is_last_look = False
         away: float | None = None
         while True:
@@ -97,8 +99,8 @@ class PodOutput:
                             done.add(pod.uid)
                             continue
                         break
-                    place = places.setdefault(pod.uid, _Position())
-                    yield from _lines(cluster, pod, place, since, follow=follow)
+                    position = positions.setdefault(pod.uid, _Position())
+                    yield from _lines(cluster, pod, position, since, follow=follow)
                     if follow and not self._has_ended(cluster, pod):
                         break
                     done.add(pod.uid)
@@ -167,16 +169,16 @@ def last_output(cluster: Cluster, pod: ReplicaPod) -> str:
 
 
 def _lines(
-    cluster: Cluster, pod: ReplicaPod, place: _Position, since: float | None, *, follow: bool
+    cluster: Cluster, pod: ReplicaPod, position: _Position, since: float | None, *, follow: bool
 ) -> Iterator[tuple[int, str]]:
     """A pod's lines behind a position, which moves along."""
     query = {"container": MAIN, "timestamps": "true"}
     if follow:
         query["follow"] = "true"
-    first = place.stamp / 1e9 if place.stamp else since
+    first = position.stamp / 1e9 if position.stamp else since
     if first is not None:
         query["sinceTime"] = datetime.fromtimestamp(int(first), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    skip = _Position(place.stamp, place.count)
+    skip = _Position(position.stamp, position.count)
     try:
         with cluster.stream(
             "pods",
@@ -187,18 +189,18 @@ def _lines(
         ) as answer:
             for raw in _split(answer):
                 stamp, text = parse_line(raw)
-                stamp = stamp or place.stamp
+                stamp = stamp or position.stamp
                 if stamp < skip.stamp:
                     continue
                 if stamp == skip.stamp and skip.count:
                     skip.count -= 1
                     continue
-                place.advance(stamp)
+                position.advance(stamp)
                 yield stamp, text
     except NotInCluster:
         return  # it was deleted meanwhile
     except SchedulerError as error:
-        if isinstance(error, ClusterGone) or "is waiting to start" not in str(error):
+        if isinstance(error, ClusterGone) or not _NO_LOG.search(str(error)):
             raise
 
 

@@ -72,11 +72,15 @@ class KubernetesOptions:
     server_version: str | None = option(
         None, help="version of Kubernetes to write objects for; default: the server's"
     )
-    cpus: float | None = option(None, help="CPUs of each lent host; apps say it in their resource")
-    mem: str | None = option(
-        None, help="memory of each lent host, such as 16Gi; apps say it in their resource"
+    cpus: float | None = option(
+        None, help="CPUs per borrowed host; for apps, set the role's resource"
     )
-    gpus: int | None = option(None, help="GPUs of each lent host; apps say it in their resource")
+    mem: str | None = option(
+        None, help="memory per borrowed host, such as 16Gi; for apps, set the role's resource"
+    )
+    gpus: int | None = option(
+        None, help="GPUs per borrowed host; for apps, set the role's resource"
+    )
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ MAIN = "main"
 """The container that runs the replica's program."""
 MESSAGE_PATH = "/dev/termination-log"
 """What is written there is part of the pod's status when it has ended."""
-PLACE = "/opt/phalanx"
+ROOT = "/opt/phalanx"
 """A directory of the pod's own."""
 REPLICA_ID = "PHALANX-5f0c8e1d-REPLICA-ID"
 """Stands for a replica's number where a pod is one of many that are alike."""
@@ -41,12 +40,12 @@ tarfile.open(fileobj=io.BytesIO(data)).extractall(sys.argv[2])' "$1" "$2"
 }
 """
 _START_CODE = f"""\
-unpack {PLACE}-files/code {PLACE}/code
-export PYTHONPATH="{PLACE}/code${{PYTHONPATH:+:$PYTHONPATH}}"
+unpack {ROOT}-files/code {ROOT}/code
+export PYTHONPATH="{ROOT}/code${{PYTHONPATH:+:$PYTHONPATH}}"
 """
 _START_PROJECT = f"""\
-[ "$PWD" != / ] && [ -w . ] || {{ mkdir -p {PLACE}/workspace; cd {PLACE}/workspace; }}
-unpack {PLACE}-files/project .
+[ "$PWD" != / ] && [ -w . ] || {{ mkdir -p {ROOT}/workspace; cd {ROOT}/workspace; }}
+unpack {ROOT}-files/project .
 """
 _START_PROGRAM = 'exec "$@"\n'
 
@@ -174,13 +173,13 @@ class PodMaking:
         ]
         mounts: list[dict[str, Any]] = [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 of a container
-            {"name": "phalanx", "mountPath": PLACE},
+            {"name": "phalanx", "mountPath": ROOT},
         ]
         for name, packed in (("code", self.code), ("project", project)):
             if packed is not None:
                 volumes.append(packed.volume(name))
-                place = f"{PLACE}-files/{name}"
-                mounts.append({"name": name, "mountPath": place, "readOnly": True})
+                path = f"{ROOT}-files/{name}"
+                mounts.append({"name": name, "mountPath": path, "readOnly": True})
         for number, (volume, mount) in enumerate(_mounts(role)):
             own = f"mount-{number}"
             volumes.append({"name": own, **volume})
@@ -258,9 +257,3 @@ def _joined(key: str, ours: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
         name = entry.get(by)
         found[name] = merged(found[name], entry) if name in found else dict(entry)
     return list(found.values())
-
-
-def needs_phalanx(role: Role) -> bool:
-    """A word of its command is Phalanx."""
-    words = [role.entrypoint, *role.args]
-    return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)

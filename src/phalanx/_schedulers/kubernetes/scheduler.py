@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._schedulers.assessment import Assessment, assess
-from phalanx._schedulers.authoring import check_script, need, workspace_of
+from phalanx._schedulers.authoring import check_script, need, needs_phalanx, workspace_of
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.actions import (
     carry_out,
@@ -26,7 +26,6 @@ from phalanx._schedulers.kubernetes.creation import build_images, create_objects
 from phalanx._schedulers.kubernetes.logs import PodOutput
 from phalanx._schedulers.kubernetes.names import AppName, label
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
-from phalanx._schedulers.kubernetes.pod import needs_phalanx
 from phalanx._schedulers.kubernetes.request import (
     KubernetesRequest,
     RequestFiles,
@@ -47,6 +46,8 @@ _NAME = "kubernetes"
 _OVERDUE = 5.0
 """Seconds after which what is to be done for an app has nobody who does it."""
 _POLL = 0.3
+_SUBMITTING = 120.0
+"""Seconds in which an app's Jobs may still be to come."""
 
 
 class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
@@ -100,15 +101,15 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         for role in app.roles:
             if not role.workspace or not role.image:
                 continue
-            place = workspace_of(role)
+            workspace = workspace_of(role)
             script = role.metadata.get(SCRIPT)
             if isinstance(script, str) and not os.path.isabs(script):
-                check_script(script, place)
+                check_script(script, workspace)
             if options.image_repo is not None:
-                plans[role.name] = plan_image(role.image, place, image_repo=options.image_repo)
+                plans[role.name] = plan_image(role.image, workspace, image_repo=options.image_repo)
             else:
-                packed[place] = packed.get(place) or pack_project(place)
-                projects[role.name] = packed[place]
+                packed[workspace] = packed.get(workspace) or pack_project(workspace)
+                projects[role.name] = packed[workspace]
         files = RequestFiles(
             projects,
             pack_phalanx() if any(map(needs_phalanx, app.roles)) else None,
@@ -177,7 +178,8 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         apps = []
         for seen in find_all(cluster, selector):
             if seen.is_expired:
-                cluster.delete("services", seen.name)
+                if time.time() - seen.created > _SUBMITTING:
+                    cluster.delete("services", seen.name)
                 continue
             app_id = str(AppName(seen.name, cluster.namespace))
             state = shown_state(seen, self._assess(app_id, seen))

@@ -270,6 +270,8 @@ class SeenObjects:
     jobs: tuple[SeenJob, ...]
     pods: tuple[ReplicaPod, ...]
     cancelled: float | None = None
+    created: float = 0.0
+    """When its Service was."""
 
     def pods_of(self, role_word: str, replica: int, attempt: int | None = None) -> list[ReplicaPod]:
         """A replica's pods, the latest last."""

@@ -15,7 +15,7 @@ from phalanx._schedulers.kubernetes.seen import ReplicaPod, SeenObjects, moment
 from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx._schedulers.supervised.replicas import ReplicaEnd
-from phalanx._specs import AppState, AppStatus, ReplicaStatus, RoleStatus
+from phalanx._specs import AppState, AppStatus, ReplicaStatus, RetryPolicy, RoleStatus
 
 _DELETED = "its Job was deleted"
 
@@ -49,8 +49,8 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
         container = None if cause is None else assessed.current[cause]
         code = 1 if container is None else container.end.code or 1
     if cause is not None and not message:
-        place = errors[cause].describe_worker() if cause in errors else ""
-        message = f"{cause[0]}/{cause[1]} {replicas[cause].describe()}{place}"
+        worker = errors[cause].describe_worker() if cause in errors else ""
+        message = f"{cause[0]}/{cause[1]} {replicas[cause].describe()}{worker}"
     if not state.is_final and not message:
         message = _waiting(cluster, seen, assessed)
     restarted = sum(max(0, len(_pods(seen, key)) - 1 - life.retries[key]) for key in life.states)
@@ -98,15 +98,27 @@ def _waiting(cluster: Cluster, seen: SeenObjects, assessed: Assessment) -> str:
         pods = _pods(seen, key)
         pod = pods[-1] if pods else None
         name = f"{key[0]}/{key[1]}"
-        if pod is not None and pod.has_ended and len(pods) > 1:
-            why = f"failed {len(pods)} times, starts again"
+        if pod is not None and pod.has_ended:
+            why = _again(seen, key, pods)
         elif pod is not None:
-            why = "" if pod.has_run else pod.why_waiting()
+            why = pod.why_waiting()
         else:
             why = _no_pod(cluster, seen, container.id)
         if why:
             reasons.setdefault(why, []).append(name)
     return "; ".join(f"{', '.join(who[:3])}{_more(who)}: {why}" for why, who in reasons.items())
+
+
+def _again(seen: SeenObjects, key: ReplicaKey, pods: list[ReplicaPod]) -> str:
+    """What is said of a replica whose Job waits a while before it starts another pod."""
+    part = next(part for part in seen.record.roles if part.name == key[0])
+    failed = [pod for pod in pods if pod.phase == "Failed" and not pod.was_stopped]
+    left = part.max_retries - len(failed) if part.policy is RetryPolicy.REPLICA else -1
+    if not failed or left < 0:
+        return ""
+    how = failed[-1].why_ended() or f"exit code {failed[-1].exit_code}"
+    times = "once" if len(failed) == 1 else f"{len(failed)} times"
+    return f"failed {times} ({how}), starts again"
 
 
 def _more(who: list[str]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from phalanx._core.environment import users
 from phalanx._core.ranks import RANK_VARIABLES
+from phalanx._logs import logger
 from phalanx._specs import AppState
 from phalanx.errors import ConfigError, SchedulerError
 
@@ -29,16 +30,19 @@ WHILE_DOWN = 3.0
 _PATIENCE = 15.0
 """Seconds for a command to answer a question."""
 _SUBMIT_PATIENCE = 120.0
+AWAY = 60.0
+"""Seconds for a controller that does not answer to be there again, while it is asked for nodes."""
 
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _PENDING |= {"RESV_DEL_HOLD"}
 _SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P")
 _SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList", "Partition")
-_DOWN = re.compile(
+DOWN = re.compile(
     "Unable to contact slurm controller|connection failure|Connection refused|timed out",
     re.IGNORECASE,
 )
+"""How commands say that nobody answers."""
 _NOT_THERE = re.compile(r"Invalid job id specified", re.IGNORECASE)
 
 
@@ -222,8 +226,30 @@ class Controller:
 
     # ── requests ──────────────────────────────────────────────────────────────
 
-    def submit(self, script: str, directory: str) -> str:
-        """Submit a batch script; gives the job's number. Raises `SchedulerError`."""
+    def submit(self, name: str, script: str, directory: str) -> str:
+        """Submit a batch script, of a job of this name; gives its number. Raises `SchedulerError`.
+
+        A controller that does not answer is waited for, a while.
+        """
+        limit: float | None = None
+        while True:
+            try:
+                # It may have heard before, and not been able to say so.
+                if limit is not None and (number := self.find(name)) is not None:
+                    return number
+                return self._submit(script, directory)
+            except ControllerDown as error:
+                if limit is None:
+                    limit = time.monotonic() + AWAY
+                    logger.warning(
+                        "phalanx: Slurm does not answer (%s); trying for %.0f s", error, AWAY
+                    )
+                if not self._is_back(limit):
+                    raise SchedulerError(
+                        f"Slurm does not answer: {error}. See: scontrol ping"
+                    ) from None
+
+    def _submit(self, script: str, directory: str) -> str:
         try:
             done = self._run(
                 ("sbatch", "--parsable", script), timeout=_SUBMIT_PATIENCE, cwd=directory
@@ -231,16 +257,22 @@ class Controller:
         except FileNotFoundError:
             raise _no_slurm("sbatch") from None
         except subprocess.TimeoutExpired:
-            raise SchedulerError(
-                f"Slurm did not answer in {_SUBMIT_PATIENCE:g} s. Is it up? See: scontrol ping"
-            ) from None
+            raise ControllerDown(f"sbatch did not end in {_SUBMIT_PATIENCE:g} s") from None
         number = done.stdout.strip().partition(";")[0]
         if done.returncode or not number.isdigit():
             reason = _reason(done.stderr or done.stdout)
-            if _DOWN.search(reason):
-                raise SchedulerError(f"Slurm does not answer: {reason}. See: scontrol ping")
+            if DOWN.search(reason):
+                raise ControllerDown(reason)
             raise SchedulerError(f"Slurm refused the job: {reason}")
         return number
+
+    def _is_back(self, limit: float) -> bool:
+        """Wait until it answers; False if it has not until then."""
+        while time.monotonic() < limit:
+            if self._answers_again():
+                return True
+            time.sleep(min(WHILE_DOWN, max(0.0, limit - time.monotonic())))
+        return False
 
     def cancel(self, number: str) -> None:
         """Have a job end. Raises `SchedulerError`, not for one that has ended."""

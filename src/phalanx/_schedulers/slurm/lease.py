@@ -23,6 +23,8 @@ from phalanx._launcher.transport.slurm import STEP_OPTIONS
 from phalanx._logs import logger
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.slurm.controller import (
+    AWAY,
+    DOWN,
     INTERVAL,
     ControllerDown,
     JobState,
@@ -98,6 +100,7 @@ class SlurmLease(Lease):
         self._lock = threading.Lock()
         self._given_back = False
         self._lost: set[str] = set()
+        self._unheard_until = time.monotonic() + AWAY
         self._allocations = [_Allocation(request.name, request.num_hosts, options)]
 
     @property
@@ -112,6 +115,8 @@ class SlurmLease(Lease):
         if self._given_back:
             return LeaseStatus(LeasePhase.ENDED, reason="given back")
         first.look()
+        if first.is_unheard and time.monotonic() < self._unheard_until:
+            return self._ask_again(first)
         if first.end is not None:
             with self._lock:
                 others = self._allocations[1:]
@@ -126,6 +131,14 @@ class SlurmLease(Lease):
             phase = LeasePhase.ENDED if reason in _NEVER else LeasePhase.WAITING
             return LeaseStatus(phase, state=state, reason=reason)
         return LeaseStatus(LeasePhase.READY, tuple(self._hosts()), "RUNNING")
+
+    def _ask_again(self, unheard: _Allocation) -> LeaseStatus:
+        """The controller was not there to hear the request; salloc waits for it some seconds."""
+        with self._lock:
+            if not self._given_back and self._allocations == [unheard]:
+                request = self._request
+                self._allocations = [_Allocation(request.name, request.num_hosts, self._options)]
+        return LeaseStatus(LeasePhase.WAITING, reason=f"no answer from Slurm: {unheard.end}")
 
     def _hosts(self) -> Iterator[LentHost]:
         with self._lock:
@@ -148,7 +161,7 @@ class SlurmLease(Lease):
     def replace(self, name: str) -> bool:
         """Ask for an allocation of one more host, which is none that there was.
 
-        Not in the place of one whose job somebody has cancelled.
+        Not in place of one whose job somebody has cancelled.
         """
         if self._is_cancelled(name):
             return False
@@ -227,6 +240,11 @@ class _Allocation:
             os.set_blocking(stream.fileno(), False)
         _OPEN.add(self)
         self._asking: threading.Thread | None = None
+
+    @property
+    def is_unheard(self) -> bool:
+        """It has ended because nobody heard it."""
+        return self.end is not None and not self.number and bool(DOWN.search(self.end))
 
     def look(self) -> None:
         """Take what it has said since the last time."""

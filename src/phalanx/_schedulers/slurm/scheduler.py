@@ -146,7 +146,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             from phalanx._schedulers.slurm.workspace_copy import copy_workspaces
 
             copy_workspaces(request.copies)
-            number = controller().submit(SCRIPT_FILE, request.job_dir)
+            number = controller().submit(request.app_id, SCRIPT_FILE, request.job_dir)
             _note_job(files, number)
         except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)

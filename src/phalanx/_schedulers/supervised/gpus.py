@@ -28,7 +28,7 @@ def assign(request: AppRequest, path: Path, wait: Callable[[str], bool]) -> list
     """
     wanted = sum(replica.gpus for replica in request.replicas)
     devices = visible(os.environ, machine.gpus())
-    if not wanted or not request.settings.get("assign_gpus", True) or not devices:
+    if not wanted or not request.starter_options.get("assign_gpus", True) or not devices:
         return request.replicas
     if wanted > len(devices):
         raise NotEnough(

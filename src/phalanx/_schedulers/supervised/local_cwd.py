@@ -57,7 +57,7 @@ class LocalScheduler(SupervisedScheduler):
             replica, argv=with_python(replica.argv, sys.executable or "python3"), env=env
         )
 
-    def settings(self, options: LocalOptions) -> dict[str, Any]:
+    def starter_options(self, options: LocalOptions) -> dict[str, Any]:
         """Whether GPUs are given out."""
         return {"assign_gpus": options.auto_set_cuda_visible_devices}
 

@@ -93,7 +93,7 @@ class ReplicaStarter(Protocol):
     def stop(self, replica: ReplicaKey, grace: float) -> None:
         """Have it end: SIGTERM, after the grace SIGKILL. Again: at most with less grace."""
 
-    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+    def ask_stacks(self, seconds: float, tell: TellStacks, *, native: bool = False) -> None:
         """Find out where workers on other hosts are, and tell, from any thread."""
 
     def ended(self) -> list[tuple[ReplicaKey, ReplicaEnd]]:
@@ -163,7 +163,7 @@ class LocalReplicas:
         process = self._running.get(replica)
         return None if process is None else process.pid
 
-    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+    def ask_stacks(self, seconds: float, tell: TellStacks, *, native: bool = False) -> None:
         """There are none: launches of this machine are asked themselves."""
         tell({})
 

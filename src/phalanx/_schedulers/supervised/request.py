@@ -80,8 +80,8 @@ class AppRequest:
     """`module:class` of who starts the replicas."""
     stop_grace: float
     roles: tuple[RoleRequest, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the scheduler needs besides."""
+    starter_options: Mapping[str, Any] = field(default_factory=dict)
+    """What it needs besides."""
 
     @property
     def replicas(self) -> list[ReplicaRequest]:

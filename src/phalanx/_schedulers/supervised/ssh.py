@@ -95,7 +95,7 @@ class SshScheduler(SupervisedScheduler):
         order = {replica.key: i for i, replica in enumerate(replicas)}
         return sorted(arranged, key=lambda replica: order[replica.key])
 
-    def settings(self, options: SshOptions) -> dict[str, Any]:
+    def starter_options(self, options: SshOptions) -> dict[str, Any]:
         """How the launcher reaches the hosts."""
         names = (
             "python",
@@ -105,11 +105,15 @@ class SshScheduler(SupervisedScheduler):
             "host_timeout",
             "reconnect_timeout",
         )
-        launcher = {name: getattr(options, name) for name in names}
+        launch_options = {name: getattr(options, name) for name in names}
         for name in ("env_file", "ssh_config_file"):
-            if launcher[name] is not None:
-                launcher[name] = os.path.abspath(os.path.expanduser(launcher[name]))
-        return {"launcher": launcher, "fetch": options.fetch or [], "rank0_env": self.rank0_env}
+            if launch_options[name] is not None:
+                launch_options[name] = os.path.abspath(os.path.expanduser(launch_options[name]))
+        return {
+            "launch_options": launch_options,
+            "fetch": options.fetch or [],
+            "rank0_env": self.rank0_env,
+        }
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SshScheduler:

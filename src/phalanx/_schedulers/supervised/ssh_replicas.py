@@ -73,14 +73,14 @@ class SshReplicas:
         """Launch its program on its host; returns before that has begun."""
         self._graces.pop(replica.key, None)
         first, port = self._first[replica.role]
-        rendezvous = {self._request.settings["rank0_env"]: first, RANK0_PORT: str(port)}
+        rendezvous = {self._request.starter_options["rank0_env"]: first, RANK0_PORT: str(port)}
         token = {RENDEZVOUS_TOKEN: os.environ[RENDEZVOUS_TOKEN]}
         env = {**rendezvous, **token, **replica.env}
         try:
             app = self._start(
                 *([replica.hostname], replica, program.run, (list(replica.argv), env, first)),
                 log_spec=_Logs(replica),
-                fetch=self._request.settings.get("fetch", []),
+                fetch=self._request.starter_options.get("fetch", []),
             )
         except (PhalanxError, OSError) as error:
             return ReplicaEnd(error=str(error))
@@ -99,14 +99,15 @@ class SshReplicas:
             self._graces[replica] = grace
             self._running[replica].cancel(grace)
 
-    def ask_stacks(self, seconds: float, tell: TellStacks) -> None:
+    def ask_stacks(self, seconds: float, tell: TellStacks, *, native: bool = False) -> None:
         """Each host's agent is asked, all at once; on the side."""
         running = dict(self._running)
 
         def ask() -> None:
             with ThreadPoolExecutor(max(1, len(running))) as pool:
                 asked = {
-                    k: pool.submit(a._ask_stacks, seconds, below=True) for k, a in running.items()
+                    k: pool.submit(a._ask_stacks, seconds, below=True, native=native)
+                    for k, a in running.items()
                 }
                 tell({key: answer.result() for key, answer in asked.items()})
 
@@ -149,7 +150,7 @@ class SshReplicas:
             stop_grace=self._request.stop_grace,
             log_spec=log_spec or DefaultLogSpec.nothing(),
             fetch=list(fetch),
-            **self._request.settings["launcher"],
+            **self._request.starter_options["launch_options"],
         )
         needs = imports.of_function(function)
         work = Work.of(payload.pack(function, args, {}, needs), needs, function.__name__)

@@ -87,7 +87,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             starter=self.starter,
             stop_grace=options.stop_grace,
             roles=AppRequest.roles_of(app, self.arrange(requests)),
-            settings=self.settings(options),
+            starter_options=self.starter_options(options),
         )
 
     def _replica_request(self, role: Role, number: int, logs: Path, options: Any) -> ReplicaRequest:
@@ -120,7 +120,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         """All replicas, with what depends on the others."""
         return replicas
 
-    def settings(self, options: Any) -> dict[str, Any]:
+    def starter_options(self, options: Any) -> dict[str, Any]:
         """What the starter needs besides."""
         return {}
 

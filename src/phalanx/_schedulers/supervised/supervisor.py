@@ -82,6 +82,7 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     for number in _ENDS:
         signal.signal(number, lambda *_: processes.send(supervisor, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    processes.wake_orphans()
     while True:
         pid, status = os.wait()  # also those whose parents have gone
         if pid == supervisor:
@@ -268,8 +269,9 @@ class Supervisor:
             self._do(self._lifecycle.fail())
 
     def _answer_for_stacks(self) -> None:
-        for name, seconds in stack_requests.questions(self._path):
-            self._starter.ask_stacks(seconds, functools.partial(self._tell_stacks, name))
+        for asked in stack_requests.questions(self._path):
+            tell = functools.partial(self._tell_stacks, asked.name)
+            self._starter.ask_stacks(asked.seconds, tell, native=asked.native)
 
     def _tell_stacks(self, name: str, found: Mapping[ReplicaKey, Sequence[RankStacks]]) -> None:
         """From any thread. A replica without workers has one without a process, that says why."""

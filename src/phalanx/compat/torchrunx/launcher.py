@@ -124,7 +124,7 @@ def launch(
 ) -> LaunchResult[R]:
     """Call `func(*func_args, **func_kwargs)` on every rank, with the arguments of torchrunx 0.2.
 
-    A dict in the place of `func_args` is taken for `func_kwargs`, as still earlier versions had it.
+    A dict in place of `func_args` is taken for `func_kwargs`, as still earlier versions had it.
     """
     if isinstance(func_args, Mapping):
         func_kwargs, func_args = {**func_args, **(func_kwargs or {})}, ()

@@ -1,7 +1,8 @@
 """TorchX's names on Phalanx: `import phalanx.compat.torchx as torchx`.
 
-Those of version 0.7 that programs use are here, in their places, with one difference to ours: specs
-may be changed. `docs/from-torchx.md` has what differs; a name that there is not says what to use.
+Those of version 0.7 that programs use are here, in modules of the same names, with one difference
+to ours: specs may be changed. `docs/from-torchx.md` has what differs; a name that is missing says
+what to use.
 """
 
 from importlib import import_module

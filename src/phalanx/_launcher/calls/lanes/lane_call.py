@@ -18,7 +18,7 @@ from phalanx._launcher.payload import Inboxes
 from phalanx._launcher.reporting.collected_results import CollectedResults
 from phalanx._launcher.reporting.report import TraceShown
 from phalanx._launcher.session.decider import host_of, make_coordinator
-from phalanx._logs.losses import describe
+from phalanx._logs.losses import Loss, cut_on_host, describe
 from phalanx._logs.spec import routes
 from phalanx._logs.writer import finish
 from phalanx._rendezvous import protocol as p
@@ -51,6 +51,7 @@ class LaneCall:
         self._coordinator = make_coordinator(plan, time.monotonic())
         self._coordinator.catch_up(last, 0)
         self._inboxes = Inboxes()
+        self._losses: dict[str, Loss] = {}
         self._routes = routes(log_spec, plan.members)
         self._torch = False
         self._preempted = False
@@ -97,6 +98,7 @@ class LaneCall:
             backend=options.backend,
             uses_torch=self._torch,
             process_group_timeout=options.process_group_timeout,
+            heartbeat_timeout=options.heartbeat_timeout or 0.0,
             run_id=f"{self._plan.app}-{self.number}",
             is_call=True,
         )
@@ -134,6 +136,9 @@ class LaneCall:
         if route is not None:
             for raw in route.raw:
                 raw.take(route.source, stream, frame.data)
+        if frame.is_cut:
+            loss = cut_on_host(rank, self._member.hostname)
+            self._losses.setdefault(loss.place, loss)
         size = wire.cost_of(frame)
         self._checker.written(frame)
         self.outgoing.append(wire.LogsTaken(round=frame.round, size=size))
@@ -151,9 +156,8 @@ class LaneCall:
             result = home.result()
         finally:
             home.close()
-        losses = [
-            loss for r in self._routes.values() for raw in r.raw for loss in raw.losses() if loss
-        ]
+        written = [loss for r in self._routes.values() for raw in r.raw for loss in raw.losses()]
+        losses = [*self._losses.values(), *filter(None, written)]
         if losses:
             places = tuple(loss.place for loss in losses)
             raise OutputLost(describe(losses), places=places, result=result)

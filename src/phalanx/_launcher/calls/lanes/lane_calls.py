@@ -31,9 +31,9 @@ class LaneCalls:
 
     @staticmethod
     def can_run(draft: Draft) -> bool:
-        """Calls are on this machine alone, and a failed one is not started anew."""
+        """Calls are on this machine alone, unchecked, and a failed one is not started anew."""
         here = len(draft.hosts) == 1 and draft.hosts[0].target is None
-        return here and not draft.finish({}).is_elastic
+        return here and not draft.options.host_checks and not draft.finish({}).is_elastic
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """This machine is there."""
@@ -49,6 +49,10 @@ class LaneCalls:
         finally:
             with self._lock:
                 self._idle.append(lane)
+
+    def replace(self, host: int, is_over: Callable[[], bool]) -> bool:
+        """This machine is not lent."""
+        raise NotImplementedError
 
     def _take(self, hosts: Sequence[int], log_spec: LogSpec | None) -> Lane:
         with self._lock:

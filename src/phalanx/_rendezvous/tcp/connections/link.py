@@ -52,6 +52,7 @@ class Link:
         self.is_over = False
         """Nothing that is said here counts any more."""
         self._channel = channel
+        channel.take_at_once = self._take_sign_of_life
         self._silence = Silence()
 
     @classmethod
@@ -103,25 +104,32 @@ class Link:
         with contextlib.suppress(ConnectionError):
             await self._channel.send(frame)
 
-    async def send_encoded(self, data: bytes) -> None:
-        """Say something that is said to many."""
-        with contextlib.suppress(ConnectionError):
-            await self._channel.send_encoded(data)
+    def post_encoded(self, *frames: bytes) -> None:
+        """Say something that is said to many, without waiting."""
+        self._channel.post_encoded(*frames)
 
     async def frames(self) -> AsyncIterator[wire.Frame]:
-        """What the other says, until it closes; pings are answered here."""
+        """What the other says, until it closes, but for signs of life."""
         try:
             async for frame in self._channel.frames():
                 self.last_heard = time.monotonic()
-                match frame:
-                    case wire.Ping(sent=sent):
-                        await self.send(wire.Pong(sent=sent, clock=time.monotonic()))
-                    case wire.Pong(sent=sent, clock=clock):
-                        self.clock.observe(sent, clock, time.monotonic())
-                    case _:
-                        yield frame
+                yield frame
         except WireError:
             self._channel.abort()
+
+    def _take_sign_of_life(self, frame: wire.Frame) -> bool:
+        """Answer a ping, learn from the answer to ours; False if it is something else."""
+        if isinstance(frame, wire.Pong):
+            self.last_heard = time.monotonic()
+            self.clock.observe(frame.sent, frame.clock, self.last_heard)
+            return True
+        if isinstance(frame, wire.Ping):
+            self.last_heard = time.monotonic()
+            if not self._channel.congested:
+                pong = wire.Pong(sent=frame.sent, clock=self.last_heard)
+                self._channel.post_encoded(wire.encode(pong))
+            return True
+        return False
 
     def pass_time(self, seconds: float) -> None:
         """So much time was waited for: silence is counted in it."""
@@ -132,10 +140,10 @@ class Link:
         """How long nothing was heard."""
         return self._silence.seconds
 
-    async def ping(self) -> None:
-        """A sign of life, which is answered."""
+    def post_ping(self, ping: bytes) -> None:
+        """A sign of life, which is answered: a `Ping`, written down for many."""
         if not self._channel.congested:
-            await self.send(wire.Ping(sent=time.monotonic()))
+            self._channel.post_encoded(ping)
 
     async def flush(self, patience: float) -> None:
         """Wait so long until everything is sent."""

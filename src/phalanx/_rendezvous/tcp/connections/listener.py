@@ -48,11 +48,15 @@ Do = Callable[[Coroutine[None, None, Any]], Any]
 class Listener:
     """A port of this host."""
 
-    def __init__(self, port: int, key: bytes, *, anywhere: bool) -> None:
-        """Take a port (0: any), of every address or of loopback. Raises `OSError`."""
-        self._key = key
+    def __init__(self, port: int, key: bytes, *, anywhere: bool, is_endpoint: bool) -> None:
+        """Take a port (0: any), of every address or of loopback. Raises `OSError`.
+
+        `is_endpoint`: those that look for the endpoint are right here.
+        """
         self._socket = _bind(port, anywhere=anywhere)
         self.port: int = self._socket.getsockname()[1]
+        here = trust.key_at(key, self.port)
+        self._keys = (key, here) if is_endpoint else (here,)
         self._gate = StoreGate()
         self._said = self._said_mixed = False
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -134,7 +138,7 @@ class Listener:
         return True
 
     def _enter(self, one: socket.socket | Link, origin: Hashable) -> bool:
-        """Have one be among those that wait, if need be in the place of another."""
+        """Have one be among those that wait, if need be in place of another."""
         # By origin alone: hosts that will join are strangers as well.
         victim = self._crowd.enter(one, origin, Standing.STRANGER)
         if victim is not None and victim is not one:
@@ -168,7 +172,7 @@ class Listener:
             async with asyncio.timeout(_PROVING):
                 greeting = await trust.hear_greeting(connection)
                 self._crowd.advance(connection)
-                session = await trust.admit(connection, self._key, greeting)
+                session = await trust.admit(connection, greeting, *self._keys)
             link = Link(await SocketChannel.over(connection, session))
         except trust.NotTrusted as error:
             self._say_once(error)

@@ -7,7 +7,10 @@ from typing import Any
 from phalanx.compat.torchx.schedulers._absent import absent
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
-__all__ = ["DockerScheduler", "create_scheduler"]
+__all__ = ["DockerOpts", "DockerScheduler", "create_scheduler"]
+
+DockerOpts = dict[str, Any]
+"""Options, by name: `runner.scheduler_run_opts('local_docker')` has those that there are."""
 
 
 class DockerScheduler(WrappedScheduler):
@@ -31,6 +34,5 @@ __getattr__ = absent(
     {
         "DockerJob": "str(info) shows what is submitted",
         "DockerContainer": "str(info) shows what is submitted",
-        "DockerOpts": "runner.scheduler_run_opts('local_docker') has the options",
     },
 )

@@ -10,7 +10,10 @@ from typing import Any
 from phalanx.compat.torchx.schedulers._absent import absent
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
-__all__ = ["LocalScheduler", "LogIterator", "create_scheduler"]
+__all__ = ["LocalOpts", "LocalScheduler", "LogIterator", "create_scheduler"]
+
+LocalOpts = dict[str, Any]
+"""Options, by name: `runner.scheduler_run_opts('local_cwd')` has those that there are."""
 
 
 class LocalScheduler(WrappedScheduler):
@@ -85,6 +88,5 @@ __getattr__ = absent(
         "SignalException": "apps outlive the process that submits them",
         "PopenRequest": "str(info) shows what is submitted",
         "ReplicaParam": "str(info) shows what is submitted",
-        "LocalOpts": "runner.scheduler_run_opts('local_cwd') has the options",
     },
 )

@@ -7,7 +7,10 @@ from typing import Any
 from phalanx.compat.torchx.schedulers._absent import absent
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
-__all__ = ["SlurmScheduler", "create_scheduler"]
+__all__ = ["SlurmOpts", "SlurmScheduler", "create_scheduler"]
+
+SlurmOpts = dict[str, Any]
+"""Options, by name: `runner.scheduler_run_opts('slurm')` has those that there are."""
 
 
 class SlurmScheduler(WrappedScheduler):
@@ -31,6 +34,5 @@ __getattr__ = absent(
     {
         "SlurmBatchRequest": "str(info) shows the script that is submitted",
         "SlurmReplicaRequest": "str(info) shows the script that is submitted",
-        "SlurmOpts": "runner.scheduler_run_opts('slurm') has the options",
     },
 )

@@ -1,4 +1,4 @@
-"""TorchX's place for `shlex.join`."""
+"""`shlex.join`, in the module where TorchX has it."""
 
 from shlex import join
 

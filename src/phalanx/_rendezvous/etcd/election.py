@@ -1,0 +1,233 @@
+"""One host's part in the election: its leases, its office while it leads, who leads otherwise.
+
+Who leads holds the key `leader`, which lives as long as its lease. It tells nobody of a round
+before that is written down, and it is written only while the key is still its own: so there is no
+second round of a number, and of several that believe they lead one goes on. A round that has begun
+needs etcd no more: it runs on while etcd is away, for `etcd_timeout`. After that whoever leads lets
+go: its host's own lease may have ended, and others may have begun without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
+from phalanx._core.rounds import Endpoint
+from phalanx._logs import logger
+from phalanx._rendezvous.errors import RendezvousError
+from phalanx._rendezvous.etcd import records
+from phalanx._rendezvous.etcd.candidacy import Stand, View
+from phalanx._rendezvous.etcd.records import HOSTS, LEADER, ROUND
+from phalanx._rendezvous.etcd.store import Store, StoreUnreachable
+from phalanx._wire.rendezvous_frames import LeaderElected, RoundFormed
+
+_RETRY = 0.5
+"""Seconds until etcd is asked again when it could not be reached."""
+_LAST_WORDS = 3.0
+"""Seconds for the end to be written down."""
+_END_KEPT = 60.0
+"""Seconds that the end of an app can be read, beyond those that a host that is cut off lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Office:
+    """A time for which this host leads."""
+
+    lease: int
+    revision: int
+    """That of the key `leader`."""
+    contact: Endpoint
+    last: int
+    """The revision of the round that was there when it began."""
+
+
+class Election:
+    """Stands, leads, and hears who else does."""
+
+    def __init__(
+        self,
+        store: Store,
+        agent: AgentId,
+        host_timeout: float,
+        etcd_timeout: float,
+        join_timeout: float,
+        now: Callable[[], float],
+    ) -> None:
+        """Nothing is asked before `run`, or another method."""
+        self._store = store
+        self._agent = agent
+        self._host_timeout = host_timeout
+        self._etcd_timeout = max(host_timeout, etcd_timeout)
+        self._end_kept = self._etcd_timeout + join_timeout + _END_KEPT
+        self._now = now
+        self._beat = min(5.0, host_timeout / 4)
+        self._depose: Callable[[str], None] = lambda _: None
+        self._moved: Callable[[AgentId], None] = lambda _: None
+        self._presence = 0
+        """The lease of this host's own key."""
+        self._office: _Office | None = None
+        self._last: RoundFormed | None = None
+        """The last round of this host's own making."""
+        self.term = 0
+        """How often this host was elected."""
+        self._changing = asyncio.Lock()
+        """Held while the office is asked for, won back or given up."""
+        self._unheard = 0.0
+        """Seconds in which etcd was asked in vain."""
+
+    def attach(self, depose: Callable[[str], None], moved: Callable[[AgentId], None]) -> None:
+        """`depose` is told, with a reason, that this host leads no more; `moved`, who leads."""
+        self._depose, self._moved = depose, moved
+
+    @property
+    def away(self) -> float:
+        """For how many seconds etcd could not be reached."""
+        return self._unheard
+
+    async def run(self) -> None:
+        """Keep the leases, and hear who leads, until cancelled. Raises `RendezvousError`."""
+        while True:
+            began = self._now()
+            try:
+                await self._keep_leases()
+                await self._look()
+                self._heard()
+                await self._store.wait_change(LEADER, self._beat)
+            except StoreUnreachable as error:
+                await asyncio.sleep(_RETRY)
+                # A process that was stopped meanwhile has not asked for so long.
+                self._missed(min(self._now() - began, self._beat + _RETRY), str(error))
+
+    def _heard(self) -> None:
+        if self._unheard >= self._host_timeout:
+            logger.warning("phalanx: etcd is there again")
+        self._unheard = 0.0
+
+    def _missed(self, seconds: float, reason: str) -> None:
+        before, self._unheard = self._unheard, self._unheard + seconds
+        limit = self._etcd_timeout
+        if before < self._host_timeout <= self._unheard:
+            logger.warning(
+                "phalanx: cannot reach etcd: %s. Running workers go on for %g s (etcd_timeout)",
+                *(reason, limit),
+            )
+        if self._unheard >= limit and self._office is not None:
+            self._lose(f"etcd could not be reached for {limit:g} s (etcd_timeout)")
+
+    async def _keep_leases(self) -> None:
+        async with self._changing:
+            if not self._presence or not await self._store.keep_alive(self._presence):
+                await self._announce()
+        office = self._office
+        if office is not None and not await self._store.keep_alive(office.lease):
+            await self._win_back(office)
+
+    async def _announce(self) -> None:
+        """Have it seen that this host is there."""
+        self._presence = await self._store.grant(self._etcd_timeout)
+        await self._store.write({f"{HOSTS}{self._agent}": b""}, {}, self._presence)
+
+    async def _look(self) -> None:
+        """See who leads."""
+        office = self._office
+        leader = records.leader_of(await self._store.read(LEADER))
+        if self._office is not office:
+            return  # it was another one that was read
+        if office is not None and (leader is None or leader.revision != office.revision):
+            await self._win_back(office)
+        elif office is None and leader is not None and leader.agent != self._agent:
+            self._moved(leader.agent)
+
+    async def _win_back(self, office: _Office) -> None:
+        """Our lease has ended: take the office again if nobody has used it since, or lose it."""
+        async with self._changing:
+            if self._office is not office:
+                return
+            last = records.round_of(await self._store.read(ROUND))
+            revision = 0 if last is None else last.revision
+            unused = revision == office.last or (last and last.formed.leader == self._agent)
+            if unused and await self._take(office.contact, 0, revision):
+                return
+        if self._office is office:
+            self._lose("another host leads")
+
+    def _lose(self, reason: str) -> None:
+        self._office = None
+        self._depose(reason)
+
+    # ── standing and leading ──────────────────────────────────────────────────
+
+    async def view(self) -> View:
+        """What there is. Raises `StoreUnreachable`, `RendezvousError`."""
+        leader = records.leader_of(await self._store.read(LEADER))
+        last = records.round_of(await self._store.read(ROUND))
+        present = records.agents_of(await self._store.names(HOSTS))
+        return View(leader, last, present)
+
+    async def stand(self, step: Stand, contact: Endpoint) -> bool:
+        """Become the one that leads, unless another was faster. Raises `StoreUnreachable`."""
+        async with self._changing:
+            if not self._presence:
+                await self._announce()
+            won = await self._take(contact, step.leader, step.last)
+            self.term += won
+            return won
+
+    async def _take(self, contact: Endpoint, leader: int, last: int) -> bool:
+        lease = await self._store.grant(self._host_timeout)
+        elected = LeaderElected(leader=self._agent, contact=contact)
+        at = {LEADER: leader, ROUND: last}
+        revision = await self._store.write({LEADER: records.encode([elected])}, at, lease)
+        if not revision:
+            await self._store.revoke(lease)
+            return False
+        self._office = _Office(lease, revision, contact, last)
+        return True
+
+    async def commit(self, term: int, formed: RoundFormed) -> bool:
+        """Write a round of a term down, before anybody is told of it; False: the term is over."""
+        while (office := self._office) is not None and self.term == term:
+            self._last = formed
+            try:
+                value = {ROUND: records.encode([formed])}
+                if await self._store.write(value, {LEADER: office.revision}):
+                    return True
+                await self._win_back(office)
+            except StoreUnreachable:
+                await asyncio.sleep(_RETRY)
+        return False
+
+    async def resign(self) -> None:
+        """Lead no more, and let others stand."""
+        async with self._changing:
+            office, self._office = self._office, None
+            if office is not None:
+                with contextlib.suppress(StoreUnreachable):
+                    await self._store.revoke(office.lease)
+
+    async def leave(self, told: Sequence[wire.Frame]) -> None:
+        """This host goes. `told` is the app's verdict, if this host has given it."""
+        with contextlib.suppress(StoreUnreachable, RendezvousError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                if told and self._last is not None:
+                    await self._write_end(self._last, told)
+                for lease in [self._presence, *([self._office.lease] if self._office else [])]:
+                    if lease:
+                        await self._store.revoke(lease)
+        await self._store.close()
+
+    async def _write_end(self, last: RoundFormed, told: Sequence[wire.Frame]) -> None:
+        """Until it is there, or another leads: our lease may have ended while etcd was away."""
+        value = {ROUND: records.encode_end(last, told), LEADER: None}
+        while (office := self._office) is not None:
+            try:
+                lease = await self._store.grant(self._end_kept)
+                if await self._store.write(value, {LEADER: office.revision}, lease):
+                    return
+                await self._win_back(office)
+            except StoreUnreachable:
+                await asyncio.sleep(_RETRY)

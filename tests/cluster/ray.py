@@ -1,0 +1,113 @@
+"""A real Ray cluster of several nodes on this machine; `ray_nodes` is the process that holds it."""
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machine import CACHE
+
+ROOT = Path(__file__).parents[2]
+CPUS = 4
+"""Of each node."""
+OTHER_VERSION = "2.40.0"
+
+
+def why_not():
+    """The reason why it cannot be had here, or None."""
+    return None if importlib.util.find_spec("ray") else "Ray is not installed"
+
+
+def other_python():
+    """An interpreter with another version of Ray, installed once; skips where it cannot be."""
+    place = CACHE / f"ray-{OTHER_VERSION}"
+    python = place / "bin" / "python"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "ray.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "ready").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            wanted = f"ray[default]=={OTHER_VERSION}"
+            done = subprocess.run([*pip, wanted, "setuptools<81"], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"{wanted} cannot be installed: {done.stderr.splitlines()[-1]}")
+            (place / "ready").touch()
+    return str(python)
+
+
+class RayCluster:
+    """Nodes of a cluster; the first is its head.
+
+    Args:
+        nodes: How many.
+        python: The interpreter whose Ray it is.
+        prestart: Start workers in advance, as Ray does by itself.
+    """
+
+    def __init__(self, nodes, python=sys.executable, *, prestart=False):
+        self._place = tempfile.TemporaryDirectory(
+            prefix="ray-", dir="/tmp"
+        )  # sockets' names are short
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environ["PATH"] = f"{Path(python).parent}:{environ['PATH']}"
+        environ["TMPDIR"] = self._place.name
+        environ["RAY_raylet_start_wait_time_s"] = "240"
+        if not prestart:
+            # Workers that nobody has asked for take processors from those that somebody has.
+            for name in ("enable_worker_prestart", "prestart_worker_first_driver"):
+                environ[f"RAY_{name}"] = "0"
+        self.errors = open(Path(self._place.name, "errors"), "w+")
+        # Not a child of ours: processes that Ray keeps are none that a test has left.
+        orphan = "import os, sys; os.fork() and os._exit(0); os.setsid(); "
+        orphan += "os.execv(sys.argv[1], sys.argv[1:])"
+        nodes_of = (python, "-m", "tests.cluster.ray_nodes", f"{self._place.name}/ray")
+        self._process = subprocess.Popen(
+            [python, "-c", orphan, *nodes_of, str(nodes), str(CPUS)],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+        self._process.wait()
+        try:
+            facts = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.dashboard = f"http://{facts['dashboard']}"
+        self.head = facts["head"]
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"no Ray cluster: {Path(self.errors.name).read_text()[-2000:]}")
+        return json.loads(line)
+
+    def kill_node(self, number):
+        """As a loss of power would; not the head."""
+        self._tell(f"kill {number}")
+
+    def add_node(self, **more):
+        """One more, with such resources; gives its number."""
+        return self._tell(f"add {json.dumps(more, separators=(',', ':'))}")["nodes"] - 1
+
+    def _tell(self, command):
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.read()  # it is closed when all nodes have ended
+        self._process.stdout.close()
+        self.errors.close()
+        self._place.cleanup()

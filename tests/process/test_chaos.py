@@ -1,0 +1,148 @@
+"""`phalanx chaos` on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx._chaos.hosts import ChaosHost, NotDone
+from phalanx._schedulers.scheduler import BUILT_IN
+from tests.conftest import wait_until
+
+
+def command(*arguments):
+    words = [sys.executable, "-m", "phalanx", "chaos", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def app():
+    """Two workers that run until the file `end` is there."""
+
+    def work():
+        while not Path("end").exists():
+            time.sleep(0.01)
+        return phalanx.context().restart_count
+
+    launcher = phalanx.Launcher(workers_per_host=2, max_restarts=1000, restart_backoff=0.0)
+    app = launcher.start(work)
+    wait_until(lambda: app.status().phases.get("workers forked"), timeout=60)
+    yield app
+    Path("end").touch()
+    app.wait(60)
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_workers_are_killed_and_the_report_says_how_the_app_recovered(app):
+    """Everything is overcome, and counted."""
+    done = command(app.id, "--kill-worker", "1s", "--duration", "4s", "--seed", "1", "--json")
+    assert done.returncode == 0, done
+    report = json.loads(done.stdout)
+    faults = [fault for fault in report["faults"] if not fault["problem"]]
+    assert faults
+    assert all(fault["recovery_seconds"] is not None for fault in faults)
+    assert report["restarts"] >= 1
+    assert report["state"] == "RUNNING"
+    assert 0 < report["goodput"] < 1
+
+
+def test_a_paused_worker_goes_on_when_chaos_is_interrupted(app):
+    """Even if it was to be paused for long."""
+    words = [sys.executable, "-m", "phalanx", "chaos", app.id, "--pause-worker", "1s:10m"]
+    pids = [worker.pid for worker in app.status().workers]
+    chaos = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: "T" in map(state_of, pids), timeout=60)
+    chaos.send_signal(signal.SIGINT)
+    chaos.communicate(timeout=60)
+    assert chaos.returncode == 130
+    wait_until(lambda: "T" not in map(state_of, pids))
+
+
+def test_a_paused_worker_goes_on_when_chaos_is_killed(app):
+    """The far end notices."""
+    words = [sys.executable, "-m", "phalanx", "chaos", app.id, "--pause-worker", "1s:10m"]
+    pids = [worker.pid for worker in app.status().workers]
+    chaos = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: "T" in map(state_of, pids), timeout=60)
+    chaos.kill()
+    chaos.wait()
+    wait_until(lambda: "T" not in map(state_of, pids))
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_broken(app):
+    """And nothing is."""
+    done = command(app.id, "--kill-worker", "1s", "--cut", "1s", "--duration", "5s")
+    assert done.returncode == 1
+    assert "--cut is not possible on localhost" in done.stderr
+    assert "nothing was broken" in done.stderr
+    assert app.status().round == 1
+
+
+def test_a_lent_host_is_reached_as_the_launcher_reaches_it(tmp_path, monkeypatch):
+    """By the command that its record has."""
+    monkeypatch.setitem(BUILT_IN, "pipe", "tests.pipe_scheduler")
+    (tmp_path / "granted").touch()
+    launcher = phalanx.Launcher(
+        scheduler="pipe",
+        scheduler_options={"place": str(tmp_path)},
+        workers_per_host=1,
+        workspace=None,
+        max_restarts=1000,
+        restart_backoff=0.0,
+    )
+    app = launcher.start(lambda: time.sleep(1000))
+    wait_until(lambda: app.status().phases.get("workers forked"), timeout=60)
+    done = command(app.id, "--kill-worker", "1s", "--duration", "3s", "--seed", "1", "--json")
+    assert done.returncode == 0, done
+    assert "rank 0 on n1" in {fault["where"].partition(" (")[0] for fault in _done(done)}
+    app.cancel(0.0)
+    app.wait(60)
+
+
+def _done(done):
+    return [fault for fault in json.loads(done.stdout)["faults"] if not fault["problem"]]
+
+
+def test_no_other_process_is_killed():
+    """A number may be another process's by now."""
+    host = ChaosHost("localhost", None)
+    try:
+        with pytest.raises(NotDone, match="has ended"):
+            host.ask(ask="kill", pid=os.getpid())
+    finally:
+        host.leave()
+
+
+def test_a_plan_is_shown_without_an_app():
+    """The same every time."""
+    words = ("--dryrun", "--seed", "7", "--cut", "10s:2s", "--duration", "1m")
+    shown = command(*words).stdout
+    assert shown == command(*words).stdout
+    assert "cut" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name at least one fault"),
+        (("--kill-worker", "often"), "--kill-worker: invalid duration 'often'"),
+        (("--cut", "1m", "--cut-command", "x"), "together"),
+        (("slurm://phalanx/1", "--kill-worker", "1m"), "runs on slurm"),
+        (("nothing-such", "--kill-worker", "1m"), "nothing-such"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    """Without a traceback."""
+    done = command(*arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

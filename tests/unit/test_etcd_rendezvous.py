@@ -1,0 +1,261 @@
+"""The guarantees of rounds where etcd says who leads: those of TCP, and one that TCP cannot give.
+
+The same deciders, hosts and histories; etcd is simulated as well, and can be cut off or be away.
+"""
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from phalanx._core.rounds import Endpoint, Member, Round
+from phalanx._rendezvous.etcd import records
+from phalanx._rendezvous.etcd.candidacy import (
+    FollowLeader,
+    HearEnd,
+    LookFor,
+    Stand,
+    View,
+    choose_step,
+)
+from phalanx._rendezvous.errors import RendezvousStateError
+from phalanx._rendezvous.etcd.store import Entry
+from phalanx._rendezvous.protocol import Handover, Reason
+from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
+from tests.unit import simulation
+from tests.unit.test_tcp_rendezvous import PAUSES, check_agreement, check_formed
+
+simulate = functools.partial(simulation.simulate, rendezvous="etcd")
+many = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+# ── what is found in etcd, and what follows ───────────────────────────────────
+
+AT = Endpoint("h1", 1)
+
+
+def leader(agent, revision=5):
+    return records.LeaderRecord(agent, AT, revision)
+
+
+def formed(number, *agents):
+    members = tuple(Member(agent, f"h{agent}", rank, 1) for rank, agent in enumerate(agents))
+    round_ = Round(number, members, Endpoint("h1", 5), 2, torch=False)
+    return RoundFormed.make(round_, agents[0], dict.fromkeys(agents, AT))
+
+
+def last(number, *agents, ended=False, revision=3):
+    end = AppEnded(reason="succeeded", missing=(), note="", hosts=()) if ended else None
+    return records.RoundRecord(formed(number, *agents), revision, ended=end)
+
+
+def view(leader=None, last=None, present=()):
+    return View(leader, last, frozenset(present))
+
+
+def test_whoever_is_elected_is_followed():
+    """Unless it has certainly ended, or is this host from before."""
+    assert choose_step(view(leader(2)), 1, 0) == FollowLeader(leader(2))
+    assert choose_step(view(leader(2)), 1, 0, ended={2}) == Stand(5, 0)
+    assert choose_step(view(leader(1)), 1, 0) == Stand(5, 0)
+    assert choose_step(view(), 1, 0) == Stand(0, 0)
+
+
+def test_a_member_of_the_last_round_goes_on_where_that_was():
+    """It knows of whom nothing is left, and of whom nothing is heard."""
+    there = view(leader(2), last(7, 1, 2, 3, 4), present={1, 2, 3})
+    past = Handover(last(7, 1, 2, 3, 4).round, frozenset({2}), frozenset({3, 4}))
+    assert choose_step(there, 1, 7, ended={2}, silent={3}) == Stand(5, 3, past, floor=7)
+
+
+def test_a_host_that_was_not_in_the_last_round_lets_its_members_go_first():
+    """It begins anew, with higher numbers, once none of them is left."""
+    there = view(None, last(7, 2, 3), present={1, 3})
+    assert choose_step(there, 1, 0) == LookFor(frozenset({3}))
+    assert choose_step(there, 1, 0, ended={3}) == Stand(0, 3, floor=7)
+    assert choose_step(view(None, last(7, 2, 3)), 1, 0) == Stand(0, 3, floor=7)
+
+
+def test_the_end_is_heard_by_those_that_were_there():
+    """In any round; for others the name is free."""
+    there = view(None, last(7, 2, 3, ended=True), present={1, 3})
+    for own_round in (7, 6, 1):
+        assert choose_step(there, 1, own_round) == HearEnd(there.last)
+    assert choose_step(there, 1, 0) == Stand(0, 3, floor=7)
+
+
+def test_records_are_read_as_they_were_written():
+    """What is something else is an error that names the key."""
+    elected = LeaderElected(leader=4, contact=AT)
+    assert records.leader_of(Entry(records.encode([elected]), 9)) == leader(4, 9)
+    end = last(7, 2, 3, ended=True).ended
+    read = records.round_of(Entry(records.encode_end(formed(7, 2, 3), [end]), 3))
+    assert read == last(7, 2, 3, ended=True)
+    assert read.members == {2, 3}
+    for odd in (b"PHX", b"{}" * 20, records.encode([end]), b""):
+        with pytest.raises(RendezvousStateError, match="'round' of the run"):
+            records.round_of(Entry(odd, 1))
+        with pytest.raises(RendezvousStateError, match="'leader' of the run"):
+            records.leader_of(Entry(odd, 1))
+
+
+# ── histories ─────────────────────────────────────────────────────────────────
+
+
+@many
+@given(
+    count=st.integers(1, 5),
+    crashes=st.lists(st.tuples(PAUSES, st.just("crash"), st.integers(0, 4)), max_size=4),
+    seed=st.integers(0, 1 << 30),
+)
+@example(count=3, crashes=[(3.0, "crash", 0), (0.0, "crash", 1)], seed=1)
+def test_crashes_are_survived_whoever_is_hit(count, crashes, seed):
+    """Also the one that leads, and its successor, at any moment; down to one host."""
+    hosts = simulate([(8.0, "nothing", 0), *crashes], count, 1, count, seed)
+    check_agreement(hosts)
+    check_formed(hosts, 1)
+    assert all(host.verdict is None and host.error is None for host in hosts if host.is_up)
+
+
+@many
+@given(
+    count=st.integers(2, 4),
+    lost=st.lists(st.tuples(PAUSES, st.integers(0, 3)), max_size=3),
+    seed=st.integers(0, 1 << 30),
+)
+def test_hosts_that_come_back_join_those_that_went_on(count, lost, seed):
+    """One after another."""
+    events = [(8.0, "nothing", 0)]
+    for pause, number in lost:
+        events += [(6.0, "crash", number % count), (pause, "return", number % count)]
+    hosts = simulate(events, count, 2, count, seed)
+    check_agreement(hosts)
+    assert all(host.is_in for host in hosts), [(h.name, h.error, h.verdict) for h in hosts]
+    check_formed(hosts, 2)
+
+
+@many
+@given(
+    count=st.integers(2, 4),
+    events=st.lists(
+        st.tuples(
+            PAUSES,
+            st.sampled_from(["crash", "fail", "fail", "etcd down", "etcd up"]),
+            st.integers(0, 3),
+        ),
+        max_size=6,
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+def test_failures_crashes_and_an_etcd_that_is_away_in_any_order(count, events, seed):
+    """The budget ends it, for everybody alike; otherwise it goes on once etcd is there."""
+    history = [(8.0, "nothing", 0), *events, (8.0, "etcd up", 0)]
+    hosts = simulate(history, count, 1, count, seed)
+    check_agreement(hosts)
+    verdicts = {host.verdict.reason for host in hosts if host.is_up and host.verdict is not None}
+    assert verdicts <= {Reason.FAILED}
+    if not verdicts:
+        check_formed(hosts, 1)
+
+
+@many
+@given(
+    count=st.integers(2, 5),
+    events=st.lists(
+        st.tuples(
+            PAUSES,
+            st.sampled_from(["cut", "cut", "divide", "mend", "crash", "etcd down", "etcd up"]),
+            st.integers(0, 63),
+        ),
+        max_size=6,
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+def test_two_sides_of_a_cut_never_both_go_on(count, events, seed):
+    """Whichever side etcd is on; mended, all of them are one group again."""
+    history = [(8.0, "nothing", 0), *events, (8.0, "etcd up", 0), (0.0, "mend", 0)]
+    hosts = simulate(history, count, 1, count, seed, failure_window=70.0)
+    check_agreement(hosts)
+    assert all(host.is_in for host in hosts if host.is_up)
+    check_formed(hosts, 1)
+
+
+@pytest.mark.parametrize("what", ["cut", "divide"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_of_two_sides_exactly_one_goes_on(what, count):
+    """Halves too; that which etcd is on, or, where both reach it, no minority."""
+    for side in range(1, 2**count - 1):
+        hosts = simulate([(8.0, "nothing", 0), (0.0, what, side)], count, 1, count, seed=side)
+        check_agreement(hosts)
+        one = [host for number, host in enumerate(hosts) if side >> number & 1]
+        other = [host for host in hosts if host not in one]
+        going = [here for here in (one, other) if any(host.current for host in here)]
+        assert len(going) == 1, (side, [(h.name, h.current) for h in hosts])
+        check_formed(going[0], 1)
+        if what == "cut":
+            assert going == [other], "etcd is on the side of those that are no bits"
+        else:
+            assert 2 * len(going[0]) >= count
+
+
+def test_a_round_runs_on_while_etcd_is_away():
+    """Nobody notices, for etcd_timeout; after that workers are stopped, and wait for it."""
+    short = simulate([(8.0, "nothing", 0), (0.0, "etcd down", 0)], 3, 1, 3, 1, failure_window=15)
+    assert [host.current for host in short] == [1, 1, 1]
+    long = simulate([(8.0, "nothing", 0), (0.0, "etcd down", 0)], 3, 1, 3, 1, failure_window=40)
+    assert [host.current for host in long] == [None, None, None]
+    history = [(8.0, "nothing", 0), (0.0, "etcd down", 0), (40.0, "etcd up", 0)]
+    back = simulate(history, 3, 1, 3, 1)
+    check_agreement(back)
+    check_formed(back, 3)
+    assert all(host.is_in for host in back)
+
+
+@pytest.mark.parametrize("away", [0.5, 6.0, 30.0])
+def test_an_etcd_that_comes_back_empty_is_survived(away):
+    """Numbers and restarts go on from what the hosts know."""
+    history = [(8.0, "nothing", 0), (0.0, "fail", 1), (8.0, "etcd down", 0)]
+    hosts = simulate([*history, (away, "etcd empty", 0), (10.0, "fail", 0)], 3, 1, 3, seed=1)
+    check_agreement(hosts)
+    check_formed(hosts, 3)
+    assert all(host.is_in for host in hosts)
+    assert {host.seen[-1].restarts for host in hosts} == {2}
+
+
+def test_a_run_id_is_used_again_after_all_have_crashed():
+    """By others, whose restarts are counted from none and whose rounds have higher numbers."""
+    crashes = [(0.0, "crash", number) for number in range(3)]
+    returns = [(1.0, "return", number) for number in range(3)]
+    history = [(8.0, "nothing", 0), (0.0, "fail", 0), (8.0, "nothing", 0), *crashes, *returns]
+    hosts = simulate(history, 3, 3, 3, seed=1)
+    check_agreement(hosts)
+    check_formed(hosts, 3)
+    assert [[round_.restarts for round_ in host.seen] for host in hosts] == [[0]] * 3
+    assert all(host.seen[0].number > 2 for host in hosts)
+
+
+@pytest.mark.parametrize("what", ["cut", "divide"])
+@pytest.mark.parametrize("pause", [0.0, 3.0, 12.0])
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_host_that_missed_the_end_reads_it_from_etcd(what, pause, was_done):
+    """Its worker had returned before it was cut off, or the others went on, and ended, without it."""
+    last = [(1.0, "succeed", 2)] if was_done else [(1.0, "nothing", 0)]
+    history = [(8.0, "nothing", 0), *last, (1.0, what, 0b100), (pause, "nothing", 0)]
+    history += [(0.0, "succeed", 0), (0.0, "succeed", 1), (10.0, "succeed", 0), (0.0, "succeed", 1)]
+    hosts = simulate([*history, (30.0, "mend", 0)], 3, 1, 3, seed=1)
+    check_agreement(hosts)
+    assert [host.verdict.reason for host in hosts] == [Reason.SUCCEEDED] * 3
+    assert len(hosts[2].seen) == 1, "it begins nothing by itself"
+
+
+@pytest.mark.parametrize("late", [0.0, 1.5])
+def test_the_end_is_written_though_the_leaders_lease_has_ended(late):
+    """It did not reach etcd for a while, and does so again when it ends, or a moment later."""
+    history = [(8.0, "nothing", 0), (0.0, "divide", 0b10), (20.0, "cut", 0b01), (8.0, "nothing", 0)]
+    ends = [(0.0, "succeed", 0), (late, "divide", 0b10), (20.0, "mend", 0)]
+    hosts = simulate(history + (ends if late else [ends[1], ends[0], ends[2]]), 2, 1, 2, seed=1)
+    check_agreement(hosts)
+    assert [host.verdict.reason for host in hosts] == [Reason.SUCCEEDED] * 2
+    assert [len(host.seen) for host in hosts] == [2, 1], "the other one begins nothing by itself"
