@@ -13,6 +13,7 @@ import pytest
 
 from phalanx._registry import recorded_app
 from phalanx.runner import get_runner
+from phalanx.schedulers import Stream
 from phalanx._system.processes import descendants
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import check_snapshot, phalanx, without_ids
@@ -871,8 +872,25 @@ def test_a_status_that_cannot_be_written_does_not_end_the_app(own_registry):
 def test_log_returns_while_the_app_prints_on_and_on():
     """With what there was when it was asked."""
     handle = submit("utils.sh", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaa; done")
-    wait_until(lambda: phalanx("log", "-n", "3", handle, timeout=120).stdout, timeout=60)
-    assert len(phalanx("log", "-n", "3", handle, timeout=120).stdout.splitlines()) == 3
+    wait_until(lambda: phalanx("log", "-n", "3", handle).stdout)
+    assert len(phalanx("log", "-n", "3", handle).stdout.splitlines()) == 3
+
+
+def test_lines_are_the_same_from_either_end():
+    """Of both streams, of one, and in a part of the time."""
+    with get_runner() as runner:
+        script = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done"
+        handle = runner.run_component("utils.sh", [script.replace("$", "$$")])
+        runner.wait(handle)
+        lines = list(runner.lines(handle, "sh", 0))
+        assert len(lines) == 6
+        assert list(runner.lines_back(handle, "sh", 0))[::-1] == lines
+        out = list(runner.lines(handle, "sh", 0, stream=Stream.STDOUT))
+        assert list(runner.lines_back(handle, "sh", 0, stream=Stream.STDOUT))[::-1] == out
+        times = {"since": out[1].time, "until": out[2].time}
+        part = list(runner.lines(handle, "sh", 0, **times))
+        assert 0 < len(part) < 6
+        assert list(runner.lines_back(handle, "sh", 0, **times))[::-1] == part
 
 
 def test_followed_lines_have_their_own_times():

@@ -503,6 +503,37 @@ class Runner:
             role, replica, stream=stream, since=since, until=until, follow=follow
         )
 
+    def lines_back(
+        self,
+        app_handle: str,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream = Stream.COMBINED,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+    ) -> Iterator[LogLine] | None:
+        """As `lines`, from the last line to the first, without reading the rest.
+
+        Args:
+            app_handle: What `run` gave, `SCHEDULER://SESSION/APP`.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream; by default both.
+            since: Only lines since then: seconds since 1970, or a datetime.
+            until: Only lines until then.
+
+        Returns:
+            Lines; None where the scheduler can only read from the beginning.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+            ConfigError: The scheduler cannot tell streams or times apart.
+        """
+        return self._app(app_handle).lines_back(
+            role, replica, stream=stream, since=since, until=until
+        )
+
     def replicas(self, app_handle: str) -> dict[str, int]:
         """How many replicas each role of an app has.
 

@@ -6,6 +6,7 @@ It knows neither components nor the configuration.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -112,13 +113,10 @@ class SubmittedApp:
         follow: bool,
     ) -> Iterator[LogLine]:
         """What a replica has printed; refused where the scheduler cannot choose like this."""
-        name, scheduler = self._handle.scheduler, self._scheduler
-        if stream is not Stream.COMBINED and not scheduler.capabilities.streams:
-            raise ConfigError(f"{name} does not separate stdout and stderr.")
-        if (since, until) != (None, None) and not scheduler.capabilities.times:
-            raise ConfigError(f"{name} does not record the times of lines.")
+        name = self._handle.scheduler
+        self._check_choice(stream, timed=(since, until) != (None, None))
         with asking(name):
-            lines = scheduler.logs(
+            lines = self._scheduler.logs(
                 self._handle.app_id,
                 role,
                 replica,
@@ -128,6 +126,37 @@ class SubmittedApp:
                 follow=follow,
             )
             return guarded(name, iter(lines))
+
+    def lines_back(
+        self,
+        role: str,
+        replica: int,
+        *,
+        stream: Stream,
+        since: float | datetime | None,
+        until: float | datetime | None,
+    ) -> Iterator[LogLine] | None:
+        """What a replica has printed, the last line first; None where that cannot be had."""
+        name = self._handle.scheduler
+        self._check_choice(stream, timed=(since, until) != (None, None))
+        with asking(name):
+            lines = self._scheduler.lines_back(self._handle.app_id, role, replica, stream=stream)
+            if lines is None:
+                return None
+            first, last = _seconds(since), _seconds(until)
+            # One whose time was not noted is not left out.
+            recent = itertools.takewhile(
+                lambda line: first is None or line.time is None or line.time >= first,
+                guarded(name, iter(lines)),
+            )
+            return (x for x in recent if last is None or x.time is None or x.time < last)
+
+    def _check_choice(self, stream: Stream, *, timed: bool) -> None:
+        name, capabilities = self._handle.scheduler, self._scheduler.capabilities
+        if stream is not Stream.COMBINED and not capabilities.streams:
+            raise ConfigError(f"{name} does not separate stdout and stderr.")
+        if timed and not capabilities.times:
+            raise ConfigError(f"{name} does not record the times of lines.")
 
     def unfinished_line(self, role: str, replica: int, stream: Stream) -> str:
         """What a replica has printed of a line that has not ended."""

@@ -60,8 +60,15 @@ class ReplicaStream:
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
         """The lines that have come since the last time."""
+        return self._named(self._reader.read(final=final))
+
+    def read_back(self) -> Iterator[LogLine]:
+        """The lines that are there now, from the last one to the first."""
+        return self._named(self._reader.read_back())
+
+    def _named(self, lines: Iterator[tuple[float | None, str]]) -> Iterator[LogLine]:
         stream = Stream(self.stream)
-        for moment, text in self._reader.read(final=final):
+        for moment, text in lines:
             yield LogLine(self.role, self.replica, at_home(text, self.cwd), moment, stream)
 
 
@@ -84,6 +91,12 @@ def replica_streams(
         )
         for name in _names_of(stream)
     ]
+
+
+def read_streams_back(streams: Sequence[ReplicaStream]) -> Iterator[LogLine]:
+    """The lines of streams that are there now, from the last one to the first."""
+    backwards = (stream.read_back() for stream in reversed(streams))
+    return heapq.merge(*backwards, key=by_time, reverse=True)
 
 
 def read_streams(

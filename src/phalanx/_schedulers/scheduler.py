@@ -196,6 +196,27 @@ class Scheduler(ABC, Generic[Options, Request]):
         """
         return ""
 
+    def lines_back(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> Iterator[LogLine] | None:
+        """What a replica has printed so far, from its last line to the first.
+
+        For those who want the last lines of a long log.
+
+        Args:
+            app_id: What `submit` gave.
+            role: The role's name.
+            replica: The replica's number in its role.
+            stream: Which stream.
+
+        Returns:
+            Lines; None where they can only be read from the beginning.
+
+        Raises:
+            LookupError: There is no such app, role or replica.
+        """
+        return None
+
     @abstractmethod
     def cancel(self, app_id: str) -> None:
         """Cancel an app. Idempotent; one that has ended, or is not there, is left as it is.

@@ -151,19 +151,21 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
             for i in (range(count) if selector.replicas is None else selector.replicas)
         ]
         stream = Stream(options.streams or "combined")
-        found: Any = replica_log.lines(
-            runner,
-            handle,
-            chosen,
-            stream=stream,
-            since=options.since,
-            until=options.until,
-            follow=options.follow,
-        )
-        if options.regex is not None:
-            found = (line for line in found if options.regex.search(line.text))
+        found: Iterator[LogLine]
         if options.tail is not None:
-            found = _last_of_each(found, options.tail)
+            each = (_last_of_replica(runner, handle, one, stream, options) for one in chosen)
+            found = heapq.merge(*each, key=by_time)
+        else:
+            found = replica_log.lines(
+                runner,
+                handle,
+                chosen,
+                stream=stream,
+                since=options.since,
+                until=options.until,
+                follow=options.follow,
+            )
+            found = _matching(found, options)
         if options.follow:
             _print_queued(runner, handle)
         printer = replica_log.Printer(sys.stdout, at_once=options.follow)
@@ -235,15 +237,20 @@ def _last(app: RecordedApp, rank: int, options: Any) -> list[LogLine]:
     return [*itertools.islice(_chosen(chosen, options), max(0, options.tail))][::-1]
 
 
-def _last_of_each(lines: Iterable[Any], count: int) -> Iterator[Any]:
-    """The last lines of every replica, in the order that they are in."""
-    kept: dict[tuple[str, int], deque[tuple[int, Any]]] = {}
-    for number, line in enumerate(lines):
-        own = kept.setdefault(
-            (line.role, line.replica), deque(maxlen=min(max(0, count), sys.maxsize))
-        )
-        own.append((number, line))
-    return (line for _, line in heapq.merge(*kept.values()))
+def _last_of_replica(
+    runner: Runner, handle: str, replica: tuple[str, int], stream: Stream, options: Any
+) -> Iterable[LogLine]:
+    """The last lines of a replica, read from the end of its log where that can be done."""
+    chosen = {"stream": stream, "since": options.since, "until": options.until}
+    count = min(options.tail, sys.maxsize)
+    back = runner.lines_back(handle, *replica, **chosen)
+    if back is not None:
+        return [*itertools.islice(_matching(back, options), count)][::-1]
+    return deque(_matching(runner.lines(handle, *replica, **chosen), options), maxlen=count)
+
+
+def _matching(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:
+    return (line for line in lines if options.regex is None or options.regex.search(line.text))
 
 
 def _chosen(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:

@@ -19,8 +19,10 @@ from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
 from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.replica_logs import (
+    ReplicaStream,
     find_replica,
     read_streams,
+    read_streams_back,
     replica_streams,
     unfinished_line,
 )
@@ -228,11 +230,22 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         follow: bool = False,
     ) -> Iterator[LogLine]:
         """What a replica has printed, from its files."""
+        app, streams = self._streams(app_id, role, replica, stream)
+        return read_streams(streams, self._ends(app), since, until, follow=follow)
+
+    def lines_back(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> Iterator[LogLine]:
+        """From the end of its files."""
+        return read_streams_back(self._streams(app_id, role, replica, stream)[1])
+
+    def _streams(
+        self, app_id: str, role: str, replica: int, stream: Stream
+    ) -> tuple[RecordedApp, Sequence[ReplicaStream]]:
         app = self._find(app_id)
         if app is None:
             raise UnknownApp(f"no such app: {app_id!r}")
-        streams = replica_streams(app, _files(app).path, role, replica, stream)
-        return read_streams(streams, self._ends(app), since, until, follow=follow)
+        return app, replica_streams(app, _files(app).path, role, replica, stream)
 
     def _ends(self, app: RecordedApp) -> Callable[[], bool]:
         """Whether an app has ended: looked at a few times a second, by its files first."""

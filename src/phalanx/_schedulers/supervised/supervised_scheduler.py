@@ -20,8 +20,10 @@ from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_directory
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.replica_logs import (
+    ReplicaStream,
     find_replica,
     read_streams,
+    read_streams_back,
     replica_streams,
     unfinished_line,
 )
@@ -180,15 +182,26 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
         follow: bool = False,
     ) -> Iterator[LogLine]:
         """What a replica has printed, in the order of time as far as it is known."""
-        app = self._find(app_id)
-        if app is None:
-            raise UnknownApp(f"no such app: {app_id!r}")
-        streams = replica_streams(app, app.path, role, replica, stream)
+        app, streams = self._streams(app_id, role, replica, stream)
 
         def has_ended() -> bool:
             return app.state.is_final or not app.path.is_dir()
 
         return read_streams(streams, has_ended, since, until, follow=follow)
+
+    def lines_back(
+        self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
+    ) -> Iterator[LogLine]:
+        """From the end of its files."""
+        return read_streams_back(self._streams(app_id, role, replica, stream)[1])
+
+    def _streams(
+        self, app_id: str, role: str, replica: int, stream: Stream
+    ) -> tuple[RecordedApp, Sequence[ReplicaStream]]:
+        app = self._find(app_id)
+        if app is None:
+            raise UnknownApp(f"no such app: {app_id!r}")
+        return app, replica_streams(app, app.path, role, replica, stream)
 
     def unfinished_line(
         self, app_id: str, role: str, replica: int, *, stream: Stream = Stream.COMBINED
