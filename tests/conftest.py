@@ -166,14 +166,21 @@ def script(tmp_path):
     return run
 
 
+def service_of(nodeid):
+    """The costly service that a test uses, of which there is one for all; None: no such."""
+    for service in ("kubernetes", "ray"):
+        file, _, case = nodeid.removeprefix("tests/cluster/test_").partition("::")
+        if file != nodeid and (file.startswith(service) or case.endswith(f"[{service}]")):
+            return service
+    return None
+
+
 def pytest_xdist_make_scheduler(config, log):
-    """Tests go by files; those of the one cluster, which has to be taken in turns, go together."""
+    """Tests go by files; those of a service go together, so that it is there no longer than they."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByService(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            file = super()._split_scope(nodeid)
-            services = ("kubernetes", "ray")
-            return next((s for s in services if file.startswith(f"tests/cluster/test_{s}")), file)
+            return service_of(nodeid) or super()._split_scope(nodeid)
 
     return ByService(config, log)

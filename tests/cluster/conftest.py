@@ -13,7 +13,10 @@ from tests.cluster import podman as podman_box
 from tests.cluster import ray as ray_box
 from tests.cluster import registry as registry_box
 from tests.cluster import slurm as slurm_box
+from tests.conftest import service_of
 
+_SERVICES = {"kubernetes": "kubernetes", "ray": "ray_cluster"}
+"""Those that take processors also while nobody uses them, and their fixtures."""
 _BOXES = {
     "slurm": slurm_box,
     "docker": docker_box,
@@ -36,6 +39,22 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.path.name == "test_etcd.py":
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End a service after the last test that uses it: others need the processors."""
+    service = service_of(item.nodeid)
+    if service and (nextitem is None or service_of(nextitem.nodeid) != service):
+        for fixture in item.session._fixturemanager.getfixturedefs(_SERVICES[service], item):
+            fixture.finish(item._request)
+
+
+def need(request, name):
+    """A service by its fixture's name; the test is skipped, with the reason, where it is absent."""
+    if reason := _BOXES[name].why_not():
+        pytest.skip(reason)
+    return request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")

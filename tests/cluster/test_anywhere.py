@@ -1,10 +1,11 @@
-"""The same call on this machine, over SSH, on Slurm, in containers and in pods."""
+"""The same call on this machine, over SSH, on Slurm, in containers, in pods and on Ray."""
 
 import os
 
 import pytest
 
 import phalanx
+from tests.cluster.conftest import need
 from tests.cluster.docker import IMAGE
 from tests.ssh import cluster
 
@@ -18,21 +19,24 @@ def ssh_hosts():
     hosts.close()
 
 
-@pytest.fixture(params=["here", "ssh", "slurm", "local_docker", "kubernetes"])
-def launcher(request, ssh_hosts, slurm, docker, kubernetes, monkeypatch):
+@pytest.fixture(params=["here", "ssh", "slurm", "local_docker", "kubernetes", "ray"])
+def launcher(request, monkeypatch):
     """Two workers, wherever."""
     match request.param:
         case "here":
             return phalanx.Launcher(workers_per_host=2)
         case "ssh":
+            ssh_hosts = request.getfixturevalue("ssh_hosts")
             config = str(ssh_hosts.ssh_config)
             return phalanx.Launcher(
                 hostnames=ssh_hosts.names, workers_per_host=1, ssh_config_file=config
             )
         case "slurm":
+            need(request, "slurm")
             request.getfixturevalue("in_slurm")
             return phalanx.Launcher(scheduler="slurm", num_hosts=2, workers_per_host=1)
         case "kubernetes":
+            kubernetes = need(request, "kubernetes")
             monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
             namespace = request.getfixturevalue("namespace")
             return phalanx.Launcher(
@@ -42,7 +46,12 @@ def launcher(request, ssh_hosts, slurm, docker, kubernetes, monkeypatch):
                 workers_per_host=1,
                 scheduler_options={"namespace": namespace},
             )
+        case "ray":
+            need(request, "ray_cluster")
+            request.getfixturevalue("in_ray")
+            return phalanx.Launcher(scheduler="ray", num_hosts=2, workers_per_host=1)
         case _:
+            need(request, "docker")
             request.getfixturevalue("in_docker")
             return phalanx.Launcher(
                 scheduler="local_docker", num_hosts=2, image=IMAGE, workers_per_host=1

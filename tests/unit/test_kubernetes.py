@@ -215,6 +215,9 @@ def test_preemption_is_no_failure_where_the_server_can_tell():
     (rule,) = request(app, (1, 26)).jobs[0]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "Ignore"
     assert "podFailurePolicy" not in request(app, (1, 25)).jobs[0]["spec"]
+    elastic = AppDef("x", [role(num_replicas=2, min_replicas=1)])
+    _, deleted = request(elastic, (1, 26)).jobs[0]["spec"]["podFailurePolicy"]["rules"]
+    assert deleted == {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [143]}}
 
 
 def test_a_queue_is_kueues_unless_a_gang_scheduler_is_named():

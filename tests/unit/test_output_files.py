@@ -37,11 +37,15 @@ def test_a_stream_is_read_to_the_byte_in_whole_lines(tmp_path_factory, writes):
     assert b"".join(got) == b"".join(writes)
 
 
-def test_a_stream_past_its_cap_is_counted_and_freed(tmp_path):
-    """The marker says how much was left out; the disk does not keep it."""
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_stream_past_its_cap_is_counted_and_freed(tmp_path, is_taken):
+    """The marker says how much was left out; the disk does not keep it, whether read or not."""
     path = tmp_path / "stdout"
     stream = output_files.OutputFile(str(path), 0, "stdout", cap=8192)
     path.write_bytes(b"x" * 8191 + b"\n" + b"y" * 1_000_000)
+    if not is_taken:
+        stream.limit()
+        assert path.stat().st_blocks * 512 < 100_000
     assert stream.read(final=False) == b"x" * 8191 + b"\n"
     assert stream.read(final=False) == b""
     assert b"1000000 bytes left out" in stream.read(final=True)

@@ -49,6 +49,8 @@ _CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
 
 _FAST, _SLOW = 0.01, 0.05
 """Seconds between looks at the workers' files: after something was found, and when idle."""
+_LIMITED = 1.0
+"""Seconds between looks at whether they are over their limit."""
 _STACKS_OF_HUNG = 1.0
 """Seconds for the stacks of a worker that has hung, before it is killed."""
 
@@ -102,6 +104,8 @@ class HostRound:
         """Those of which it was said that something is missing."""
         os.mkdir(directory, 0o700)
         self._following = spawn(self._follow())
+        if not begin.is_call:
+            spawn(self._limit_files())
 
     # ── start ─────────────────────────────────────────────────────────────────
 
@@ -445,6 +449,12 @@ class HostRound:
                         await self.cleared.wait()
         for stream in streams:
             stream.close()
+
+    async def _limit_files(self) -> None:
+        """Keep files within their limit while nobody takes what is in them."""
+        while not (await asyncio.wait({self._following}, timeout=_LIMITED))[0]:
+            for stream in self._streams:
+                stream.limit()
 
     async def _send_rest(self, streams: Iterable[output_files.OutputFile]) -> None:
         for stream in streams:

@@ -127,6 +127,13 @@ class OutputFile:
             self._allocate(_KEEP_SIZE, 0, _BLOCK)
         return True
 
+    def limit(self) -> None:
+        """Give back the disk that is over the limit, though nobody takes what comes before it."""
+        with contextlib.suppress(OSError):  # no descriptor: whoever reads it next makes room
+            if self._file is not None or self._open():
+                assert self._file is not None
+                self._drop(os.fstat(self._file).st_size)
+
     def _drop(self, size: int) -> None:
         new = size - self._cap - self._dropped
         if new <= 0 or self._file is None:

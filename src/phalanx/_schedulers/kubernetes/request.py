@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -236,7 +237,7 @@ class _Making:
             self.files.template,
         )
         spec: dict[str, Any] = {
-            **self._retries(part, number),
+            **self._retries(part, number, is_elastic=role.min_replicas is not None),
             "template": pods.template_of(
                 meant,
                 labels=own,
@@ -260,7 +261,9 @@ class _Making:
             "spec": spec,
         }
 
-    def _retries(self, part: RoleAnnotation, number: int | None) -> dict[str, Any]:
+    def _retries(
+        self, part: RoleAnnotation, number: int | None, *, is_elastic: bool
+    ) -> dict[str, Any]:
         """What the cluster does by itself when a pod fails."""
         alone = part.max_retries if part.policy is RetryPolicy.REPLICA else 0
         spec: dict[str, Any] = {"backoffLimit": alone}
@@ -273,11 +276,17 @@ class _Making:
             }
         if self.version >= _FAILURE_POLICY:
             # Preempted, drained, evicted: no fault of the program's.
-            rule = {
-                "action": "Ignore",
-                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-            }
-            spec["podFailurePolicy"] = {"rules": [rule]}
+            rules: list[dict[str, Any]] = [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
+            if is_elastic:
+                # A pod that somebody deletes has no such condition; the others go on meanwhile.
+                terminated = {"operator": "In", "values": [128 + signal.SIGTERM]}
+                rules.append({"action": "Ignore", "onExitCodes": terminated})
+            spec["podFailurePolicy"] = {"rules": rules}
         return spec
 
 
