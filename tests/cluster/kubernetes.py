@@ -361,7 +361,7 @@ class Cluster:
             self._node(part).start_engine()
         else:
             program, _, arguments = daemon(part, self._control.place, self._keys.place)
-            self._control.spawn(part, program, *arguments)
+            self._control.spawn_before_others(part, program, *arguments)
 
     def _wait_for(self, part):
         try:

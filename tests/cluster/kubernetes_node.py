@@ -117,7 +117,7 @@ class Node(DockerMachine):
 
     def start_kubelet(self):
         """Start the kubelet; that it is ready, the API server will say."""
-        self.spawn(
+        self.spawn_before_others(
             *("kubelet", kubernetes_build.place() / "kubelet"),
             *("--config", self.place / "kubelet.json", "--kubeconfig", self.place / "kubeconfig"),
             *("--hostname-override", self.name, "--node-ip", self.address),

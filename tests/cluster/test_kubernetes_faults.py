@@ -108,20 +108,16 @@ def app(apps, *command, replicas=1, **fields):
 # ── pods ──────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("way", ["evicted", "deleted"])
-def test_a_pod_that_is_taken_away_is_replaced_and_the_app_goes_on(apps, kube, namespace, way):
+def test_a_pod_that_is_evicted_is_replaced_and_the_app_goes_on(apps, kube, namespace):
     app_id = apps.submit(app(apps, "sleep", "infinity"))
     before = apps.pod()["metadata"]
-    if way == "evicted":
-        path = f"/api/v1/namespaces/{namespace}/pods/{before['name']}/eviction"
-        eviction = {
-            "apiVersion": "policy/v1beta1",
-            "kind": "Eviction",
-            "metadata": {"name": before["name"], "namespace": namespace},
-        }
-        kube.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
-    else:
-        kube.kubectl("delete", "pod", before["name"], "--namespace", namespace, "--wait=false")
+    path = f"/api/v1/namespaces/{namespace}/pods/{before['name']}/eviction"
+    eviction = {
+        "apiVersion": "policy/v1beta1",
+        "kind": "Eviction",
+        "metadata": {"name": before["name"], "namespace": namespace},
+    }
+    kube.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
     wait_until(lambda: apps.pod()["metadata"]["uid"] != before["uid"], 60)
     status = apps.running(app_id)
     assert [replica.state for role in status.roles for replica in role.replicas] == [
@@ -165,23 +161,6 @@ def test_fifty_replicas(apps, caplog):
 
 
 # ── rights and quotas ─────────────────────────────────────────────────────────
-
-
-def test_a_right_that_is_missing_is_named_with_its_verb_and_resource(
-    apps, kube, namespace, monkeypatch, tmp_path
-):
-    services = {"apiGroups": [""], "resources": ["services"], "verbs": ["create", "delete", "get"]}
-    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
-    config = kube.restricted_kubeconfig([services, secrets], namespace)
-    monkeypatch.setenv("KUBECONFIG", str(config))
-    few = Apps(kube, namespace, "few-rights")
-    with pytest.raises(SchedulerError, match="missing right: create jobs in the namespace"):
-        few.submit(app(few, "true"))
-    with pytest.raises(SchedulerError, match="missing right: list jobs in the namespace"):
-        few.scheduler.list()
-    few.scheduler.close()
-    left = kube.get(f"/api/v1/namespaces/{namespace}/services")["items"]
-    assert not left
 
 
 def test_a_log_that_may_not_be_read(apps, kube, namespace, monkeypatch):
@@ -244,7 +223,7 @@ def test_what_is_copied_of_the_environment_is_in_no_command_and_no_annotation(
 # ── the cluster itself ────────────────────────────────────────────────────────
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, kube_alone):
     kube = kube_alone
     app_id = apps.submit(app(apps, "sleep", "infinity"))
@@ -252,7 +231,8 @@ def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, k
     lost = before["spec"]["nodeName"]
     kube.crash(lost.replace("node", "kubelet"))
     elsewhere = lambda: apps.pod()["spec"]["nodeName"] != lost
-    wait_until(elsewhere, 120, "no pod on another node")
+    # While the other node, too, is late with a word, the cluster moves nothing.
+    wait_until(elsewhere, 200, "no pod on another node")
     status = apps.running(app_id)
     assert status.roles[0].replicas[0].hostname == apps.pod()["spec"]["nodeName"]
     kube.heal(lost.replace("node", "kubelet"))
@@ -261,13 +241,16 @@ def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, k
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("fault", ["crash apiserver", "stop apiserver", "crash etcd"])
+@pytest.mark.parametrize(
+    ("fault", "seconds"), [("crash apiserver", 20), ("stop apiserver", 5), ("crash etcd", 10)]
+)
 def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once(
-    apps, kube_alone, fault
+    apps, kube_alone, fault, seconds
 ):
     kube = kube_alone
     how, part = fault.split()
-    program = COUNT.format(lines=120)
+    lines = 10 * seconds + 40
+    program = COUNT.format(lines=lines)
     app_id = apps.submit(app(apps, "python3", "-c", program))
     got, failed = [], []
 
@@ -286,17 +269,22 @@ def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once
     try:
         wait_until(lambda: len(got) > 10 or failed, 60, "nothing was followed")
         node, container = apps.container()
-        getattr(kube, how)(part)
-        # The program goes on meanwhile.
         printed = lambda: node.docker("logs", container).count("\n")
         first = printed()
-        wait_until(lambda: printed() > first + 50, 60, "the program stands still")
+        getattr(kube, how)(part)
+        if fault == "crash apiserver":
+            for ask in (apps.status, lambda _: apps.submit(app(apps, "true"))):
+                with pytest.raises(SchedulerError, match="does not answer .*kubectl cluster-info"):
+                    ask(app_id)
+        # The program goes on meanwhile.
+        missed = lambda: printed() >= min(first + 10 * seconds, lines)
+        wait_until(missed, 60, "the program stands still")
         kube.heal(part)
     finally:
         kube.heal(part)
         follower.join(90)
     assert not failed
-    assert got == [f"line {number}" for number in range(120)]
+    assert got == [f"line {number}" for number in range(lines)]
     assert apps.ended(app_id).state is AppState.SUCCEEDED
 
 
@@ -319,17 +307,3 @@ def test_a_replica_that_fails_while_the_api_server_is_away_is_retried_afterwards
     assert status.state is AppState.FAILED
     assert status.message == "role/0 exited with code 3"
     assert status.num_restarts == 1
-
-
-def test_an_api_server_that_does_not_answer_is_said_with_the_next_command(apps, kube_alone):
-    app_id = apps.submit(app(apps, "sleep", "infinity"))
-    apps.running(app_id)
-    kube_alone.crash("apiserver")
-    with pytest.raises(
-        SchedulerError, match="API server .* does not answer .*kubectl cluster-info"
-    ):
-        apps.status(app_id)
-    with pytest.raises(SchedulerError, match="does not answer"):
-        apps.submit(app(apps, "true"))
-    kube_alone.heal("apiserver")
-    assert apps.status(app_id).state is AppState.RUNNING
