@@ -2,11 +2,15 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import phalanx
+from phalanx._agent import flight_records
+from phalanx._elastic.command import numa
 from phalanx._system import machine
 from tests.process.kernel import Kernel
 
@@ -191,3 +195,49 @@ def test_apps_wait_for_gpus_that_others_have(tmp_path, monkeypatch):
         runner.cancel(waiting)
         assert runner.status(waiting).state is AppState.CANCELLED
         runner.cancel(third)
+
+
+def test_hosts_are_checked_with_the_driver_s_own_word():
+    """As many GPUs as there are pass; one more does not."""
+    have = machine.gpus()
+    checks = [f"gpus={have}", "ecc", "disk", "clock"]
+    assert list(phalanx.launch(int, workers_per_host=1, host_checks=checks)) == [0]
+    with pytest.raises(phalanx.PhalanxError, match="gpus"):
+        phalanx.launch(int, workers_per_host=1, host_checks=[f"gpus={have + 1}"])
+
+
+def test_a_collective_of_nccl_is_read_from_the_flight_recorder():
+    """By its name and number, also while the GPU is busy before it."""
+
+    def wait_in_one():
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import _dump_nccl_trace_json
+
+        value = torch.ones(1, device="cuda")
+        dist.all_reduce(value)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1 << 31)
+        dist.all_reduce(value)
+        dump = _dump_nccl_trace_json()
+        torch.cuda.synchronize()
+        return dump
+
+    dump = phalanx.launch(wait_in_one, workers_per_host=1, backend="nccl").rank(0)
+    (last,) = flight_records.parse(dump)
+    assert (last.name, last.number, last.is_done) == ("nccl:all_reduce", 2, False)
+
+
+def test_workers_are_bound_to_the_processors_near_their_gpu(script):
+    """`--numa-binding node`, on this machine's own nodes."""
+    path = script.write("import os\nprint(sorted(os.sched_getaffinity(0)))\n")
+    words = ["-m", "phalanx", "torchrun", "--standalone", "--nproc-per-node", "1"]
+    done = subprocess.run(
+        [sys.executable, *words, "--numa-binding", "node", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    allowed = os.sched_getaffinity(0)
+    (bound,) = numa.choose("node", 1, os.environ, allowed)
+    assert done.stdout == f"{list(bound)}\n", done.stderr
