@@ -44,13 +44,13 @@ class DockerOptions:
     )
     python: str = option("python3", help="what 'python' is in the image")
     cpus: float | None = option(
-        None, help="CPUs per borrowed host; for apps, set the role's resource"
+        None, help="CPUs per lent host; for apps, set the role's resource"
     )
     mem: str | None = option(
-        None, help="memory per borrowed host, such as 16g; for apps, set the role's resource"
+        None, help="memory per lent host, such as 16g; for apps, set the role's resource"
     )
     gpus: int | None = option(
-        None, help="GPUs per borrowed host, -1 for all; for apps, set the role's resource"
+        None, help="GPUs per lent host, -1 for all; for apps, set the role's resource"
     )
     share_gpus: bool = option(
         False, help="use GPUs that other apps or launches use as well, beginning with the first"

@@ -73,13 +73,13 @@ class KubernetesOptions:
         None, help="version of Kubernetes to write objects for; default: the server's"
     )
     cpus: float | None = option(
-        None, help="CPUs per borrowed host; for apps, set the role's resource"
+        None, help="CPUs per lent host; for apps, set the role's resource"
     )
     mem: str | None = option(
-        None, help="memory per borrowed host, such as 16Gi; for apps, set the role's resource"
+        None, help="memory per lent host, such as 16Gi; for apps, set the role's resource"
     )
     gpus: int | None = option(
-        None, help="GPUs per borrowed host; for apps, set the role's resource"
+        None, help="GPUs per lent host; for apps, set the role's resource"
     )
 
     def __post_init__(self) -> None:

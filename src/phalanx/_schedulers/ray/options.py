@@ -34,16 +34,16 @@ class RayOptions:
         "SPREAD", help="placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
     resources: dict[str, float] = option(
-        {}, help="custom Ray resources per replica or borrowed host, as A:1,B:2"
+        {}, help="custom Ray resources per replica or lent host, as A:1,B:2"
     )
     cpus: float | None = option(
-        None, help="CPUs per borrowed host, default 1; for apps, set the role's resource"
+        None, help="CPUs per lent host, default 1; for apps, set the role's resource"
     )
     gpus: float | None = option(
-        None, help="GPUs per borrowed host; for apps, set the role's resource"
+        None, help="GPUs per lent host; for apps, set the role's resource"
     )
     mem_mb: int | None = option(
-        None, help="memory per borrowed host, in MB; for apps, set the role's resource"
+        None, help="memory per lent host, in MB; for apps, set the role's resource"
     )
     relay_port: int = option(
         0, help="port of the cluster's head that launchers outside connect to; 0: any free one"
