@@ -8,7 +8,7 @@ SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray chaos docs pictures peers lock clean
+.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray bench-all bench-compare chaos docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -72,6 +72,13 @@ bench-kubernetes: $(VENV)/ready
 
 bench-ray: $(VENV)/ready
 	$(BIN)/python bench/ray_train.py
+
+# All of them, kept under the commit; and two such runs side by side (A=COMMIT B=COMMIT).
+bench-all: $(VENV)/ready
+	$(BIN)/python bench/all.py
+
+bench-compare: $(VENV)/ready
+	$(BIN)/python bench/compare.py $(A) $(B)
 
 # A training on hosts that break again and again, and must end with the right sum; MINUTES for each of WITH.
 MINUTES ?= 20
