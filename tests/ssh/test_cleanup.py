@@ -35,7 +35,7 @@ def test_a_signal_to_the_launcher_leaves_nothing(remote_script, cluster, number)
     started = remote_script.start(BUSY)
     wait_until(lambda: running(cluster), 30)
     started.send_signal(number)
-    _, errors = started.communicate(timeout=20)
+    _, errors = started.communicate(timeout=60)
     wait_until(lambda: quiet(cluster), 10)
     assert "Traceback" not in errors
     assert not any(host.files() for host in cluster.hosts[:2])
@@ -49,7 +49,7 @@ def test_ctrl_c_while_hosts_are_dialled_leaves_nothing(remote_script, cluster, a
         started.stdout.readline()
         time.sleep(after)
         started.send_signal(signal.SIGINT)
-        _, errors = started.communicate(timeout=20)
+        _, errors = started.communicate(timeout=60)
         assert "Traceback" not in errors, errors
         wait_until(lambda: quiet(cluster), 10)
 
@@ -60,7 +60,7 @@ def test_a_killed_ssh_leaves_nothing(remote_script, cluster):
     wait_until(lambda: running(cluster), 30)
     found = subprocess.run(["pgrep", "-P", str(started.pid), "ssh"], capture_output=True, text=True)
     os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
-    _, errors = started.communicate(timeout=20)
+    _, errors = started.communicate(timeout=60)
     assert "AgentLost" in errors
     wait_until(lambda: quiet(cluster), 10)
 
@@ -108,7 +108,7 @@ launcher.run(stubborn)
     )
     started.stdout.readline()
     started.send_signal(signal.SIGTERM)
-    started.communicate(timeout=20)
+    started.communicate(timeout=60)
     wait_until(lambda: quiet(cluster), 5)
 
 
@@ -122,7 +122,7 @@ def test_an_app_on_hosts_is_cancelled_from_another_terminal(remote_script, clust
     listed = subprocess.run([*phalanx, "list"], capture_output=True, text=True)
     assert "box1" in listed.stdout
     subprocess.run([*phalanx, "cancel"], check=True, capture_output=True)
-    _, errors = started.communicate(timeout=20)
+    _, errors = started.communicate(timeout=60)
     assert "Cancelled" in errors
     assert quiet(cluster)
 

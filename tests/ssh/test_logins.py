@@ -64,7 +64,7 @@ def test_ctrl_c_ends_a_login_that_hangs(cluster, remote_script, bashrc, workers)
     wait_until(lambda: cluster.hosts[1].pids("sleep 300"), 20)
     found = subprocess.run(["pgrep", "-P", str(started.pid), "ssh"], capture_output=True, text=True)
     started.send_signal(signal.SIGINT)
-    started.communicate(timeout=15)
+    started.communicate(timeout=60)
     wait_until(lambda: not any(map(is_alive, map(int, found.stdout.split()))), 10)
 
 
