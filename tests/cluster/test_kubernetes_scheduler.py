@@ -107,6 +107,23 @@ def test_workers_form_a_group_and_go_on_when_a_pod_is_deleted(apps, tmp_path):
     assert apps.ended(app_id).state is AppState.SUCCEEDED
 
 
+def test_torchrun_as_a_program_of_ones_own_needs_no_endpoint(apps):
+    """Replicas meet at the first, by what they find in their environment."""
+    words = ["-m", "phalanx", "torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--no-python"]
+    role = Role(
+        "role",
+        image=apps.cluster.image,
+        entrypoint="python3",
+        args=[*words, "sh", "-c", "echo rank $$RANK of $$WORLD_SIZE"],
+        num_replicas=2,
+        resource=SMALL,
+    )
+    app_id = apps.submit(AppDef("app", [role]))
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    found = [line for i in range(2) for line in apps.lines(app_id, "role", i)]
+    assert sorted(line for line in found if "rank" in line)[-1].endswith("rank 1 of 2")
+
+
 def test_a_failure_is_told_with_its_error(apps):
     """An exception that was printed, a program that is not there."""
     error = "python3 -c 'raise ValueError(\"so wrong\")'"

@@ -87,6 +87,17 @@ def test_where_hosts_meet(line, backend, endpoint, host, port, run_id):
     assert said.standalone == (run_id is None)
 
 
+def test_replicas_of_an_app_meet_at_the_first_unless_told_otherwise():
+    """A scheduler's variables say where that is; one host meets nobody."""
+    there = {"PHALANX_RANK0_HOST": "pod-0.app", "PHALANX_RANK0_PORT": "1234"}
+    said = options("--nnodes 1:2 x", **there)
+    assert (said.backend, said.endpoint) == ("c10d", "pod-0.app:1234")
+    assert options("--nnodes 2 x", PHALANX_RANK0_HOST="a").endpoint == "a:29500"
+    assert options("--nnodes 2 --master-addr b x", **there).endpoint == "b:29500"
+    assert options("--nnodes 2 x", PET_RDZV_ENDPOINT="c:1", **there).endpoint == "c:1"
+    assert options("x", **there).endpoint == "localhost:0"
+
+
 def test_an_empty_run_id_of_one_host_is_a_random_one():
     """As torch makes one: a number."""
     said = parse(["--rdzv-backend", "c10d", "--rdzv-id", "", "train.py"], {})

@@ -5,6 +5,8 @@
 | --standalone                             | c10d    | localhost:0              | a random one  |
 | at most one host, static, no endpoint    |         |                          |               |
 | and no --master-port (nothing at all)    | c10d    | localhost:0              | a random one  |
+| nothing of it, several hosts, in an app  |         |                          |               |
+| of a scheduler                           | c10d    | the app's first replica  | as said       |
 | static, else without an endpoint         | static  | master_addr:master_port  | as said       |
 | anything else                            | as said | as said                  | as said       |
 
@@ -15,12 +17,17 @@ several, with commas between them.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx._elastic.command.given_flags import GivenFlags
 from phalanx._rendezvous.endpoints import DEFAULT_PORTS, STATIC_PORT, parse_endpoint
 from phalanx._rendezvous.etcd.settings import parse_endpoints
 from phalanx.errors import ConfigError
+
+_FIRST_HOST, _FIRST_PORT = "PHALANX_RANK0_HOST", "PHALANX_RANK0_PORT"
+"""What replicas of an app find: where the first one is."""
+_PLACES = {"rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "standalone"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,14 @@ class RendezvousChoice:
     notes: tuple[str, ...] = ()
 
 
-def resolve(words: GivenFlags) -> RendezvousChoice:
+def resolve(words: GivenFlags, environ: Mapping[str, str]) -> RendezvousChoice:
     """What the flags of the rendezvous mean together. Raises `ConfigError`."""
     low, high = _hosts(words)
     conf = _conf(words)
     backend, endpoint, run_id = words["rdzv_backend"], words["rdzv_endpoint"], words["rdzv_id"]
+    first, said = environ.get(_FIRST_HOST), words.typed | words.from_environment
+    if high > 1 and first and not _PLACES & said:
+        backend, endpoint = "c10d", f"{first}:{environ.get(_FIRST_PORT) or STATIC_PORT}"
     if not backend:
         raise ConfigError("--rdzv-backend: missing name, as in --rdzv-backend c10d.")
     port = words["master_port"]

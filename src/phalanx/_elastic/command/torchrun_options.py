@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
     Processors and GPUs are counted if a number of workers depends on them.
     """
     words = texts.read(arguments, environ)
-    meeting = rendezvous_choice.resolve(words)
+    meeting = rendezvous_choice.resolve(words, environ)
     workers = _workers(words, environ)
     limited = workers > 1 and "OMP_NUM_THREADS" not in environ
     return TorchrunOptions(

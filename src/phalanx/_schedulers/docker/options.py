@@ -43,9 +43,7 @@ class DockerOptions:
         None, help="repository to push images with your project to; default: not pushed"
     )
     python: str = option("python3", help="what 'python' is in the image")
-    cpus: float | None = option(
-        None, help="CPUs per lent host; for apps, set the role's resource"
-    )
+    cpus: float | None = option(None, help="CPUs per lent host; for apps, set the role's resource")
     mem: str | None = option(
         None, help="memory per lent host, such as 16g; for apps, set the role's resource"
     )

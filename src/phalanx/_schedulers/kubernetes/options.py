@@ -72,15 +72,11 @@ class KubernetesOptions:
     server_version: str | None = option(
         None, help="version of Kubernetes to write objects for; default: the server's"
     )
-    cpus: float | None = option(
-        None, help="CPUs per lent host; for apps, set the role's resource"
-    )
+    cpus: float | None = option(None, help="CPUs per lent host; for apps, set the role's resource")
     mem: str | None = option(
         None, help="memory per lent host, such as 16Gi; for apps, set the role's resource"
     )
-    gpus: int | None = option(
-        None, help="GPUs per lent host; for apps, set the role's resource"
-    )
+    gpus: int | None = option(None, help="GPUs per lent host; for apps, set the role's resource")
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""

@@ -39,9 +39,7 @@ class RayOptions:
     cpus: float | None = option(
         None, help="CPUs per lent host, default 1; for apps, set the role's resource"
     )
-    gpus: float | None = option(
-        None, help="GPUs per lent host; for apps, set the role's resource"
-    )
+    gpus: float | None = option(None, help="GPUs per lent host; for apps, set the role's resource")
     mem_mb: int | None = option(
         None, help="memory per lent host, in MB; for apps, set the role's resource"
     )
