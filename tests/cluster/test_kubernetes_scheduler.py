@@ -1,5 +1,7 @@
 """`kubernetes` beyond the suite, on a real cluster: what goes wrong, and what is left."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,16 @@ import phalanx
 from phalanx.components import dist
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
-from phalanx.specs import AppDef, AppState, Resource, Role
+from phalanx.specs import (
+    AppDef,
+    AppState,
+    BindMount,
+    DeviceMount,
+    Resource,
+    RetryPolicy,
+    Role,
+    VolumeMount,
+)
 from tests.cluster.conftest import use_kubeconfig
 from tests.conftest import wait_until
 
@@ -122,6 +133,113 @@ def test_torchrun_as_a_program_of_ones_own_needs_no_endpoint(apps):
     assert apps.ended(app_id).state is AppState.SUCCEEDED
     found = [line for i in range(2) for line in apps.lines(app_id, "role", i)]
     assert sorted(line for line in found if "rank" in line)[-1].endswith("rank 1 of 2")
+
+
+@pytest.fixture
+def reserved_node(apps):
+    """A node with a label, a taint and two GPUs of a kind; and what else a pod can ask for."""
+    kubectl, node = apps.cluster.kubectl, apps.cluster.nodes[0].name
+    status = {"status": {"capacity": {"example.com/gpu": "2"}}}
+    patch = ("replace", "--raw", f"/api/v1/nodes/{node}/status", "-f", "-")
+    apps.cluster.apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "urgent"},
+            "value": 1000,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "data"},
+            "spec": {
+                "capacity": {"storage": "1Mi"},
+                "accessModes": ["ReadWriteMany"],
+                "hostPath": {"path": "/tmp/data-of-tests", "type": "DirectoryOrCreate"},
+                "claimRef": {"namespace": apps.namespace, "name": "data"},
+            },
+        },
+    )
+    claim = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "volumeName": "data",
+        "resources": {"requests": {"storage": "1Mi"}},
+    }
+    apps.cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data"},
+            "spec": claim,
+        },
+        namespace=apps.namespace,
+    )
+    described = apps.cluster.get(f"/api/v1/nodes/{node}")
+    described["status"]["capacity"] |= status["status"]["capacity"]
+    kubectl(*patch, input=json.dumps(described))
+    kubectl("label", "node", node, "disk=fast")
+    kubectl("taint", "node", node, "team=x:NoSchedule")
+    yield node
+    apps.delete()
+    kubectl("taint", "node", node, "team-")
+    kubectl("label", "node", node, "disk-")
+    kubectl(
+        "delete", "persistentvolumeclaim", "data", "--namespace", apps.namespace, "--wait=false"
+    )
+    kubectl("delete", "persistentvolume/data", "priorityclass/urgent", "--wait=false")
+
+
+def test_a_pod_has_what_was_asked_for(apps, reserved_node, tmp_path):
+    """Its node, account, priority, GPUs, /dev/shm and mounts; and a project of nearly a megabyte."""
+    (tmp_path / "large").write_bytes(os.urandom(900_000))
+    program = (
+        "grep -o '/dev/shm tmpfs' /proc/mounts; ls -d /host/hostname; touch /data/written; "
+        "test -c /dev/nothing && echo device; wc -c < large; test -w /host/hostname || echo read-only"
+    )
+    role = Role(
+        "role",
+        image=apps.cluster.image,
+        entrypoint="sh",
+        args=["-c", program],
+        resource=Resource(cpu=0.1, gpu=2, memMB=64),
+        workspace=str(tmp_path),
+        mounts=[
+            BindMount("/etc", "/host", read_only=True),
+            VolumeMount("data", "/data"),
+            DeviceMount("/dev/null", "/dev/nothing"),
+        ],
+    )
+    app_id = apps.submit(
+        AppDef("app", [role]),
+        node_selector={"disk": "fast"},
+        tolerations=["team=x"],
+        service_account="trainer",
+        priority_class="urgent",
+        gpu_resource="example.com/gpu",
+        shm_size="16Mi",
+    )
+    status = apps.ended(app_id)
+    assert status.state is AppState.SUCCEEDED, status
+    assert status.roles[0].replicas[0].hostname == reserved_node
+    shown = ["/dev/shm tmpfs", "/host/hostname", "device", "900000", "read-only"]
+    assert apps.lines(app_id) == shown
+    (name,) = apps.pod(app_id, 0)
+    spec = json.loads(apps.kubectl("get", name, "-o", "json"))["spec"]
+    assert (spec["serviceAccountName"], spec["priority"]) == ("trainer", 1000)
+    # From 1.22 on it is also what /dev/shm has at most; before, who takes more is evicted.
+    limits = [volume.get("emptyDir", {}).get("sizeLimit") for volume in spec["volumes"]]
+    assert "16Mi" in limits
+
+
+def test_who_follows_a_replica_sees_its_retries(apps):
+    """Every line of each, once."""
+    command = "echo try $$PHALANX_RESTART_COUNT; exit 1"
+    retry = {"max_retries": 1, "retry_policy": RetryPolicy.REPLICA}
+    app_id = apps.submit(apps.app(command, **retry))
+    assert len(apps.lines(app_id, follow=True)) == 2
+    assert apps.ended(app_id).state is AppState.FAILED
 
 
 def test_a_failure_is_told_with_its_error(apps):
