@@ -1,7 +1,6 @@
 """What people who come from TorchX type and configure, from outside."""
 
 import json
-import textwrap
 
 import pytest
 
@@ -59,23 +58,38 @@ def test_a_configured_component_that_is_wrong_breaks_no_other_run(tmp_path):
     assert "component: unknown component 'utils.ecco'" in done.stderr
 
 
+COMPONENTS = """\
+from phalanx.specs import AppDef, Role
+
+def train(lr: float) -> AppDef:
+    return AppDef("train", [Role("r", entrypoint="echo", args=[str(lr)])])
+
+def opened(file: str, num_replicas: int = 1) -> AppDef:
+    return AppDef("opened", [Role(open(file).read(), num_replicas=num_replicas)])
+
+def steps(data: str, num_replicas: int = 1, kind: str = "a", of: str = "") -> AppDef:
+    if kind == "b" and not of:
+        raise KeyError("of")
+    return AppDef("steps", [Role("r", num_replicas=num_replicas)])
+"""
+
+
 def test_config_finds_what_commands_would_find(tmp_path):
     """In sections of all commands."""
-    (tmp_path / "mine.py").write_text(
-        textwrap.dedent(
-            """
-            from phalanx.specs import AppDef, Role
-
-            def train(lr: float) -> AppDef:
-                return AppDef("train", [Role("r", entrypoint="echo", args=[str(lr)])])
-            """
-        )
-    )
+    (tmp_path / "mine.py").write_text(COMPONENTS)
     (tmp_path / ".phalanxconfig").write_text(
         '[command.run]\nscheduler = "local_cwdd"\nwait = "maybe"\ncomponent = 3\n'
-        "[command.list]\nal = true\n[command.launch]\nx = 1\n"
+        'workspace = "nowhere"\n'
+        '[command.list]\nal = true\n[command.launch]\nx = 1\n[command.log]\ntail = "few"\n'
         '[component."mine.py:train"]\nlr = "fast"\n[component."other.py:train"]\nlr = 1\n'
+        '[component."utils.sh"]\nh = "gpu.smal"\nnum_replicas = 0\nmounts = "type=x"\n'
+        'cpu = "y"\n[component.dist.ddp]\nj = "ax2"\n[component.dist.dpd]\nj = "1x2"\n'
+        '[component.spmd]\nj = "1x2"\n'
+        '[component."mine.py:opened"]\nnum_replicas = 0\n'
+        '[component."mine.py:steps"]\nnum_replicas = 0\nkind = "b"\n'
+        "[scheduler.local_cwd]\nstop_grace = -1\n[componet.x]\ny = 1\n"
     )
+    (tmp_path / "home" / ".phalanxconfig").write_text("[command\n")
     done = phalanx("config")
     assert done.returncode == 1
     for said in (
@@ -86,10 +100,39 @@ def test_config_finds_what_commands_would_find(tmp_path):
         "launch takes nothing from a configuration",
         "mine.py:train: lr: 'fast' is not a number",
         '[component."other.py:train"]: unknown component: no such file',
+        "nowhere: no such directory",
+        "tail: invalid int value: 'few'",
+        "utils.sh: unknown named resource 'gpu.smal'. Did you mean 'gpu.small'?",
+        "utils.sh: role 'sh': num_replicas: 0",
+        "utils.sh: mounts: unknown type 'x'",
+        "utils.sh: cpu: 'y' is not a whole number",
+        "dist.ddp: -j 'ax2': expected",
+        "[component.\"dist.dpd\"]: unknown component. Did you mean 'dist.ddp'?",
+        '[component."spmd"]: write [component."dist.spmd"]',
+        "mine.py:steps: role 'r': num_replicas: 0",
+        "mine.py:steps: KeyError: 'of'",
+        "local_cwd: stop_grace=-1.0: must be",
+        f"{tmp_path / '.phalanxconfig'}: unknown section [componet]. Did you mean [component.NAME]",
+        f"{tmp_path / 'home' / '.phalanxconfig'}: invalid TOML",
     ):
         assert said in done.stderr
-    (tmp_path / ".phalanxconfig").write_text('[component."mine.py:train"]\nlr = 0.5\n')
-    assert phalanx("config").returncode == 0
+    assert "name the function first" not in done.stderr
+    assert "mine.py:opened" not in done.stderr  # it needs a file to say anything
+
+
+def test_config_is_silent_about_what_commands_take(tmp_path):
+    """Also where more is given with the command, or one value needs another."""
+    (tmp_path / "mine.py").write_text(COMPONENTS)
+    (tmp_path / "home" / ".phalanxconfig").write_text('[component."utils.echo"]\nmsg = "x"\n')
+    (tmp_path / ".phalanxconfig").write_text(
+        '[component."mine.py:train"]\nlr = 0.5\n'
+        '[component."mine.py:steps"]\nkind = "b"\nof = "c"\n'
+        '[component."mine.py:opened"]\nnum_replicas = 2\n'
+        '[component."dist.ddp"]\nrdzv_backend = "etcd"\nrdzv_endpoint = "e:1"\nj = "2x2"\n'
+        '[component.utils.sh]\nh = "gpu.small"\n[component."utils.python"]\nm = "train"\n'
+    )
+    done = phalanx("config")
+    assert (done.returncode, done.stderr) == (0, "")
     assert args_of(dryrun("mine.py:train")) == ["0.5"]
 
 

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 _TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
 """Options that are not configured: those of schedulers have sections of their own."""
-_NEED_CONFIGURATION = ("run", "config")
+_NEED_CONFIGURATION = ("run",)
 """Others do without what cannot be read, and say so."""
+_TELLS_ITSELF = "config"
+"""It has no defaults to be configured, and says all that is wrong, not what is found first."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         """With what the configuration has under `[command.VERB]` as defaults."""
         if _ASKED.get():
             raise ParserMade(self)
-        if self.verb and not {"-h", "--help"} & set(args or ()):
+        if self.verb not in ("", _TELLS_ITSELF) and not {"-h", "--help"} & set(args or ()):
             self._take_defaults()
         return super().parse_args(args, namespace)
 
@@ -96,6 +98,21 @@ class Parser(argparse.ArgumentParser):
             return _configured(known[key], value.value)
         except ValueError as error:
             raise ValueError(f"{value.origin}: {key}: {error}") from None
+
+    def problem(self, key: str, value: ConfigValue) -> str:
+        """What this parser would say of a configured value; nothing if it takes it."""
+        try:
+            accepted = self.accept(key, value)
+        except ValueError as error:
+            return str(error)
+        action = self.settings().get(key)
+        if action is None or not isinstance(accepted, str):
+            return ""
+        try:
+            self._get_value(action, accepted)  # as argparse does with a default, when it parses
+        except argparse.ArgumentError as error:
+            return f"{value.origin}: {key}: {error.message}"
+        return ""
 
 
 class ParserMade(Exception):

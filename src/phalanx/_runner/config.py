@@ -87,12 +87,26 @@ def variable_name(name: str, key: str) -> str:
     return "PHALANX_" + re.sub(r"[^A-Z0-9]+", "_", f"{name}_{key}".upper())
 
 
-def load(directory: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """What applies in a directory. Raises `ConfigError` for a file that cannot be read."""
-    home, project = home_file(environ), project_file(directory, environ)
-    files = [path for path in (home, project) if path is not None and _is_file(path)]
-    read = [(str(path), _read(path)) for path in dict.fromkeys(files)]
-    return Config((*_torchx_files(directory, environ), *read), environ)
+def load(
+    directory: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    problems: list[str] | None = None,
+) -> Config:
+    """What applies in a directory. Raises `ConfigError` for a file that cannot be read.
+
+    With `problems`, those are added to it instead, and what can be read is.
+    """
+    read: dict[str, Mapping[str, Any]] = {}
+    for is_project in (False, True):
+        try:
+            path = project_file(directory, environ) if is_project else home_file(environ)
+            if path is not None and str(path) not in read and _is_file(path):
+                read[str(path)] = _read(path, problems)
+        except ConfigError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return Config((*_torchx_files(directory, environ), *read.items()), environ)
 
 
 def _torchx_files(
@@ -164,7 +178,10 @@ def _is_file(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, problems: list[str] | None = None) -> dict[str, Any]:
+    """The tables of a file. Raises `ConfigError`; with `problems`, what is wrong with sections is
+    added to it instead, and they are left out.
+    """
     import tomllib
 
     try:
@@ -173,13 +190,29 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: invalid TOML: {error}.") from None
+    found = list(_section_problems(data))
+    if found and problems is None:
+        raise ConfigError(f"{path}: {found[0]}")
+    if problems is not None:
+        problems += [f"{path}: {problem}" for problem in found]
+    return {
+        kind: {name: table for name, table in tables.items() if isinstance(table, dict)}
+        for kind, tables in data.items()
+        if kind in SECTIONS and isinstance(tables, dict)
+    }
+
+
+def _section_problems(data: Mapping[str, Any]) -> Iterator[str]:
     for kind, tables in data.items():
         if kind not in SECTIONS:
+            if (meant := closest(kind, SECTIONS)) is not None:
+                hint = did_you_mean(f"[{meant}.NAME]", quoted=False)
+                yield f"unknown section [{kind}].{hint}"
+                continue
             shown = ", ".join(f"[{section}.{kind}]" for section in SECTIONS)
-            raise ConfigError(f"{path}: unknown section [{kind}]; choose one of {shown}.")
-        if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-            raise ConfigError(f"{path}: write [{kind}.NAME], and keys below it.")
-    return data
+            yield f"unknown section [{kind}]; choose one of {shown}."
+        elif not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+            yield f"write [{kind}.NAME], and keys below it."
 
 
 def _table(data: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:

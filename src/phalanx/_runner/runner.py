@@ -596,6 +596,21 @@ class Runner:
         known = options(self._scheduler(scheduler).options)
         return self._schedulers.effective_options(scheduler, known, given or {})
 
+    def option_problems(self, scheduler: str) -> Sequence[str]:
+        """What is wrong with the configured options of a scheduler, and where each stands.
+
+        Args:
+            scheduler: Its name.
+
+        Raises:
+            UnknownScheduler: There is no such scheduler.
+        """
+        from phalanx._runner.config_check import scheduler_problems
+
+        kind = self._scheduler(scheduler).options
+        effective = self.effective_options(scheduler)
+        return tuple(scheduler_problems(scheduler, kind, options(kind), effective))
+
     def known_by(self, scheduler: str, session: str) -> Sequence[AppSummary]:
         """The apps that a scheduler knows in a session.
 

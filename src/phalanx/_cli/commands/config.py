@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +16,10 @@ from phalanx._core import values
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner import catalog, config
 from phalanx._runner.config import ConfigValue
+from phalanx._runner.config_check import component_problems
 from phalanx._runner.runner import Runner, get_runner
 from phalanx._schedulers.factories import get_scheduler_factories
-from phalanx.errors import PhalanxError, UsageError
+from phalanx.errors import PhalanxError
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     problems: list[str] = []
-    with stdout_to_stderr(), get_runner() as runner:
+    with stdout_to_stderr(), get_runner(settings=config.load(problems=problems)) as runner:
         sections = _sections(runner, problems)
     if options.section is not None:
         wanted = options.section
@@ -99,7 +103,7 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
             continue
         required = {o.name: ConfigValue(None, "required") for o in options if o.required}
         found[f"scheduler.{name}"] = required | effective
-        problems += config.option_problems(name, options, effective)
+        problems += runner.option_problems(name)
     for name in runner.config.names("scheduler"):
         if name not in schedulers:
             problems.append(f"[scheduler.{name}]: unknown scheduler")
@@ -108,15 +112,13 @@ def _sections(runner: Runner, problems: list[str]) -> dict[str, dict[str, Config
 
 
 def _problems_of_command(verb: str, section: dict[str, ConfigValue]) -> Iterator[str]:
-    parser = parsing.parser_of(verb)
+    with contextlib.redirect_stderr(io.StringIO()):  # without words some say how they are called
+        parser = parsing.parser_of(verb)
     for key, value in section.items():
         if parser is None:
             yield f"{value.origin}: {verb} takes nothing from a configuration: {key!r}"
-        elif value.origin != config.DEFAULT:
-            try:
-                parser.accept(key, value)
-            except ValueError as error:
-                yield str(error)
+        elif value.origin != config.DEFAULT and (problem := parser.problem(key, value)):
+            yield problem
 
 
 def _problems_of_run(section: dict[str, ConfigValue]) -> Iterator[str]:
@@ -131,6 +133,11 @@ def _problems_of_run(section: dict[str, ConfigValue]) -> Iterator[str]:
             catalog.find(component.value)
         except PhalanxError as error:
             yield f"{component.origin}: component: {error}"
+    workspace = section["workspace"]
+    if isinstance(workspace.value, str) and workspace.value:
+        directory = os.path.abspath(os.path.expanduser(workspace.value.removeprefix("file://")))
+        if not os.path.isdir(directory):
+            yield f"{workspace.origin}: workspace {directory}: no such directory."
 
 
 def _add_components(
@@ -139,28 +146,43 @@ def _add_components(
     components = catalog.catalog().components
     for component in components:
         section = runner.config.section("component", component.name, component.configurable)
-        if not section:
-            continue
-        found[f"component.{component.name}"] = section
-        try:
-            component.accept_configured(section)
-        except UsageError as error:
-            problems.append(str(error))
+        if section:
+            found[f"component.{component.name}"] = section
+            problems += component_problems(component, section)
     names = {component.name for component in components}
-    tops = {name.partition(".")[0] for name in names}  # [component.dist.ddp], without quotes
-    for name in runner.config.names("component"):
-        if name in names | tops:
-            continue
-        try:  # of a file, or by its last part
+    for name in _named(runner.config, names):
+        try:  # of a file, or one that is not among the others
             component = catalog.find(name)
-            section = runner.config.section("component", name, component.configurable)
-            found[f"component.{name}"] = section
-            component.accept_configured(section)
-        except UsageError as error:
-            problems.append(str(error))
         except Exception as error:  # noqa: BLE001 a file's own
-            reason = f": {error}" if ":" in name else ""
+            hint = did_you_mean(closest(name, names))
+            reason = f": {error}" if ":" in name else hint and f".{hint}"
             problems.append(f'[component."{name}"]: unknown component{reason}')
+            continue
+        if component.name != name:
+            problems.append(f'[component."{name}"]: write [component."{component.name}"].')
+            continue
+        section = runner.config.section("component", name, component.configurable)
+        found[f"component.{name}"] = section
+        problems += component_problems(component, section)
+
+
+def _named(settings: config.Config, known: set[str]) -> Iterator[str]:
+    """The components that have a section and are not `known`; [component.dist.ddp], without quotes,
+    is a table within a table.
+    """
+    tables = [data.get("component", {}) for _, data in settings.files]
+    pending = [("", table) for table in tables]
+    seen: set[str] = set()
+    while pending:
+        prefix, table = pending.pop()
+        for key, value in table.items():
+            name = f"{prefix}{key}"
+            is_group = isinstance(value, dict) and any(n.startswith(f"{name}.") for n in known)
+            if is_group:
+                pending.append((f"{name}.", value))
+            if name not in known | seen and not is_group and (isinstance(value, dict) or prefix):
+                seen.add(name)
+                yield name
 
 
 def _shown(value: Any) -> str:
