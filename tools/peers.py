@@ -1,8 +1,9 @@
 """Run other launchers' own tests on Phalanx: `make peers`, or `python tools/peers.py torchx`.
 
 `peer_suites/NAME.toml` names the files of a peer's checkout, and gives a reason for each test that
-differs or does not apply; a test without one that fails is an error. `--write` puts the table into
-`docs/peers.md`. The checkout is where the variable of the suite says, or is cloned.
+differs or does not apply, and the names that we do not have, with how many tests need each; any
+other test that fails is an error. `--write` puts the table into `docs/peers.md`. The checkout is
+where the variable of the suite says, or is cloned.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def classify(
 ) -> dict[str, tuple[str, str]]:
     """The kind of every test, with the reason for what does not pass."""
     found: dict[str, tuple[str, str]] = {}
+    absent: collections.Counter[str] = collections.Counter()
     for test, (outcome, error) in outcomes.items():
         listed = [
             (kind, reason)
@@ -141,7 +143,9 @@ def classify(
         elif listed:
             found[test] = listed[0]
         elif ABSENT in error:
-            found[test] = "not applicable", error
+            absent[error] += 1
+            is_known = absent[error] <= suite.get("absent", {}).get(error, 0)
+            found[test] = "not applicable" if is_known else "unexplained", error
         elif outcome == "skipped":
             found[test] = "not applicable", "the peer skips it here"
         else:
