@@ -16,6 +16,11 @@ from phalanx._core.lazy import loader
 
 __version__ = "0.1.0"
 
+IMAGE = ""
+"""TorchX's name for the image of a role that names none: none is needed on `local_cwd`, `ssh` and
+`slurm`; elsewhere name yours. It is not among the public names: new code writes `image=""`.
+"""
+
 _PUBLIC = {
     "AgentLost": "phalanx.errors",
     "App": "phalanx._launcher.session.app",
@@ -147,11 +152,7 @@ if TYPE_CHECKING:
     )
 
 
-__getattr__ = loader(
-    __name__,
-    _PUBLIC,
-    {"IMAGE": "roles need no image on local_cwd, ssh and slurm; elsewhere name yours"},
-)
+__getattr__ = loader(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

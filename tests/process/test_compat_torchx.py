@@ -51,6 +51,7 @@ def test_a_pipeline_launcher():
         """
         import sys
         import torchx.specs as specs
+        from torchx.cli.cmd_log import _prefix_line, find_role_replicas, get_logs, validate
         from torchx.components.utils import python, sh
         from torchx.runner import Runner, get_runner
         from torchx.specs import AppDef, AppState, NULL_RESOURCE, Role, macros
@@ -85,6 +86,18 @@ def test_a_pipeline_launcher():
             described = runner.describe(handle)
             described.roles[0].args.append("x")
             print(described.name, [a.app_handle for a in runner.list("local_cwd")] != [])
+            described.roles[0].num_replicas = 2
+            print(find_role_replicas(described, None), find_role_replicas(described, "other"))
+            get_logs(sys.stdout, f"{handle}/prepare/0", regex="more", runner=runner)
+            for wrong in (f"{handle}/other", "local_cwd://pipeline"):
+                try:
+                    get_logs(sys.stdout, wrong, None, runner=runner)
+                except SystemExit as error:
+                    print("exit", error)
+        for text in ("a\\n", "\\ra\\n", "b\\ra\\n", "b\\na"):
+            print(ascii(_prefix_line("<p>", text)))
+        for identifier in ("", "/role", "/role/1", "/role/1,2"):
+            validate(f"kubernetes://session/queue:name-1234{identifier}")
         """
     )
     assert shown.splitlines() == [
@@ -92,6 +105,14 @@ def test_a_pipeline_launcher():
         "local_cwd pipeline True",
         "FAILED True -1",
         "prepare True",
+        "[('prepare', 0), ('prepare', 1)] []",
+        "prepare/0 prepare more local_cwd://pipeline/prepare",
+        "exit 1",
+        "exit 1",
+        r"'<p>a\n'",
+        r"'\r<p>a\n'",
+        r"'<p>b\r<p>a\n'",
+        r"'<p>b\n<p>a'",
     ]
 
 

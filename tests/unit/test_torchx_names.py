@@ -205,7 +205,6 @@ def test_materialize_takes_defaults_and_a_config():
 @pytest.mark.parametrize(
     ("module", "name", "said"),
     [
-        ("", "IMAGE", "roles need no image"),
         ("specs", "MISSING", "use '' or None"),
         ("specs", "InvalidRunConfigException", "phalanx.ConfigError"),
         ("specs.api", "MISSING", "use '' or None"),
@@ -220,6 +219,40 @@ def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
     """For those whom people import."""
     with pytest.raises(AttributeError, match=said):
         getattr(importlib.import_module(f"phalanx.{module}".rstrip(".")), name)
+
+
+NAMES = {
+    "": "IMAGE",
+    "specs": "parse_app_handle make_app_handle AppHandle CfgVal AppDryRunInfo ReplicaState "
+    "materialize_appdef UnknownAppException NULL_RESOURCE",
+    "specs.api": "parse_app_handle make_app_handle AppHandle CfgVal AppDryRunInfo ReplicaState "
+    "UnknownAppException NULL_RESOURCE AppDef Role Resource macros runopts",
+    "specs.builders": "materialize_appdef make_app_handle parse_mounts",
+    "schedulers": "get_scheduler_factories",
+    "schedulers.api": "AppDryRunInfo AppState DescribeAppResponse ListAppResponse Scheduler Stream "
+    "filter_regex runopts split_lines",
+    "schedulers.ids": "make_unique random_id get_len_random_id random_uint64",
+    "runner": "Runner get_runner",
+    "runner.api": "Runner get_runner AppHandle AppStatus AppDryRunInfo CfgVal UnknownAppException "
+    "make_app_handle materialize_appdef parse_app_handle",
+    "runner.config": "apply find_configs get_config get_configs",
+}
+
+
+@pytest.mark.parametrize("root", ["phalanx", "phalanx.compat.torchx"])
+@pytest.mark.parametrize("module", NAMES)
+def test_names_are_where_people_import_them_from(root, module):
+    """Ours, and those of the programs that run unchanged."""
+    found = importlib.import_module(f"{root}.{module}".rstrip("."))
+    for name in NAMES[module].split():
+        assert getattr(found, name) is not None, name
+    assert set(NAMES[module].split()) <= {*found.__all__, "IMAGE"}
+
+
+def test_the_image_of_a_role_that_needs_none():
+    """One may be named by default, as TorchX's programs do."""
+    compat = importlib.import_module("phalanx.compat.torchx")
+    assert importlib.import_module("phalanx").IMAGE == compat.IMAGE == Role("r").image
 
 
 def test_facades_have_the_same_objects():

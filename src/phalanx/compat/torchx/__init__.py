@@ -39,7 +39,7 @@ ABSENT = {
         )
     },
     **dict.fromkeys(
-        (f"cli.cmd_{verb}" for verb in ("cancel", "describe", "list", "log", "run", "status")),
+        (f"cli.cmd_{verb}" for verb in ("cancel", "describe", "list", "run", "status")),
         "call torchx.cli.main.main([…]), or a runner",
     ),
 }

@@ -22,8 +22,29 @@ from phalanx._specs import AppDef, is_started, macros
 from phalanx._specs.mutable import MutableAppDef, frozen, thawed
 from phalanx.compat.torchx.schedulers import get_scheduler_factories
 from phalanx.compat.torchx.schedulers._wrapped import options_of, unwrapped
+from phalanx.compat.torchx.specs.api import (
+    AppHandle,
+    AppStatus,
+    CfgVal,
+    UnknownAppException,
+    make_app_handle,
+    parse_app_handle,
+)
+from phalanx.compat.torchx.specs.builders import materialize_appdef
 
-__all__ = ["AppDryRunInfo", "Runner", "Stream", "get_runner"]
+__all__ = [
+    "AppDryRunInfo",
+    "AppHandle",
+    "AppStatus",
+    "CfgVal",
+    "Runner",
+    "Stream",
+    "UnknownAppException",
+    "get_runner",
+    "make_app_handle",
+    "materialize_appdef",
+    "parse_app_handle",
+]
 
 _SESSION = "torchx"
 _METHODS = ("schedule", "submit_dryrun", "describe", "log_iter", "run_opts")
