@@ -5,13 +5,17 @@ import dataclasses
 import importlib
 import json
 import pickle
+import re
+from typing import ClassVar
 
 import pytest
 import yaml
 
 from phalanx import errors, specs
 from phalanx._specs.mutable import MutableAppDef, MutableRole, frozen, thawed
-from phalanx.schedulers import ids
+from phalanx.runner import Runner, get_runner
+from phalanx.runner.config import apply
+from phalanx.schedulers import Scheduler, ids
 from phalanx.schedulers.api import split_lines
 from phalanx.specs import AppDef, AppState, AppStatus, BindMount, Resource, Role
 
@@ -118,6 +122,59 @@ def test_minus_one_means_not_specified():
         Resource(1, 0, -5)
 
 
+def asked_of_slurm(role):
+    from phalanx._schedulers.slurm.options import SlurmOptions
+    from phalanx._schedulers.slurm.script import ScriptRole, make_script
+
+    made = ScriptRole("r", 1, ("true",), {}, "/", role.resource)
+    script = make_script("app-1", "/jobs/app-1", (made,), SlurmOptions(), ("python3",))
+    return set(re.findall(r"^#SBATCH --(cpus|mem|gpus)", script, re.MULTILINE))
+
+
+def asked_of_docker(role):
+    from phalanx._schedulers.docker.options import DockerOptions
+    from phalanx._schedulers.docker.request import make_request
+
+    made = make_request(AppDef("a", [role]), "s", DockerOptions(), "R0", {}, {})
+    config = made.containers[0].config["HostConfig"]
+    return {"NanoCpus", "Memory", "DeviceRequests"} & config.keys()
+
+
+def asked_of_kubernetes(role):
+    from phalanx._schedulers.kubernetes.options import KubernetesOptions
+    from phalanx._schedulers.kubernetes.request import RequestFiles, make_request
+
+    options, files = KubernetesOptions(), RequestFiles()
+    made = make_request(AppDef("a", [role]), "s", options, "R0", "ns", (1, 29), files, {}, {})
+    return set(re.findall(r"\b(cpu|memory|nvidia\.com/gpu): ", str(made)))
+
+
+def asked_of_aws_batch(role):
+    from phalanx._schedulers.aws_batch.options import AwsBatchOptions
+    from phalanx._schedulers.aws_batch.request import make_request
+
+    options = AwsBatchOptions(queue="q")
+    made = make_request(AppDef("a", [role]), "s", "me", options, "R0", {})
+    return set(re.findall(r'"type": "(VCPU|MEMORY|GPU)"', json.dumps(made.with_images({}))))
+
+
+@pytest.mark.parametrize(
+    ("asked", "left", "given"),
+    [
+        (asked_of_slurm, set(), {"cpus", "mem", "gpus"}),
+        (asked_of_docker, set(), {"NanoCpus", "Memory", "DeviceRequests"}),
+        (asked_of_kubernetes, set(), {"cpu", "memory", "nvidia.com/gpu"}),
+        # The service takes no job without these two: it is asked for little.
+        (asked_of_aws_batch, {"VCPU", "MEMORY"}, {"VCPU", "MEMORY", "GPU"}),
+    ],
+)
+def test_what_is_not_specified_is_not_asked_for(asked, left, given):
+    """Of any scheduler that reserves."""
+    role = Role("r", image="i:1", entrypoint="true")
+    assert asked(dataclasses.replace(role, resource=specs.NULL_RESOURCE)) == left
+    assert asked(dataclasses.replace(role, resource=Resource(2, 1, 4096))) == given
+
+
 def test_states_are_ordered_and_shown_by_name():
     """As they follow each other."""
     assert AppState.PENDING < AppState.RUNNING <= AppState.SUCCEEDED
@@ -189,6 +246,75 @@ def test_bools_of_one_letter(text, value):
     assert specs.materialize_appdef(component, [*words, text]).roles[0].args == [value]
     opposite = {"1": "0", "t": "f", "y": "n"}[text]
     assert specs.materialize_appdef(component, [*words, opposite]).roles[0].args == ["False"]
+
+
+@pytest.mark.parametrize("text", ["1", "t", "y", "true", "yes"])
+def test_bools_among_options_of_a_scheduler(text):
+    """As `-cfg prepend_cwd=1`, and their opposites."""
+    opposite = {"1": "0", "t": "f", "y": "n", "true": "false", "yes": "no"}[text]
+    app = AppDef("a", [Role("r", entrypoint="true")])
+    with get_runner() as runner:
+        assert runner.dryrun(app, "local_cwd", f"prepend_cwd={text}").cfg.prepend_cwd is True
+        assert runner.dryrun(app, "local_cwd", f"prepend_cwd={opposite}").cfg.prepend_cwd is False
+
+
+def test_apply_fills_in_options_that_are_not_given(tmp_path):
+    """Those that are given are kept, and the first directory counts most."""
+    for name, text in (("a", 'log_dir = "a"\nstop_grace = 1'), ("b", "prepend-cwd = true")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".phalanxconfig").write_text(
+            f'[scheduler.local_cwd]\n{text}\n[scheduler.ssh]\nhosts = "h"\n'
+        )
+    (tmp_path / "b" / ".phalanxconfig").open("a").write('[command.run]\nscheduler = "ssh"\n')
+    cfg = {"stop_grace": 7}
+    apply("local_cwd", cfg, dirs=[str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path)])
+    assert cfg == {"stop_grace": 7, "log_dir": "a", "prepend_cwd": True}
+
+
+class Bare(Scheduler):
+    """Only what a scheduler must have, over apps that are all there."""
+
+    options = dataclasses.make_dataclass("Options", [])
+    created: ClassVar[list] = []
+
+    def __init__(self, session_name, **params):
+        """What it is created with is noted."""
+        super().__init__(session_name)
+        self.created.append((session_name, params))
+
+    def dryrun(self, app, options):
+        """Nothing to prepare."""
+        return app
+
+    def submit(self, request):
+        """At once."""
+        return "bare-1"
+
+    def describe(self, app_id):
+        """It has ended."""
+        role = specs.RoleStatus("r", (specs.ReplicaStatus(0, "r", AppState.SUCCEEDED),))
+        return AppStatus(app_id, AppState.SUCCEEDED, roles=(role,))
+
+    def list(self):
+        """None is remembered."""
+        return []
+
+    def cancel(self, app_id):
+        """It has ended."""
+
+
+def test_a_scheduler_without_logs_and_delete_says_so(monkeypatch):
+    """To whoever asks; and each is created with the parameters of its runner."""
+    monkeypatch.setattr(Bare, "created", [])
+    factories = {"bare": Bare}
+    with Runner("team", factories, scheduler_params={"client": 1}) as runner:
+        said = "the scheduler bare does not support this: it has no logs"
+        with pytest.raises(errors.SchedulerError, match=said):
+            list(runner.log_lines("bare://team/bare-1", "r"))
+        said = "the scheduler bare does not support this: it cannot delete apps"
+        with pytest.raises(errors.SchedulerError, match=said):
+            runner.delete("bare://team/bare-1")
+    assert Bare.created == [("team", {"client": 1})]
 
 
 def test_materialize_takes_defaults_and_a_config():

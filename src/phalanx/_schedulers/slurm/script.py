@@ -112,7 +112,8 @@ def _directives(
 
 
 def _resources(resource: Resource, options: SlurmOptions) -> Iterator[str]:
-    yield f"#SBATCH --cpus-per-task={options.cpus or max(1, math.ceil(resource.cpu))}"
+    if options.cpus or resource.cpu >= 0:
+        yield f"#SBATCH --cpus-per-task={options.cpus or max(1, math.ceil(resource.cpu))}"
     if options.mem is not None:
         yield f"#SBATCH --mem={_word(options.mem)}"
     elif resource.memMB > 0 and resource.memMB != UNSAID_MEMORY:
