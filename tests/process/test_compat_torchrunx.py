@@ -1,11 +1,14 @@
 """Programs that import torchrunx, run on Phalanx without a change."""
 
 import argparse
+import importlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from phalanx.compat.torchrunx.integrations.parsing import (
 )
 from phalanx.compat.torchrunx.utils.log_handling import RedirectHandler, get_handler_filter
 from phalanx.errors import ConfigError
+from tests.conftest import wait_until
 
 PROGRAM = """
 import logging
@@ -159,6 +163,50 @@ def test_launch_takes_the_arguments_of_earlier_versions(capfd):
     assert result.by_hostnames() == {"localhost": [3, 4]}
     assert re.fullmatch(r"\S+ \S+:INFO:localhost\[1\]: adding\n", capfd.readouterr().out)
     assert torchrunx.launch(add, {"a": 1, "b": 1}, handler_factory=None, **options).rank(1) == 3
+
+
+def test_handlers_of_one_worker_and_an_agent_that_is_lost(tmp_path):
+    """A file for a worker, a filter for a handler of one's own; the error as it is caught there."""
+    one, own = tmp_path / "one.txt", tmp_path / "own.txt"
+
+    def handlers():
+        handler = logging.FileHandler(own)
+        torchrunx.add_filter_to_handler(handler, "localhost", 0, logging.WARNING)
+        return [torchrunx.file_handler("localhost", 1, one), handler]
+
+    def die():
+        print("rank", os.environ["RANK"], flush=True)
+        logging.getLogger("app").warning("said by %s", os.environ["RANK"])
+        if os.environ["RANK"] == "0":
+            wait_until(lambda: "rank 1" in one.read_text() and own.read_text())
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(300)
+
+    launcher = torchrunx.Launcher(workers_per_host=2, backend=None).set_logging_handlers(handlers)
+    with pytest.raises(torchrunx.AgentFailedError, match="localhost"):
+        launcher.run(die)
+    assert re.search(r"^\S+ \S+:INFO: rank 1\n", one.read_text(), re.M)
+    assert "rank 0" not in one.read_text()
+    assert own.read_text() == "app:said by 0\n"
+
+
+def test_lightnings_environment_is_that_of_the_workers(monkeypatch):
+    """It says that they are there already; the base class is Lightning's, which takes long to load,
+    and whose own variables are those of the workers.
+    """
+    pytest.importorskip("lightning_fabric", reason="lightning is not installed")
+    name = "lightning.fabric.plugins.environments.torchelastic"
+    if name not in sys.modules:
+        fabric = importlib.import_module(name.replace("lightning.fabric", "lightning_fabric"))
+        monkeypatch.setitem(sys.modules, name, fabric)
+    lightning = importlib.import_module("phalanx.compat.torchrunx.integrations.lightning")
+    for name, value in (("RANK", 5), ("LOCAL_RANK", 1), ("GROUP_RANK", 2), ("WORLD_SIZE", 6)):
+        monkeypatch.setenv(name, str(value))
+    made = lightning.TorchrunxClusterEnvironment()
+    assert type(made).detect()
+    assert made.creates_processes_externally
+    assert (made.global_rank(), made.local_rank()) == (5, 1)
+    assert (made.node_rank(), made.world_size()) == (2, 6)
 
 
 def test_arguments_of_a_parser_make_a_launcher():

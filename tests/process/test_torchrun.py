@@ -87,7 +87,7 @@ GROUP = """
 
 def test_a_script_written_for_torchrun_runs_unchanged(torchrun):
     """It forms its own group; output is shown as it is."""
-    done = torchrun(GROUP)
+    done = torchrun(f"{GROUP}    assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'True'\n")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
@@ -98,7 +98,7 @@ def test_the_environment_is_torchruns(torchrun):
         import json, os
         names = [n for n in os.environ if n.endswith("RANK") or n.endswith("WORLD_SIZE")]
         names += [n for n in os.environ if n.startswith(("TORCH", "MASTER", "ROLE_NAME", "OMP"))]
-        print(json.dumps({n: os.environ[n] for n in names}), flush=True)
+        print(json.dumps({n: os.environ[n] for n in names} | {"hash": hash("text")}), flush=True)
     """
     port = free_port()
     done = torchrun(code, "--nproc-per-node", "2", "--master-port", port, "--role", "trainer")
@@ -112,6 +112,8 @@ def test_the_environment_is_torchruns(torchrun):
     assert first["OMP_NUM_THREADS"] == "1"
     assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
     assert first["TORCHELASTIC_RUN_ID"] == "none"
+    assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # it is at the port that was given
+    assert first["hash"] == second["hash"]  # forked from one process
     assert "OMP_NUM_THREADS" in done.stderr
 
 
@@ -468,12 +470,15 @@ def test_the_start_method_says_who_imports(torchrun, tmp_path, flags, method):
     packages.mkdir()
     (packages / "imported.py").write_text("import os\nby = os.getpid()\n")
     done = torchrun(
-        "import os, imported; print(imported.by == os.getpid(), flush=True)",
+        "import os, imported; print(imported.by == os.getpid(), hash('text'), flush=True)\n"
+        "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'  # torch is not imported",
         *("--nproc-per-node", 2, "--start-method", method, *flags),
         env={"PYTHONPATH": str(packages)},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(method == "spawn")] * 2
+    own, hashes = done.stdout.split()[::2], done.stdout.split()[1::2]
+    assert own == [str(method == "spawn")] * 2
+    assert (len(set(hashes)) == 2) == (method == "spawn")
 
 
 def test_workers_are_bound_to_their_processors(tmp_path):
@@ -641,11 +646,14 @@ def test_a_rendezvous_that_times_out_says_what_was_awaited(torchrun):
     conf = ("--rdzv-conf", "join_timeout=1")
     done = torchrun("print(1)", "--nnodes", "2", *where, *conf)
     assert done.returncode == 1
-    assert "join_timeout" in done.stderr
+    itself = re.escape(socket.gethostname())  # it has come, and is not said to be missing
+    came = rf"(0 of at least 2 hosts joined within 1 s: none|1 of .* within 1 s: {itself})"
+    assert re.search(rf"^phalanx torchrun: {came} \(join_timeout\)$", done.stderr, re.M)
     nobody = ("--rdzv-conf", "join_timeout=1,is_host=0")
     done = torchrun("print(1)", "--nnodes", "2", *where, *nobody)
     assert done.returncode == 1
     assert f"localhost:{port}" in done.stderr
+    assert not re.search(rf"\b{itself}\b", done.stderr.replace(f"localhost:{port}", ""))
 
 
 # ── as python does it ─────────────────────────────────────────────────────────
