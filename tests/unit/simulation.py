@@ -195,6 +195,8 @@ class SimulatedEtcd:
         self.is_up = True
         self.keys = {}
         self.revision = 0
+        self.losses = []
+        """(beginning of a key, whether it is done all the same) of writes that go unanswered."""
         self._leases = {}
         self._last_lease = 0
 
@@ -257,9 +259,22 @@ class SimulatedStore:
     async def _ask(self, method, *arguments):
         await self._travel()
         self.net.etcd.expire()
+        lost = self._loss(*arguments) if method == "write" else None
+        if lost is not None and not lost[1]:
+            raise StoreUnreachable("no answer")
         answer = getattr(self.net.etcd, method)(*arguments)
         await self._travel()  # what was done may be all the same, though nobody hears of it
+        if lost is not None:
+            raise StoreUnreachable("no answer")
         return answer
+
+    def _loss(self, values, *_):
+        losses = self.net.etcd.losses
+        for loss in losses:
+            if any(key.startswith(loss[0]) for key in values):
+                losses.remove(loss)
+                return loss
+        return None
 
     async def _travel(self):
         await asyncio.sleep(self.net.delay())
@@ -500,6 +515,10 @@ async def play(history, count, least, most, seed, *, failure_window=40.0, rendez
                 net.etcd.restart()
             case "etcd empty":
                 net.etcd.wipe()
+            case "etcd loses":
+                net.etcd.losses.append(target)
+            case "lease ends":
+                net.etcd.revoke(net.etcd.keys[target][2])
             case "return" if not hosts[target % count].is_up:
                 hosts[target % count] = make(target % count)
                 await hosts[target % count].start()

@@ -51,6 +51,11 @@ def last(number, *agents, ended=False, revision=3):
     return records.RoundRecord(formed(number, *agents), revision, ended=end)
 
 
+def last_round(hosts):
+    """What etcd has of it in the end."""
+    return records.round_of(hosts[0].net.etcd.read(records.ROUND))
+
+
 def view(leader=None, last=None, present=()):
     return View(leader, last, frozenset(present))
 
@@ -259,3 +264,43 @@ def test_the_end_is_written_though_the_leaders_lease_has_ended(late):
     check_agreement(hosts)
     assert [host.verdict.reason for host in hosts] == [Reason.SUCCEEDED] * 2
     assert [len(host.seen) for host in hosts] == [2, 1], "the other one begins nothing by itself"
+
+
+def test_a_host_is_present_though_the_first_write_of_it_was_lost():
+    """Otherwise the others would count it as gone while its lease is kept."""
+    hosts = simulate([(0.0, "etcd loses", ("hosts/", False)), (8.0, "nothing", 0)], 3, 3, 3, seed=1)
+    there = {key for key in hosts[0].net.etcd.keys if key.startswith("hosts/")}
+    assert there == {f"hosts/{host.agent}" for host in hosts}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_end_is_that_of_the_last_round_whoever_formed_it(seed):
+    """Also by a host that took over and formed none, or led before: no number comes twice."""
+    history = [(8.0, "nothing", 0), (0.0, "divide", 0b001), (20.0, "mend", 0), (20.0, "crash", 1)]
+    hosts = simulate([*history, (0.0, "crash", 2)], 3, 2, 3, seed, failure_window=90.0)
+    assert hosts[0].verdict.reason is Reason.START_TIMEOUT
+    last = last_round(hosts)
+    assert last.ended is not None
+    assert last.formed.round == max(round_.number for host in hosts for round_ in host.seen)
+
+
+def test_an_office_that_was_won_back_is_kept_though_nobody_said_so():
+    """etcd wrote it down, and the answer was lost."""
+    history = [
+        (8.0, "nothing", 0),
+        (0.0, "etcd loses", ("leader", True)),
+        (0.0, "lease ends", "leader"),
+    ]
+    hosts = simulate(history, 3, 1, 3, seed=1)
+    check_formed(hosts, 3)
+    assert [len(host.seen) for host in hosts] == [1, 1, 1], "no worker was stopped"
+
+
+def test_the_end_is_written_once_etcd_is_there_again():
+    """It was away when the app ended, and a host that was cut off could not be told."""
+    history = [(8.0, "succeed", 2), (1.0, "divide", 0b100), (1.0, "etcd down", 0)]
+    ends = [(0.0, "succeed", 0), (0.0, "succeed", 1), (12.0, "etcd up", 0), (10.0, "mend", 0)]
+    hosts = simulate([*history, *ends], 3, 1, 3, seed=1)
+    check_agreement(hosts)
+    assert [host.verdict and host.verdict.reason for host in hosts] == [Reason.SUCCEEDED] * 3
+    assert [len(host.seen) for host in hosts] == [1, 1, 1], "it begins nothing by itself"

@@ -21,14 +21,14 @@ from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
 from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.candidacy import Stand, View
-from phalanx._rendezvous.etcd.records import HOSTS, LEADER, ROUND
+from phalanx._rendezvous.etcd.records import HOSTS, LEADER, ROUND, RoundRecord
 from phalanx._rendezvous.etcd.store import Store, StoreUnreachable
 from phalanx._wire.rendezvous_frames import LeaderElected, RoundFormed
 
 _RETRY = 0.5
 """Seconds until etcd is asked again when it could not be reached."""
 _LAST_WORDS = 3.0
-"""Seconds for the end to be written down."""
+"""Seconds for the end to be written down, where no other host has to read it."""
 _END_KEPT = 60.0
 """Seconds that the end of an app can be read, beyond those that a host that is cut off lives."""
 
@@ -71,7 +71,7 @@ class Election:
         """The lease of this host's own key."""
         self._office: _Office | None = None
         self._last: RoundFormed | None = None
-        """The last round of this host's own making."""
+        """The last round, as far as whoever leads here knows; also one that is being written."""
         self.term = 0
         """How often this host was elected."""
         self._changing = asyncio.Lock()
@@ -128,8 +128,9 @@ class Election:
 
     async def _announce(self) -> None:
         """Have it seen that this host is there."""
-        self._presence = await self._store.grant(self._etcd_timeout)
-        await self._store.write({f"{HOSTS}{self._agent}": b""}, {}, self._presence)
+        lease = await self._store.grant(self._etcd_timeout)
+        if await self._store.write({f"{HOSTS}{self._agent}": b""}, {}, lease):
+            self._presence = lease  # not before: without the key it would be kept for nothing
 
     async def _look(self) -> None:
         """See who leads."""
@@ -150,7 +151,10 @@ class Election:
             last = records.round_of(await self._store.read(ROUND))
             revision = 0 if last is None else last.revision
             unused = revision == office.last or (last and last.formed.leader == self._agent)
-            if unused and await self._take(office.contact, 0, revision):
+            # It may be there already, though we never heard that we had written it.
+            leader = records.leader_of(await self._store.read(LEADER))
+            own = leader.revision if leader is not None and leader.agent == self._agent else 0
+            if unused and await self._take(office.contact, own, revision):
                 return
         if self._office is office:
             self._lose("another host leads")
@@ -168,12 +172,18 @@ class Election:
         present = records.agents_of(await self._store.names(HOSTS))
         return View(leader, last, present)
 
-    async def stand(self, step: Stand, contact: Endpoint) -> bool:
-        """Become the one that leads, unless another was faster. Raises `StoreUnreachable`."""
+    async def stand(self, step: Stand, contact: Endpoint, last: RoundRecord | None) -> bool:
+        """Become the one that leads, unless another was faster. Raises `StoreUnreachable`.
+
+        `last` is what the step was chosen by.
+        """
         async with self._changing:
             if not self._presence:
                 await self._announce()
             won = await self._take(contact, step.leader, step.last)
+            if won and last is not None:
+                # What is not taken over is another app's: our end is not its.
+                self._last = None if step.past is None else last.formed
             self.term += won
             return won
 
@@ -209,25 +219,42 @@ class Election:
                 with contextlib.suppress(StoreUnreachable):
                     await self._store.revoke(office.lease)
 
-    async def leave(self, told: Sequence[wire.Frame]) -> None:
-        """This host goes. `told` is the app's verdict, if this host has given it."""
+    async def leave(self, told: Sequence[wire.Frame], *, is_alone: bool) -> None:
+        """This host goes. `told` is the app's verdict, if this host has given it.
+
+        Unless it `is_alone`, etcd is waited for as long as workers do without it: another host may
+        have been cut off a moment ago, and would begin again.
+        """
+        patience = _LAST_WORDS
+        if told and not is_alone:
+            patience = max(patience, self._etcd_timeout - self._unheard)
         with contextlib.suppress(StoreUnreachable, RendezvousError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(patience):
                 if told and self._last is not None:
-                    await self._write_end(self._last, told)
+                    await self._write_end(self._last, told, patience)
                 for lease in [self._presence, *([self._office.lease] if self._office else [])]:
                     if lease:
                         await self._store.revoke(lease)
         await self._store.close()
 
-    async def _write_end(self, last: RoundFormed, told: Sequence[wire.Frame]) -> None:
+    async def _write_end(
+        self, last: RoundFormed, told: Sequence[wire.Frame], patience: float
+    ) -> None:
         """Until it is there, or another leads: our lease may have ended while etcd was away."""
         value = {ROUND: records.encode_end(last, told), LEADER: None}
+        began, is_said = self._now(), False
         while (office := self._office) is not None:
             try:
                 lease = await self._store.grant(self._end_kept)
                 if await self._store.write(value, {LEADER: office.revision}, lease):
                     return
                 await self._win_back(office)
-            except StoreUnreachable:
+            except StoreUnreachable as error:
                 await asyncio.sleep(_RETRY)
+                if not is_said and _LAST_WORDS < self._now() - began:
+                    is_said = True
+                    logger.warning(
+                        "phalanx: the app has ended. Waiting up to %g s (etcd_timeout) to write that "
+                        "to etcd, for hosts that were cut off: %s",
+                        *(patience, error),
+                    )

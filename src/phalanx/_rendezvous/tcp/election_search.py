@@ -98,8 +98,9 @@ class ElectionSearch:
             case HearEnd(last):
                 assert last.ended is not None
                 self._actions.finish(verdict_of(last.ended, last.failures, last.round))
-            case Stand() if may_stand and await self._election.stand(step, request.contact):
-                if not self._state.is_over:
+            case Stand() if may_stand:
+                won = await self._election.stand(step, request.contact, view.last)
+                if won and not self._state.is_over:
                     self._lead(step, view.last)
         return False
 

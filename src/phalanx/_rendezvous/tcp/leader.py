@@ -181,6 +181,11 @@ class Leader:
         return self._coordinator.gathered
 
     @property
+    def is_alone(self) -> bool:
+        """No other host has ever taken part, as far as it is known here."""
+        return self._contacts.keys() <= {self._own}
+
+    @property
     def waiting(self) -> int:
         """How many hosts are linked, and not in the last round."""
         return sum(1 for agent in self._links if self._coordinator.member(agent) is None)

@@ -229,7 +229,8 @@ class TcpDecider:
             listener.close()
         if self._election is not None:
             verdict = None if leader is None else leader.verdict
-            await self._election.leave([] if verdict is None else frames_of(verdict))
+            told = [] if verdict is None else frames_of(verdict)
+            await self._election.leave(told, is_alone=leader is None or leader.is_alone)
 
     def close_for_all(self) -> None:
         """Have no other round, for anybody."""
