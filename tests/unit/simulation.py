@@ -15,6 +15,7 @@ from phalanx import _wire as wire
 from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.etcd.election import Election
+from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.store import Entry, StoreUnreachable
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
@@ -138,8 +139,8 @@ class Link:
 class Listener:
     """As `phalanx._rendezvous.tcp.connections.listener.Listener`."""
 
-    def __init__(self, net, host, port):
-        self.net, self.host, self.port = net, host, port
+    def __init__(self, net, host, port, key):
+        self.net, self.host, self.port, self.key = net, host, port, key
         self.take = None
         net.listeners[host, port] = self
 
@@ -159,14 +160,14 @@ class Listener:
 class SimulatedConnector:
     """One host's access to the net; as `phalanx._rendezvous.tcp.connections.connector.Connector`."""
 
-    def __init__(self, net, host):
-        self.net, self.host = net, host
+    def __init__(self, net, host, key):
+        self.net, self.host, self.key = net, host, key
 
     def listen(self, port, *, anywhere, is_endpoint=False):
         port = port or self.net.new_port()
         if (self.host, port) in self.net.listeners:
             raise OSError(98, "in use")
-        return Listener(self.net, self.host, port)
+        return Listener(self.net, self.host, port, self.key)
 
     async def connect(self, place, patience=2.0):
         await asyncio.sleep(self.net.delay())
@@ -176,6 +177,8 @@ class SimulatedConnector:
         listener = self.net.listeners.get((place.address, place.port))
         if listener is None or listener.take is None:
             raise PeerUnreachable("refused", closed=True)
+        if listener.key != self.key:
+            raise PeerUnreachable("not trusted", closed=False, stranger=True, greeted=True)
         ours = Link(self.net, self.host, place.address)
         theirs = Link(self.net, place.address, self.host)
         ours.peer, theirs.peer = theirs, ours
@@ -352,7 +355,7 @@ class Net:
 class SimulatedHost:
     """A host that does what it is told, and can be crashed."""
 
-    def __init__(self, net, number, least, most, max_restarts=3, *, rendezvous="tcp"):
+    def __init__(self, net, number, least, most, max_restarts=3, *, rendezvous="tcp", strangers=()):
         self.net = net
         self.name = f"h{number}"
         self.agent = net.new_port()
@@ -383,10 +386,12 @@ class SimulatedHost:
         )
         host = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
         election = None
+        key = b"another" if number in strangers else b"key"
         if rendezvous == "etcd":
             store = SimulatedStore(net, self.name)
-            election = Election(store, self.agent, 5.0, 20.0, 60.0, net.loop.time)
-        connector = SimulatedConnector(net, self.name)
+            proof = ValueProof(key, "run")
+            election = Election(store, proof, self.agent, 5.0, 20.0, 60.0, net.loop.time)
+        connector = SimulatedConnector(net, self.name, key)
         self.decider = TcpDecider(host, net.loop.time, connector, election)
         self.tasks = []
 
@@ -481,14 +486,15 @@ class SimulatedHost:
         return self.is_up and self.verdict is None and self.error is None
 
 
-async def play(history, count, least, most, seed, *, failure_window=40.0, rendezvous="tcp"):
+async def play(history, count, least, most, seed, *, failure_window=40.0, **options):
     """Run a history of (seconds, what, host) on so many hosts; gives the hosts at the end.
 
     The hosts of a cut are bits, and the next one is etcd; "divide" leaves etcd to both sides.
+    Options are those of hosts; of these, `strangers` have another token.
     """
     loop = asyncio.get_running_loop()
     net = Net(loop, seed)
-    make = functools.partial(SimulatedHost, net, least=least, most=most, rendezvous=rendezvous)
+    make = functools.partial(SimulatedHost, net, least=least, most=most, **options)
     hosts = [make(number) for number in range(count)]
     for host in hosts:
         await host.start()
@@ -515,6 +521,8 @@ async def play(history, count, least, most, seed, *, failure_window=40.0, rendez
                 net.etcd.restart()
             case "etcd empty":
                 net.etcd.wipe()
+            case "etcd is told":
+                net.etcd.write(target, {}, 0)
             case "etcd loses":
                 net.etcd.losses.append(target)
             case "lease ends":

@@ -20,6 +20,7 @@ from phalanx._rendezvous.etcd.candidacy import (
     choose_step,
 )
 from phalanx._rendezvous.errors import RendezvousStateError
+from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.store import Entry
 from phalanx._rendezvous.protocol import Handover, Reason
 from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
@@ -53,11 +54,13 @@ def last(number, *agents, ended=False, revision=3):
 
 def last_round(hosts):
     """What etcd has of it in the end."""
-    return records.round_of(hosts[0].net.etcd.read(records.ROUND))
+    there = hosts[0].net.etcd.read(records.ROUND)
+    return records.round_of(ValueProof(b"key", "run").open(records.ROUND, there))
 
 
-def view(leader=None, last=None, present=()):
-    return View(leader, last, frozenset(present))
+def view(leader=None, last=None, present=(), claims=()):
+    at = tuple(0 if record is None else record.revision for record in (leader, last))
+    return View(leader, last, frozenset(present), at, claims)
 
 
 def test_whoever_is_elected_is_followed():
@@ -304,3 +307,66 @@ def test_the_end_is_written_once_etcd_is_there_again():
     check_agreement(hosts)
     assert [host.verdict and host.verdict.reason for host in hosts] == [Reason.SUCCEEDED] * 3
     assert [len(host.seen) for host in hosts] == [1, 1, 1], "it begins nothing by itself"
+
+
+# ── what others write ─────────────────────────────────────────────────────────
+
+
+def forged(*frames):
+    """A value by one with another token."""
+    key = records.LEADER if isinstance(frames[0], LeaderElected) else records.ROUND
+    return ValueProof(b"guessed", "run").seal(key, records.encode(frames))
+
+
+def forged_keys(*agents, contact=AT):
+    """A leader that never was, and the end of an app, as a success."""
+    end = AppEnded(reason="succeeded", missing=(), note="", hosts=())
+    named = LeaderElected(leader=99, contact=contact)
+    return {records.LEADER: forged(named), records.ROUND: forged(formed(9, *agents), end)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_has_no_proof_stops_nobody_and_ends_nothing(seed):
+    """No worker is stopped for it; of those that look for a leader nobody believes that it ended."""
+    one = simulate([(8.0, "etcd is told", forged_keys(98, 99))], 3, 1, 3, seed)
+    check_formed(one, 3)
+    told = {records.LEADER: forged_keys(98)[records.LEADER]}
+    history = [(8.0, "etcd is told", told), (10.0, "nothing", 0)]
+    hosts = simulate(history, 3, 1, 3, seed)
+    check_formed(hosts, 3)
+    assert [len(host.seen) for host in hosts] == [1, 1, 1]
+    for host in one + hosts:
+        assert (host.verdict, host.error) == (None, None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_meet_though_somebody_has_written_keys_before(seed):
+    """At once, and also after each of them has been lost."""
+    history = [(0.0, "etcd is told", forged_keys(98, 99)), (8.0, "nothing", 0)]
+    crashes = [(0.0, "etcd is told", forged_keys(98, 99)), (0.0, "crash", 0), (9.0, "crash", 1)]
+    hosts = simulate(history, 3, 3, 3, seed, failure_window=1.0)
+    check_formed(hosts, 3)
+    hosts = simulate([*history, *crashes], 3, 1, 3, seed)
+    check_agreement(hosts)
+    check_formed(hosts, 1)
+    assert hosts[2].is_in
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_host_with_another_token_that_comes_first_does_not_lead_the_others(seed):
+    """They meet, and it meets nobody."""
+    away = [(0.0, "crash", 1), (0.0, "crash", 2), (5.0, "return", 1), (3.0, "return", 2)]
+    hosts = simulate(away, 3, 2, 2, seed, strangers={0})
+    check_formed(hosts[1:], 2)
+    assert all(host.is_in and len(host.seen) == 1 for host in hosts[1:])
+    assert hosts[0].seen == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_host_with_another_token_that_comes_later_has_no_effect(seed):
+    """Nor when the one that leads is lost, though it could go ahead alone."""
+    late = [(0.0, "crash", 0), (8.0, "return", 0), (12.0, "crash", 1), (10.0, "nothing", 0)]
+    hosts = simulate(late, 4, 1, 3, seed, strangers={0})
+    check_formed(hosts[1:], 1)
+    assert hosts[0].seen == []
+    assert all(host.is_in for host in hosts[2:])

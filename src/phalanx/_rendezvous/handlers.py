@@ -21,6 +21,7 @@ from phalanx._rendezvous import settings as settings_
 from phalanx._rendezvous.endpoints import DEFAULT_PORTS, is_address, parse_endpoint
 from phalanx._rendezvous.etcd import settings as etcd_settings
 from phalanx._rendezvous.etcd.election import Election
+from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.settings import EtcdSettings
 from phalanx._rendezvous.handler_api import Factory, RendezvousParameters, problem_of
 from phalanx._rendezvous.tcp.handler import TcpHandler
@@ -100,6 +101,7 @@ def _elect(
     settings: settings_.Settings,
     agent: AgentId,
     now: Callable[[], float],
+    key: bytes,
 ) -> Election:
     try:
         from phalanx._rendezvous.etcd.client import EtcdStore
@@ -110,7 +112,7 @@ def _elect(
         ) from None
     store = EtcdStore(members, etcd, run_id)
     limits = settings.host_timeout, etcd.etcd_timeout, settings.join_timeout
-    return Election(store, agent, *limits, now)
+    return Election(store, ValueProof(key, run_id), agent, *limits, now)
 
 
 def _from_plugin(parameters: RendezvousParameters) -> Any:

@@ -5,6 +5,9 @@ of the last round may stand: it goes on where that was. A host that was not in i
 when none of its members is left: what it then begins is another app under the same name, or goes on
 where a host that waited alone is left. So a crashed app's run id can be used again, and its members
 are not run twice. A host that comes from an earlier round, and finds that the app has ended, ends.
+
+What has no proof of the token is stood over. But a token may be wrong by mistake, and nobody can
+tell whose: a host that has been in no round first asks whether others are really there.
 """
 
 from __future__ import annotations
@@ -13,18 +16,22 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
-from phalanx._rendezvous.etcd.records import LeaderRecord, RoundRecord
+from phalanx._rendezvous.etcd.records import Claim, LeaderRecord, RoundRecord
 from phalanx._rendezvous.protocol import Handover
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is in etcd."""
+    """What there is in etcd, and has a proof of the token."""
 
     leader: LeaderRecord | None
     last: RoundRecord | None
     present: frozenset[AgentId]
     """The hosts whose leases have not ended."""
+    at: tuple[int, int]
+    """The revisions of the keys `leader` and `round`, whoever wrote them."""
+    claims: tuple[Claim, ...] = ()
+    """What has no proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,20 @@ class LookFor:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Find out whether hosts with another token are there."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HearEnd:
     """The app has ended while this host heard nothing."""
 
     last: RoundRecord
 
 
-Step = FollowLeader | Stand | LookFor | HearEnd
+Step = FollowLeader | Stand | LookFor | Examine | HearEnd
 
 
 def choose_step(
@@ -69,22 +83,26 @@ def choose_step(
     own_round: int,
     ended: Collection[AgentId] = (),
     silent: Collection[AgentId] = (),
+    refuted: Collection[int] = (),
 ) -> Step:
     """What to do now.
 
     `own_round` is the last round that this host has heard of; of the `ended` it is certain that
-    they have, of the `silent` nothing is heard.
+    they have, of the `silent` nothing is heard; `refuted` are revisions of claims.
     """
     leader, last = view.leader, view.last
     if leader is not None and leader.agent != own and leader.agent not in ended:
         return FollowLeader(leader)
-    revisions = (leader.revision if leader else 0, last.revision if last else 0)
-    if last is None:
-        return Stand(*revisions)
-    number = last.formed.round
-    if last.ended is not None:
+    revisions = view.at
+    number = 0 if last is None else last.formed.round
+    if last is not None and last.ended is not None and 0 < own_round <= number:
         # Also one that the others went on without: it must not begin again what has ended.
-        return HearEnd(last) if 0 < own_round <= number else Stand(*revisions, floor=number)
+        return HearEnd(last)
+    if last is None or last.ended is not None:
+        claims = tuple(claim for claim in view.claims if claim.revision not in refuted)
+        if claims and not own_round:
+            return Examine(claims)
+        return Stand(*revisions, floor=number)
     if own in last.members:
         closed = last.members & frozenset(ended)
         gone = (last.members - view.present) | (last.members & frozenset(silent))

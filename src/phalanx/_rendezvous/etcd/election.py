@@ -21,8 +21,16 @@ from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
 from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.candidacy import Stand, View
-from phalanx._rendezvous.etcd.records import HOSTS, LEADER, ROUND, RoundRecord
-from phalanx._rendezvous.etcd.store import Store, StoreUnreachable
+from phalanx._rendezvous.etcd.proofs import ValueProof
+from phalanx._rendezvous.etcd.records import (
+    HOSTS,
+    LEADER,
+    ROUND,
+    LeaderRecord,
+    RoundRecord,
+    claim_of,
+)
+from phalanx._rendezvous.etcd.store import Entry, Store, StoreUnreachable
 from phalanx._wire.rendezvous_frames import LeaderElected, RoundFormed
 
 _RETRY = 0.5
@@ -51,6 +59,7 @@ class Election:
     def __init__(
         self,
         store: Store,
+        proof: ValueProof,
         agent: AgentId,
         host_timeout: float,
         etcd_timeout: float,
@@ -59,6 +68,7 @@ class Election:
     ) -> None:
         """Nothing is asked before `run`, or another method."""
         self._store = store
+        self._proof = proof
         self._agent = agent
         self._host_timeout = host_timeout
         self._etcd_timeout = max(host_timeout, etcd_timeout)
@@ -135,26 +145,31 @@ class Election:
     async def _look(self) -> None:
         """See who leads."""
         office = self._office
-        leader = records.leader_of(await self._store.read(LEADER))
+        leader, there = await self._leader()
         if self._office is not office:
             return  # it was another one that was read
-        if office is not None and (leader is None or leader.revision != office.revision):
+        if office is not None and _revision(there) != office.revision:
             await self._win_back(office)
         elif office is None and leader is not None and leader.agent != self._agent:
             self._moved(leader.agent)
 
     async def _win_back(self, office: _Office) -> None:
-        """Our lease has ended: take the office again if nobody has used it since, or lose it."""
+        """Our key is not there: take the office again if nobody has used it since, or lose it.
+
+        One without the token may have written in its place: that is undone for a round of ours.
+        """
         async with self._changing:
             if self._office is not office:
                 return
-            last = records.round_of(await self._store.read(ROUND))
-            revision = 0 if last is None else last.revision
-            unused = revision == office.last or (last and last.formed.leader == self._agent)
-            # It may be there already, though we never heard that we had written it.
-            leader = records.leader_of(await self._store.read(LEADER))
-            own = leader.revision if leader is not None and leader.agent == self._agent else 0
-            if unused and await self._take(office.contact, own, revision):
+            leader, there = await self._leader()
+            last, round_there = await self._round()
+            is_ours = last is not None and last.formed.leader == self._agent
+            unused = is_ours or _revision(round_there) == office.last
+            # It may be written already, though the answer never came.
+            is_written = leader is not None and leader.agent == self._agent
+            free = is_written or there is None or (leader is None and is_ours)
+            at = _revision(there), _revision(round_there)
+            if unused and free and await self._take(office.contact, *at):
                 return
         if self._office is office:
             self._lose("another host leads")
@@ -167,10 +182,28 @@ class Election:
 
     async def view(self) -> View:
         """What there is. Raises `StoreUnreachable`, `RendezvousError`."""
-        leader = records.leader_of(await self._store.read(LEADER))
-        last = records.round_of(await self._store.read(ROUND))
+        leader, leader_there = await self._leader()
+        last, round_there = await self._round()
         present = records.agents_of(await self._store.names(HOSTS))
-        return View(leader, last, present)
+        found = []
+        if leader is None and leader_there is not None:
+            found.append(claim_of(LEADER, leader_there))
+        if last is None and round_there is not None:
+            found.append(claim_of(ROUND, round_there))
+        claims = tuple(claim for claim in found if claim is not None)
+        return View(
+            leader, last, present, (_revision(leader_there), _revision(round_there)), claims
+        )
+
+    async def _leader(self) -> tuple[LeaderRecord | None, Entry | None]:
+        """Who leads, if it has a proof, and what is there."""
+        there = await self._store.read(LEADER)
+        return records.leader_of(self._proof.open(LEADER, there)), there
+
+    async def _round(self) -> tuple[RoundRecord | None, Entry | None]:
+        """Likewise the last round."""
+        there = await self._store.read(ROUND)
+        return records.round_of(self._proof.open(ROUND, there)), there
 
     async def stand(self, step: Stand, contact: Endpoint, last: RoundRecord | None) -> bool:
         """Become the one that leads, unless another was faster. Raises `StoreUnreachable`.
@@ -191,7 +224,8 @@ class Election:
         lease = await self._store.grant(self._host_timeout)
         elected = LeaderElected(leader=self._agent, contact=contact)
         at = {LEADER: leader, ROUND: last}
-        revision = await self._store.write({LEADER: records.encode([elected])}, at, lease)
+        value = self._proof.seal(LEADER, records.encode([elected]))
+        revision = await self._store.write({LEADER: value}, at, lease)
         if not revision:
             await self._store.revoke(lease)
             return False
@@ -203,7 +237,7 @@ class Election:
         while (office := self._office) is not None and self.term == term:
             self._last = formed
             try:
-                value = {ROUND: records.encode([formed])}
+                value = {ROUND: self._proof.seal(ROUND, records.encode([formed]))}
                 if await self._store.write(value, {LEADER: office.revision}):
                     return True
                 await self._win_back(office)
@@ -241,7 +275,8 @@ class Election:
         self, last: RoundFormed, told: Sequence[wire.Frame], patience: float
     ) -> None:
         """Until it is there, or another leads: our lease may have ended while etcd was away."""
-        value = {ROUND: records.encode_end(last, told), LEADER: None}
+        end = self._proof.seal(ROUND, records.encode_end(last, told))
+        value = {ROUND: end, LEADER: None}
         began, is_said = self._now(), False
         while (office := self._office) is not None:
             try:
@@ -251,10 +286,14 @@ class Election:
                 await self._win_back(office)
             except StoreUnreachable as error:
                 await asyncio.sleep(_RETRY)
-                if not is_said and _LAST_WORDS < self._now() - began:
+                if not is_said and self._now() - began > _LAST_WORDS:
                     is_said = True
                     logger.warning(
-                        "phalanx: the app has ended. Waiting up to %g s (etcd_timeout) to write that "
-                        "to etcd, for hosts that were cut off: %s",
+                        "phalanx: the app has ended. Waiting up to %g s (etcd_timeout) to write "
+                        "that to etcd, for hosts that were cut off: %s",
                         *(patience, error),
                     )
+
+
+def _revision(entry: Entry | None) -> int:
+    return 0 if entry is None else entry.revision

@@ -7,7 +7,9 @@
 |             |                                                | a host that missed it may wait    |
 | hosts/AGENT | nothing: the host is there                     | as long as its lease              |
 
-Values are frames, as they go over connections: what is read is checked in the same way.
+Values are frames, as they go over connections: what is read is checked in the same way. Before them
+is a proof of the token (`proofs`). What has none says nothing of the run, but where hosts with
+another token may be (`Claim`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._rendezvous.errors import RendezvousStateError
+from phalanx._rendezvous.etcd.proofs import without_proof
 from phalanx._rendezvous.etcd.store import Entry
 from phalanx._wire.rendezvous_frames import AppEnded, FailureTold, LeaderElected, RoundFormed
 from phalanx.errors import WireError
 
 LEADER, ROUND, HOSTS = "leader", "round", "hosts/"
+_MOST_ASKED = 64
+"""So many of those that a claim names are asked."""
 _MOST_OF_AN_END = 1 << 19
 """Bytes of a verdict: etcd takes requests up to three times that."""
 
@@ -55,6 +60,16 @@ class RoundRecord:
     def members(self) -> frozenset[AgentId]:
         """The agents that are in it."""
         return frozenset(AgentId(agent) for agent in self.formed.agents)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What was written without the token: it counts while a host that has another is there."""
+
+    revision: int
+    contacts: tuple[Endpoint, ...]
+    has_round: bool
+    """They run already; otherwise they gather."""
 
 
 def encode(frames: Sequence[wire.Frame]) -> bytes:
@@ -91,6 +106,22 @@ def round_of(entry: Entry | None) -> RoundRecord | None:
             return RoundRecord(formed, entry.revision, failures, ended)
         case frames:
             raise _unknown(ROUND, f"{len(frames)} other frames")
+
+
+def claim_of(key: str, entry: Entry) -> Claim | None:
+    """What a value without a proof claims; None: nothing that could be asked about."""
+    bare = Entry(without_proof(entry.value), entry.revision)
+    try:
+        if key == LEADER:
+            leader = leader_of(bare)
+            return None if leader is None else Claim(entry.revision, (leader.contact,), False)
+        last = round_of(bare)
+    except RendezvousStateError:
+        return None
+    if last is None or last.ended is not None:
+        return None
+    contacts = tuple(last.formed.contacts.values())[:_MOST_ASKED]
+    return Claim(entry.revision, contacts, has_round=True)
 
 
 def agents_of(names: frozenset[str]) -> frozenset[AgentId]:

@@ -9,9 +9,16 @@ from typing import Protocol
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint
 from phalanx._rendezvous.errors import RendezvousTimeoutError
-from phalanx._rendezvous.etcd.candidacy import FollowLeader, HearEnd, LookFor, Stand, choose_step
+from phalanx._rendezvous.etcd.candidacy import (
+    Examine,
+    FollowLeader,
+    HearEnd,
+    LookFor,
+    Stand,
+    choose_step,
+)
 from phalanx._rendezvous.etcd.election import Election
-from phalanx._rendezvous.etcd.records import LeaderRecord, RoundRecord
+from phalanx._rendezvous.etcd.records import Claim, LeaderRecord, RoundRecord
 from phalanx._rendezvous.etcd.store import StoreUnreachable
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import CONNECTING, PeerUnreachable
@@ -57,6 +64,13 @@ class ElectionSearch:
         self._ended: set[AgentId] = set()
         """Those that have certainly ended: nobody listens where they were."""
         self._silent: set[AgentId] = set()
+        self._claimed: dict[int, float] = {}
+        """When claims of those that have another token were seen first."""
+        self._refuted: set[int] = set()
+        settings = host.settings
+        gathering = settings.last_call_timeout + settings.host_timeout
+        self._gathering = min(gathering, settings.join_timeout / 3)
+        """Seconds in which hosts with another token may meet undisturbed."""
         self._reason = "no host leads"
         """Why nothing has come of it so far."""
 
@@ -86,7 +100,8 @@ class ElectionSearch:
         request = await self._state.wait_request()
         view = await self._election.view()
         own = self._host.agent
-        step = choose_step(view, own, request.last_round, self._ended, self._silent)
+        known = self._ended, self._silent, self._refuted
+        step = choose_step(view, own, request.last_round, *known)
         match step:
             case FollowLeader(leader):
                 return await self._follow(leader)
@@ -95,6 +110,9 @@ class ElectionSearch:
                 self._reason = "the hosts of the last round are still there, and none leads"
                 contacts = view.last.formed.contacts
                 await asyncio.gather(*(self._look_for(a, contacts[a]) for a in agents))
+            case Examine(claims):
+                for claim in claims:
+                    await self._examine(claim)
             case HearEnd(last):
                 assert last.ended is not None
                 self._actions.finish(verdict_of(last.ended, last.failures, last.round))
@@ -127,6 +145,28 @@ class ElectionSearch:
         except PeerUnreachable as error:
             if error.closed:
                 self._ended.add(agent)
+
+    async def _examine(self, claim: Claim) -> None:
+        """Give way to hosts with another token that run, or may gather; to nobody else."""
+        since = self._claimed.setdefault(claim.revision, self._now())
+        asked = await asyncio.gather(*(self._is_stranger(place) for place in claim.contacts))
+        strangers = [place for place, is_one in zip(claim.contacts, asked, strict=True) if is_one]
+        if not strangers or not (claim.has_round or self._now() < since + self._gathering):
+            self._refuted.add(claim.revision)
+            return
+        place = strangers[0]
+        what = "runs" if claim.has_round else "leads"
+        self._reason = f"a host with another token {what} at {place.address}:{place.port}"
+        self._follower.say(place, f"{self._reason}. Do all hosts have the same token?")
+
+    async def _is_stranger(self, contact: Endpoint) -> bool:
+        """A host of ours is there, and has another token."""
+        try:
+            link = await self._connector.connect(contact)
+            link.close()
+        except PeerUnreachable as error:
+            return error.stranger and error.greeted
+        return False
 
     def _timeout(self) -> RendezvousTimeoutError:
         endpoint = self._host.endpoint

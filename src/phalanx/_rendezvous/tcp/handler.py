@@ -69,9 +69,12 @@ class TcpHandler(RendezvousHandler):
         min_hosts: int,
         max_hosts: int,
         settings: Settings,
-        elect: Callable[[AgentId, Callable[[], float]], Election] | None = None,
+        elect: Callable[[AgentId, Callable[[], float], bytes], Election] | None = None,
     ) -> None:
-        """Nothing is opened yet. `elect` is an agent's part in an election, where there is one."""
+        """Nothing is opened yet.
+
+        `elect` is an agent's part in an election, where there is one; it is given the run's key.
+        """
         self._elect = elect
         self._backend = backend
         self.endpoint = endpoint
@@ -104,7 +107,7 @@ class TcpHandler(RendezvousHandler):
         )
         if not host.is_alone:
             host = dataclasses.replace(host, key=self._key())
-        election = None if self._elect is None else self._elect(agent, now)
+        election = None if self._elect is None else self._elect(agent, now, host.key)
         return TcpDecider(host, now, election=election)
 
     def _key(self) -> bytes:

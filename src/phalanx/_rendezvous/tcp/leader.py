@@ -207,6 +207,11 @@ class Leader:
 
     def feed(self, event: CoordinatorEvent) -> None:
         """MakeDecider, and have it done here and there."""
+        if isinstance(event, RoundClearedEvent) and event.agent in self._held:
+            request, place = self._held[event.agent], event.endpoint
+            port = request.port if place is None else place.port
+            self.join(replace(request, clear=True, port=port))
+            return
         for action in self._coordinator.handle(event, self._now()):
             self._carry_out(action)
 
@@ -301,9 +306,6 @@ class Leader:
                     Endpoint(self._contacts[agent].address, frame.port) if frame.port else None
                 )
                 number = frame.round
-                if (request := self._held.get(agent)) is not None:
-                    self.join(replace(request, clear=True, port=frame.port or request.port))
-                    return
                 if number == link.last_round:  # as above
                     number = self._coordinator.round_of(agent) or number
                 self.feed(RoundClearedEvent(agent, number, endpoint))
