@@ -1,6 +1,7 @@
 """The pure part of `phalanx chaos`: the plan of faults, what they hit, and what came of them."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from phalanx._chaos.chronicle import Chronicle, FaultRecord, Observation
 from phalanx._chaos.faults import Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.victims import Victim, choose, victims
+from phalanx._schedulers.scheduler import BUILT_IN
 from phalanx._specs import AppState
 
 
@@ -65,6 +67,12 @@ def test_mistakes_are_named(kind, text, message):
     """In words that say what to write."""
     with pytest.raises(ValueError, match=message):
         parse_rate(kind, text)
+
+
+def test_the_page_names_every_scheduler_whose_apps_are_refused():
+    """Only launches are broken."""
+    page = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
+    assert [name for name in BUILT_IN if f"`{name}`" not in page] == []
 
 
 STATUS = {
@@ -135,6 +143,20 @@ def test_goodput_is_the_time_in_which_all_workers_ran():
     assert report["goodput"] == 15 / 20
     assert report["restarts"] == 1
     assert report["faults"][0]["recovery_seconds"] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "useful"),
+    [(Kind.CUT, 7), (Kind.PAUSE_WORKER, 7), (Kind.FILL_DISK, 10), (Kind.SLOW_NETWORK, 10)],
+)
+def test_time_in_which_ranks_are_held_up_is_not_useful(kind, useful):
+    """Though all workers are said to run; in a round without the host that is cut off they do."""
+    chronicle = Chronicle()
+    chronicle.observe(seen(0))
+    chronicle.add(FaultRecord(0, kind, seconds=9, round=1))
+    for at, round_ in ((3, 2), (9, 2), (10, 2)):
+        chronicle.observe(seen(at, round_))
+    assert chronicle.useful == useful
 
 
 def test_a_fault_that_was_not_made_is_not_waited_for():

@@ -72,7 +72,7 @@ class Chronicle:
     def observe(self, now: Observation) -> list[FaultRecord]:
         """The app stands like this; gives the faults that it has just recovered from."""
         before = self.last
-        if before is not None and before.running and self._is_whole(before.at):
+        if before is not None and before.running and not self._is_held_up(before):
             self.useful += now.at - before.at
         self.first, self.last = self.first or now, now
         over = [f for f in self.faults if f.is_open and _is_over(f, now)]
@@ -80,10 +80,10 @@ class Chronicle:
             fault.recovery = now.at - fault.at
         return over
 
-    def _is_whole(self, at: float) -> bool:
-        """No fault keeps workers from running, whatever the app knows of it."""
-        return not any(
-            f.is_open and (not f.kind.lasts or f.kind is Kind.PAUSE_WORKER) and f.at <= at
+    def _is_held_up(self, seen: Observation) -> bool:
+        """A fault keeps workers of this round from getting on, whatever the app knows of it."""
+        return any(
+            f.is_open and f.kind.stops_workers and f.at <= seen.at and f.round >= seen.round
             for f in self.faults
         )
 

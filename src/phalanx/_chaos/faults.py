@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from phalanx._core import amounts
 
-RARELY = 1.0
+SHORTEST_MEAN = 1.0
 """The shortest mean time between two faults of a kind, in seconds."""
 
 
@@ -29,6 +29,11 @@ class Kind(StrEnum):
     def lasts(self) -> bool:
         """It is mended after a while; otherwise it is done in a moment."""
         return self not in (Kind.KILL_WORKER, Kind.KILL_AGENT, Kind.LOSE_HOST)
+
+    @property
+    def stops_workers(self) -> bool:
+        """Workers do not get on because of it: they are gone or paused, or wait for packets."""
+        return self not in (Kind.FILL_DISK, Kind.SLOW_NETWORK)
 
     @property
     def hits_worker(self) -> bool:
@@ -68,8 +73,10 @@ def parse_rate(kind: Kind, text: str) -> Rate:
     if colon and not kind.lasts:
         raise ValueError(f"{text!r}: this fault is over at once; write {every} alone")
     mean = amounts.seconds(every)
-    if mean < RARELY:
-        raise ValueError(f"{text!r}: faults can come every {RARELY:g} s on average, not more often")
+    if mean < SHORTEST_MEAN:
+        raise ValueError(
+            f"{text!r}: faults can come every {SHORTEST_MEAN:g} s on average, not more often"
+        )
     seconds = amounts.seconds(lasting) if colon else DURATIONS.get(kind, 0.0)
     if kind.lasts and not seconds:
         raise ValueError(f"{text!r}: the fault must last longer than 0 s")
