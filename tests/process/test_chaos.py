@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx._chaos.chronicle import observation
 from phalanx._chaos.hosts import ChaosHost, NotDone
+from phalanx._registry.recorded_app import apps
+from phalanx._remote import saboteur
 from phalanx._schedulers.scheduler import BUILT_IN
-from tests.conftest import wait_until
+from tests.conftest import is_alive, wait_until
+
+SEED = 5
+"""Its first second has one killed worker, and one agent, where they come every second on average."""
 
 
 def command(*arguments):
@@ -53,6 +59,47 @@ def test_workers_are_killed_and_the_report_says_how_the_app_recovered(app):
     assert report["restarts"] >= 1
     assert report["state"] == "RUNNING"
     assert 0 < report["goodput"] < 1
+
+
+def test_an_agent_is_killed_and_another_takes_its_place(app):
+    """Its workers end with it."""
+    before = app.status()
+    flags = ("--kill-agent", "1s", "--duration", "1s", "--seed", str(SEED), "--json")
+    done = command(app.id, *flags)
+    assert done.returncode == 0, done
+    (fault,) = _done(done)
+    assert fault["where"] == "localhost"
+    after = app.status()
+    assert after.round > before.round
+    assert after.hosts[0].pid != before.hosts[0].pid
+    assert not any(map(is_alive, (worker.pid for worker in before.workers)))
+
+
+def test_torchrun_is_broken_where_it_runs(tmp_path, monkeypatch):
+    """It is an app as any other."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time\n"
+        "while not pathlib.Path('end').exists():\n    time.sleep(0.01)\n"
+        "print('restarts:', os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+    )
+    words = [sys.executable, "-m", "phalanx", "torchrun", "--standalone", "--nproc-per-node", "1"]
+    words += ["--max-restarts", "1000", "train.py"]
+    run = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        is_whole = lambda: [app for app in apps() if observation(app.status(), 0.0).running]
+        wait_until(is_whole, timeout=60)
+        flags = ("--kill-worker", "1s", "--duration", "1s", "--seed", str(SEED), "--json")
+        done = command(*flags)
+        assert done.returncode == 0, done
+        assert len(_done(done)) == 1
+    finally:
+        (tmp_path / "end").touch()
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "restarts: 1" in said
 
 
 def test_a_paused_worker_goes_on_when_chaos_is_interrupted(app):
@@ -120,6 +167,48 @@ def test_no_other_process_is_killed():
             host.ask(ask="kill", pid=os.getpid())
     finally:
         host.leave()
+
+
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$LOG"
+case "$*" in *-I*192.0.2.9*) echo refused >&2; exit 4;; esac
+"""
+
+
+def test_a_cut_that_fails_is_said_and_undone(tmp_path, monkeypatch):
+    """What was asked afterwards gets its own answer. With tools that only write down their words:
+    this machine's network is not ours to break.
+    """
+    for name, text in (("iptables", TOOL), ("ip6tables", TOOL), ("sudo", '#!/bin/sh\nshift; "$@"')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    monkeypatch.setenv("LOG", str(log))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 1024 192.0.2.2 22")
+    host = ChaosHost("localhost", None)
+
+    def said():
+        words = [line.partition(" -w ") for line in log.read_text().splitlines()]
+        log.unlink()
+        made = [tool + rule[3:] for tool, _, rule in words if rule.startswith("-I ")]
+        mended = [tool + rule[3:] for tool, _, rule in words if rule.startswith("-D ")]
+        assert sorted(made) == sorted(mended)
+        return [rule.partition(" -j ")[0] for rule in made]
+
+    try:
+        with pytest.raises(NotDone, match="refused"):
+            host.ask(ask="cut", peers=["192.0.2.3", "192.0.2.9"], seconds=600)
+        assert said() == ["iptablesINPUT -s 192.0.2.3", "iptablesINPUT -s 192.0.2.9"]
+        done = host.ask(ask="cut", peers=["2001:db8::1"], seconds=600)
+        assert done == {"done": "cut off from 2 addresses"}
+        assert host.ask(ask="mend") == {"done": ""}
+        assert said()[-2:] == ["ip6tablesOUTPUT -d 2001:db8::1", "iptablesOUTPUT -d 192.0.2.1"]
+    finally:
+        host.leave()
+    monkeypatch.setenv("SSH_CONNECTION", "2001:db8::1 1024 2001:db8::2 22")
+    assert saboteur.abilities(0)["cut"] == ""
+    assert log.read_text() == "ip6tables -w -n -L INPUT\n"
 
 
 def test_a_plan_is_shown_without_an_app():

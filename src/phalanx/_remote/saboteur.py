@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 WRITE = 4
 _NET_ADMIN = 1 << 12
 _CHUNK = 64 << 20
+_ANSWERED = 0.3
+"""Seconds in which an answer is on its way before packets to whoever asked are dropped."""
 _PLAIN_QUEUES = ("noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo", "cake")
 """Queues of network interfaces that nobody has set up on purpose."""
 
@@ -64,12 +67,7 @@ def _answer(damage: "Damage", asked: "dict[str, Any]") -> None:
     elif kind == "slow":
         _slow_down(damage, asked["peers"], asked["rate"], asked["seconds"])
     elif kind == "cut":
-        rules = _rules([*asked["peers"], *_client()])
-        if not rules:
-            raise ValueError("there is no other host to be cut off from")
-        # Before it is done: afterwards nothing gets through.
-        _say(done=f"cut off from {len(rules) // 2} addresses")
-        _cut(damage, rules, asked["seconds"])
+        _cut(damage, asked["peers"], asked["seconds"])
     else:
         raise ValueError(f"unknown question {kind!r}")
 
@@ -88,22 +86,33 @@ class Damage:
         self._lock = threading.Lock()
         self._count = 0
 
-    def add(self, mend: "Callable[[], None]", seconds: float) -> None:
-        """Something is broken; mend it so many seconds from now, or when all is mended."""
+    def add(self, mend: "Callable[[], None]", seconds: float) -> int:
+        """Something is broken; mend it so many seconds from now, or when all is mended.
+
+        Gives its number.
+        """
         with self._lock:
             self._count += 1
             number = self._count
             self._mends[number] = mend
-        timer = threading.Timer(seconds, self._mend_one, [number])
+        timer = threading.Timer(seconds, self.mend_one, [number])
         timer.daemon = True
         timer.start()
+        return number
+
+    def extend(self, number: int, more: "Callable[[], None]") -> None:
+        """Break more of what has this number, unless it is mended: nobody would mend that."""
+        with self._lock:
+            if number in self._mends:
+                more()
 
     def mend(self) -> None:
         """Mend everything now."""
         for number in list(self._mends):
-            self._mend_one(number)
+            self.mend_one(number)
 
-    def _mend_one(self, number: int) -> None:
+    def mend_one(self, number: int) -> None:
+        """Mend what has this number now, unless it is mended."""
         with self._lock:
             mend = self._mends.pop(number, None)
             if mend is not None:
@@ -115,11 +124,14 @@ class Damage:
 
 def abilities(limit: int) -> "dict[str, Any]":
     """Why each kind of damage cannot be done here; empty where it can."""
-    address = _client() and os.environ.get("SSH_CONNECTION", "").split()[2]
+    client = _client()
+    address = os.environ["SSH_CONNECTION"].split()[2] if client else ""
+    # Other hosts have addresses of the kind by which this one is reached.
+    tool = _filter_for(address)
     return {
-        "address": address or "",
+        "address": address,
         "fill-disk": _why_not_fill(limit),
-        "cut": _why_not_run(["iptables", "-w", "-n", "-L", "INPUT"]),
+        "cut": _why_not_run([tool, "-w", "-n", "-L", "INPUT"]),
         "slow-network": _why_not_run(["tc", "qdisc", "show"]),
     }
 
@@ -174,6 +186,14 @@ def _run(command: "list[str]") -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(  # noqa: PLW1510, UP022 for older Pythons too
         [*prefix, path, *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=10
     )
+
+
+def _try(command: "list[str]") -> None:
+    """Run it as far as that goes: what comes after it must be done all the same."""
+    try:
+        _run(command)
+    except (OSError, subprocess.SubprocessError):
+        pass
 
 
 def _must(command: "list[str]") -> None:
@@ -289,24 +309,52 @@ def _client() -> "list[str]":
     return connection[:1] if len(connection) == 4 else []
 
 
-def _rules(addresses: "list[str]") -> "list[list[str]]":
-    rules = []
-    for address in dict.fromkeys(filter(None, addresses)):
-        tool = "ip6tables" if ":" in address else "iptables"
-        mark = ["-j", "DROP", "-m", "comment", "--comment", "phalanx chaos"]
-        rules.append([tool, "INPUT", "-s", address, *mark])
-        rules.append([tool, "OUTPUT", "-d", address, *mark])
-    return rules
+def _filter_for(address: str) -> str:
+    return "ip6tables" if ":" in address else "iptables"
 
 
-def _cut(damage: Damage, rules: "list[list[str]]", seconds: float) -> None:
+def _rule(chain: str, end: str, address: str) -> "list[str]":
+    mark = ["-j", "DROP", "-m", "comment", "--comment", "phalanx chaos"]
+    return [_filter_for(address), chain, end, address, *mark]
+
+
+def _cut(damage: Damage, peers: "list[str]", seconds: float) -> None:
+    """Drop all packets of these and of whoever asks, who is told while that is still possible:
+    when all rules are there but the last, without which the answer gets out.
+    """
+    client = _client()
+    addresses = list(dict.fromkeys(filter(None, [*peers, *client])))
+    if not addresses:
+        raise ValueError("there is no other host to be cut off from")
+    rules = [_rule("INPUT", "-s", address) for address in addresses]
+    rules += [_rule("OUTPUT", "-d", address) for address in addresses if address not in client]
+    last = [_rule("OUTPUT", "-d", address) for address in client]
+    made = []  # type: list[list[str]]
+
     def mend() -> None:
-        for tool, chain, *rest in rules:
-            _run([tool, "-w", "-D", chain, *rest])
+        for tool, *rule in made:
+            _try([tool, "-w", "-D", *rule])
 
-    damage.add(mend, seconds)
-    for tool, chain, *rest in rules:
-        _run([tool, "-w", "-I", chain, *rest])
+    def begin() -> None:
+        for tool, *rule in rules:
+            made.append([tool, *rule])  # it may be there, too, if we do not hear of it
+            _must([tool, "-w", "-I", *rule])
+
+    def complete() -> None:
+        for tool, *rule in last:
+            # Nothing can be said any more; what the client sends is dropped in any case.
+            made.append([tool, *rule])
+            _try([tool, "-w", "-I", *rule])
+
+    number = damage.add(mend, seconds)
+    try:
+        damage.extend(number, begin)
+    except (OSError, subprocess.SubprocessError):
+        damage.mend_one(number)
+        raise
+    _say(done=f"cut off from {len(addresses)} addresses")
+    time.sleep(_ANSWERED)
+    damage.extend(number, complete)
 
 
 def _slow_down(damage: Damage, peers: "list[str]", rate: str, seconds: float) -> None:
@@ -318,7 +366,7 @@ def _slow_down(damage: Damage, peers: "list[str]", rate: str, seconds: float) ->
     _must(["tc", "qdisc", "replace", "dev", interface, *shape])
 
     def mend() -> None:
-        _run(["tc", "qdisc", "del", "dev", interface, "root"])
+        _try(["tc", "qdisc", "del", "dev", interface, "root"])
 
     damage.add(mend, seconds)
     _say(done=f"{interface} limited to {rate}")
