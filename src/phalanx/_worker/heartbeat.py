@@ -32,6 +32,11 @@ class _Page:
             if path:
                 self.numbers = memoryview(_map(path)).cast("d")
 
+    def disown(self) -> None:
+        """Store in memory of our own from now on: whoever has this page in hand keeps it."""
+        self.numbers = memoryview(bytearray(SIZE)).cast("d")
+        self.lock = threading.Lock()  # a thread that is not here any more may have had it
+
 
 def _map(path: str) -> mmap.mmap:
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,10 +60,9 @@ def _open() -> _Page:
 
 def _forget() -> None:
     """In a process that was forked: what it does says nothing of the one that is the rank."""
-    global _page  # noqa: PLW0603 as above
+    os.environ.pop(HEARTBEAT_FILE, None)
     if _page is not None:
-        os.environ.pop(HEARTBEAT_FILE, None)
-        _page = None
+        _page.disown()
 
 
 os.register_at_fork(after_in_child=_forget)

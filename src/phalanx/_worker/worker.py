@@ -29,7 +29,13 @@ from phalanx._core.environment import PASSING
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
 from phalanx._core.rounds import Outcome
 from phalanx._system import processes
-from phalanx._worker import error_file, missing_package, outcome, preload
+from phalanx._worker import (
+    error_file,
+    heartbeat,  # noqa: F401 before the user's code: what that forks must not beat for its rank
+    missing_package,
+    outcome,
+    preload,
+)
 from phalanx._worker.hooks import debugger, stack_signal
 from phalanx._worker.shutdown import exit_worker
 from phalanx.errors import NoTerminal
