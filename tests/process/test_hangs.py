@@ -2,17 +2,20 @@
 
 import ctypes
 import itertools
+import math
 import os
 import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 import phalanx
 from phalanx import metrics
+from phalanx._agent import native_frames
 from tests.conftest import wait_until
 from tests.process.commands import phalanx as command
 
@@ -52,10 +55,18 @@ def in_the_kernel():
 def beat(hang):
     phalanx.heartbeat()
     if os.environ["RANK"] == "1":
+        Path("hangs").touch()
         hang()
     while True:
         phalanx.heartbeat()
         time.sleep(0.01)
+
+
+def has_quick_debugger():
+    """One is installed, may trace, and leaves room in its three seconds."""
+    began = time.monotonic()
+    frames, _ = native_frames.take(os.getpid(), 3.0)
+    return bool(frames) and time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize(
@@ -71,11 +82,14 @@ def test_a_rank_that_stops_beating_is_named_with_where_it_is(hang, where):
     launcher = phalanx.Launcher(workers_per_host=3, heartbeat_timeout=3)
     with pytest.raises(phalanx.WorkerFailed) as caught:
         launcher.run(beat, {"hang": hang})
+    assert time.time() - Path("hangs").stat().st_mtime < 10 * 3, "it was found too late"
     assert (caught.value.rank, caught.value.hostname) == (1, "localhost")
     assert caught.value.signal == "SIGKILL"
     assert said(caught.value).startswith(HUNG + where)
     assert f"in {hang.__name__}\n" in caught.value.worker_traceback
     assert "2 other workers were stopped" in "\n".join(caught.value.__notes__)
+    if hang is in_c and has_quick_debugger():
+        assert "rank 1, native frames:\n  " in caught.value.worker_traceback
 
 
 def test_one_that_is_stuck_in_the_kernel_is_named_as_such():
@@ -137,11 +151,13 @@ def test_what_takes_longer_than_it_may_is_ended():
 
 
 def test_a_forked_process_does_not_beat_for_its_rank():
-    """Its rank hangs, though the child goes on."""
+    """Its rank hangs, though the child goes on, forked before the first beat or after it."""
 
     def work():
-        phalanx.heartbeat()
-        if os.fork() == 0:
+        first = os.fork()
+        if first:
+            phalanx.heartbeat()
+        if not first or not os.fork():
             while True:
                 phalanx.heartbeat()
                 with phalanx.expires(after=0.01):
@@ -150,6 +166,20 @@ def test_a_forked_process_does_not_beat_for_its_rank():
 
     with pytest.raises(phalanx.WorkerFailed, match="has not called phalanx.heartbeat"):
         phalanx.Launcher(workers_per_host=1, heartbeat_timeout=3).run(work)
+
+
+def test_a_forked_process_that_leaves_a_block_does_not_end_the_time_of_its_rank():
+    """Which is still in it."""
+
+    def work():
+        with phalanx.expires(after=1):
+            if child := os.fork():
+                os.waitpid(child, 0)
+                in_python()
+        os._exit(0)
+
+    with pytest.raises(phalanx.WorkerFailed, match=r"a block of phalanx.expires\(after=1\)"):
+        phalanx.Launcher(workers_per_host=1).run(work)
 
 
 @pytest.mark.parametrize("program", [(), ("--no-python", sys.executable)])
@@ -185,6 +215,42 @@ def test_calls_of_a_map_are_watched():
 
 
 # ── in a collective ───────────────────────────────────────────────────────────
+
+FAKE = {}
+exec(
+    compile(
+        "def all_reduce(wait):\n    wait()\n",
+        "/lib/python3/torch/distributed/distributed_c10d.py",
+        "exec",
+    ),
+    FAKE,
+)
+
+
+def test_one_that_is_stopped_in_a_collective_is_named_not_those_that_wait_for_it():
+    """Though it was the last to beat, by more than those in the collective are given; and would get
+    on if it were woken. Without torch: where a rank is, its stack says.
+    """
+
+    def work():
+        phalanx.heartbeat()
+        if os.environ["RANK"] != "1":
+            FAKE["all_reduce"](in_python)
+        until = time.monotonic() + 2.5
+        while True:
+            phalanx.heartbeat()
+            time.sleep(0.01)
+            if time.monotonic() >= until:
+                until = math.inf
+                FAKE["all_reduce"](stopped)
+
+    with pytest.raises(phalanx.WorkerFailed) as caught:
+        phalanx.Launcher(workers_per_host=3, heartbeat_timeout=3).run(work)
+    assert caught.value.rank == 1
+    assert said(caught.value).startswith(
+        "rank 1 on localhost has not called phalanx.heartbeat() for 3 s; it is stopped by a signal "
+        "(state T), waiting in a collective, in test_hangs.py:N in stopped: `os.kill("
+    )
 
 
 def train(go):

@@ -61,6 +61,7 @@ def test_one_that_stops_beating_has_hung():
     expected = "has not called phalanx.heartbeat() for 10 s"
     assert watch.look(page(beats=2), 0.0, 1.0) == expected
     assert watch.look(page(beats=2), 0.0, 1.0) == expected
+    assert watch.silent == 11.0
     assert not watch.look(page(beats=3), 0.0, 1.0)
 
 

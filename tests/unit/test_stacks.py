@@ -130,6 +130,13 @@ def test_what_is_said_of_one_that_hangs():
     assert stacks.describe_hung("hangs", of(0, "", "it is stuck")) == "hangs; it is stuck"
 
 
+def test_one_that_is_stopped_in_a_collective_does_not_wait_for_others():
+    """They wait for it."""
+    assert of(0, IN_COLLECTIVE).waits_for_others
+    assert not of(0, IN_COLLECTIVE, "it is stopped (state T)").waits_for_others
+    assert not of(0, ELSEWHERE).waits_for_others
+
+
 def test_a_rank_that_hangs_in_a_collective_yields_to_one_that_hangs_elsewhere():
     """Both stop at the same time; on other hosts even later. Alone, it has waited for somebody."""
 

@@ -225,7 +225,7 @@ class HostRound:
             type_name="Hang",
             message=describe_hung(reason, stacks),
             traceback=describe_with([stacks], looked_at.values()),
-            communication=stacks.in_collective,
+            communication=stacks.waits_for_others,
             reraise=False,
         )
         pid, clock = self._pids[rank], time.monotonic()

@@ -32,7 +32,7 @@ async def take(
 ) -> tuple[RankDump, ...]:
     """The stacks of these ranks, or why there are none, in at most so many seconds.
 
-    Those in `wake` are continued if they are stopped.
+    Those in `wake` are continued if they are stopped, until they have answered.
     """
     until = time.monotonic() + seconds
     paths = {rank: os.path.join(directory, str(rank), stack_signal.FILE) for rank in pids}
@@ -81,11 +81,17 @@ async def _take_one(
     except OSError as error:
         return RankDump(rank, pid, problem=str(error.strerror))
     pause = _PAUSE
-    while not _has_written(pid, path, before):
-        if time.monotonic() >= until:
-            return RankDump(rank, pid, problem=_describe_silence(pid, time.monotonic() - began))
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
+    try:
+        while not _has_written(pid, path, before):
+            if time.monotonic() >= until:
+                problem = stopped or _describe_silence(pid, time.monotonic() - began)
+                return RankDump(rank, pid, problem=problem)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+    finally:
+        if stopped:
+            # It must not go on meanwhile, and beat, or write a checkpoint that nobody expects.
+            processes.send(pid, signal.SIGSTOP)
     return RankDump(rank, pid, text=_read(path), problem=stopped)
 
 

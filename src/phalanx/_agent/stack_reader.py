@@ -39,8 +39,8 @@ class StackReader:
             return await native_frames.add(dumps, seconds) if native else dumps
 
     async def take_hung(self, pids: Mapping[int, int], seconds: float) -> tuple[RankDump, ...]:
-        """Of workers that will be killed: those that are stopped are continued for it; with native
-        frames, where they can be had.
+        """Of workers that have hung: those that are stopped, which will be killed, are continued
+        until they have answered; with native frames, where they can be had.
         """
         async with self._taking:
             dumps = await self._take(pids, seconds, wake=pids)

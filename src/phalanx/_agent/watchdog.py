@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx._core import heartbeats
@@ -25,9 +25,14 @@ _EVERY = 0.2
 """Seconds between looks."""
 _ASLEEP = 1.0
 """A look that comes so much too late was not waited for: this host was asleep, or we stopped."""
+_LONGEST_LOOK = 6.0
+"""Taking stacks takes no longer: ranks that are silent meanwhile are silent."""
 _STEPS_EVERY = 1.0
-_YIELD = 1.5
-"""Seconds in which one that waits for another is not told of yet: the other may be, elsewhere."""
+_YIELD, _SHARE = 1.5, 0.1
+"""Seconds in which one that waits for another is not told of yet: the other may be, elsewhere. With
+a long timeout a share of it: steps are long then, and whoever holds the others up was the last to
+beat.
+"""
 
 
 class Watchdog:
@@ -47,7 +52,7 @@ class Watchdog:
         self._look_at = look_at
         self._watches: dict[int, HangWatch] = {}
         self._since: dict[int, float] = {}
-        """When each was first taken for hung."""
+        """When each was first taken for hung, in seconds that were waited for."""
         self._waiting: set[int] = set()
         """Those of them that were seen to wait for another."""
         self._steps: tuple[RankSteps, ...] = ()
@@ -63,16 +68,20 @@ class Watchdog:
         that may have; `moment` about every second.
         """
         last = told = time.monotonic()
+        watched = looked = 0.0
         while True:
             await asyncio.sleep(_EVERY)
             now = time.monotonic()
             passed, last = now - last, now
-            slept = passed - _EVERY if passed - _EVERY > _ASLEEP else 0.0
+            late = passed - _EVERY - min(looked, _LONGEST_LOOK)
+            slept = late if late > _ASLEEP else 0.0
+            watched += passed - slept
             pages = {rank: page for rank in self._running() if (page := self._read(rank))}
             hung = self._find_hung(pages, now, passed - slept, slept)
-            chosen, stacks = await self._judge(hung, now)
+            chosen, stacks = await self._judge(hung, pages.keys() - hung.keys(), watched)
             for rank in chosen:
                 end(rank, hung[rank], stacks)
+            looked = time.monotonic() - now
             if now - told >= _STEPS_EVERY:
                 told = now
                 await moment()
@@ -99,18 +108,25 @@ class Watchdog:
         return hung
 
     async def _judge(
-        self, hung: Mapping[int, str], now: float
+        self, hung: Mapping[int, str], others: Collection[int], now: float
     ) -> tuple[list[int], Mapping[int, RankStacks]]:
-        """Those to be told of now: first those that wait for nobody, where there are any."""
+        """Those to be told of now: first those that wait for nobody, where there are any.
+
+        Those that wait yield to `others` of this host that have not beaten since, either: they will
+        have hung in their turn, and one of them may be who is waited for.
+        """
         self._since = {rank: self._since.get(rank, now) for rank in hung}
         self._waiting &= hung.keys()
         waited = now - min(self._since.values(), default=now)
-        if not hung or (hung.keys() == self._waiting and waited < _YIELD):
+        yields = waited < max(_YIELD, _SHARE * self._timeout) or any(
+            self._watches[rank].silent > waited - _EVERY for rank in others
+        )
+        if not hung or (hung.keys() == self._waiting and yields):
             return [], {}
         stacks = await self._look_at(sorted(hung))
-        self._waiting = {rank for rank in hung if rank in stacks and stacks[rank].in_collective}
+        self._waiting = {r for r in hung if r in stacks and stacks[r].waits_for_others}
         culprits = hung.keys() - self._waiting
-        if not culprits and waited < _YIELD:
+        if not culprits and yields:
             return [], {}
         return sorted((culprits or hung.keys()) & stacks.keys() & self._running().keys()), stacks
 

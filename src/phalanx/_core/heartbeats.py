@@ -71,6 +71,11 @@ class HangWatch:
         self._deadline = 0.0
         self._slept = 0.0
 
+    @property
+    def silent(self) -> float:
+        """Seconds without a beat, at the last look; 0 where none is expected."""
+        return self._silence.seconds
+
     def look(self, page: HeartbeatPage, now: float, waited: float, slept: float = 0.0) -> str:
         """Why the worker is taken for hung; empty if it is not.
 

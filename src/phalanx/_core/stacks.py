@@ -120,6 +120,14 @@ class RankStacks:
         return waits or any(thread.in_collective for thread in self.threads)
 
     @property
+    def waits_for_others(self) -> bool:
+        """It is in a collective, and nothing else is the matter with it: another keeps it waiting.
+
+        One that is stopped there, or stuck in the kernel, is whom the others wait for.
+        """
+        return self.in_collective and not self.problem
+
+    @property
     def main(self) -> ThreadStack | None:
         """That of the main thread."""
         return next((thread for thread in self.threads if thread.is_main), None)
