@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx import Launcher
 from phalanx._schedulers.slurm import controller as slurm_controller
 from phalanx.errors import SchedulerError
 from phalanx.runner import get_runner
@@ -317,26 +318,52 @@ def as_user(slurm, place, name, *arguments):
     )
 
 
-def test_the_controller_is_asked_once_a_second_at_most(apps, tmp_path, monkeypatch):
-    """However many wait, follow and list."""
-    calls = tmp_path / "calls"
+@pytest.fixture
+def questions(in_slurm, tmp_path, monkeypatch):
+    """What this process asks the controller, not what is asked in jobs; they are counted in the
+    end, by the times at which they were asked.
+    """
+    asked = tmp_path / "asked"
+    asked.touch()
+    (tmp_path / "bin").mkdir()
     for tool in ("squeue", "sacct", "scontrol"):
-        real = shutil.which(tool, path=apps.slurm.environ["PATH"])
-        shim = tmp_path / "bin" / tool
-        shim.parent.mkdir(exist_ok=True)
-        shim.write_text(f'#!/bin/sh\necho {tool} >>{calls}\nexec {real} "$@"\n')
-        shim.chmod(0o755)
+        if real := shutil.which(tool, path=in_slurm.environ["PATH"]):
+            shim = tmp_path / "bin" / tool
+            note = f"echo $(date +%s.%N) {tool} >>{asked}"
+            shim.write_text(f'#!/bin/sh\n[ -n "$SLURM_JOB_ID" ] || {note}\nexec {real} "$@"\n')
+            shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    began = time.monotonic()
-    handles = [apps.submit(f"sleep {i}") for i in (1, 2, 2)]
+    began = time.time()
+    yield lambda: [line.split()[1] for line in asked.read_text().splitlines()]
+    times = sorted(float(line.split()[0]) for line in asked.read_text().splitlines())
+    assert times
+    assert len(times) <= times[-1] - began + 1, [when - began for when in times]
+
+
+def test_the_controller_is_asked_once_a_second_at_most(apps, questions):
+    """However many wait, follow, list, submit and queue."""
+    go = apps.place / "go"
+    until_go = f"until [ -e {go} ]; do sleep 0.1; done"
+    held = apps.submit(until_go, exclusive=True, nodelist="n1")
+    handles = [held, *(apps.submit(until_go) for _ in range(2))]
+    on_held = {"nodelist": "n1", "exclusive": True}
+    lender = Launcher(scheduler="slurm", scheduler_options=on_held, workspace=None)
+    submitter = Launcher(scheduler="slurm", workers_per_host=1, workspace=None)
     with ThreadPoolExecutor(12) as pool:
         waits = [pool.submit(apps.runner.wait, handle, 0.01) for handle in handles * 2]
         follows = [pool.submit(apps.lines, handle, follow=True) for handle in handles]
+        jobs = [submitter.submit(int) for _ in range(3)]
+        queued = [lender.start(int) for _ in range(2)]
+        wait_until(lambda: all("PENDING (" in app.status().message for app in queued), 30)
+        for app in queued:
+            app.cancel()
+        assert {*handles} <= {app.app_handle for app in apps.runner.list("slurm")}
+        assert [job.result(60).values for job in jobs] == [(0,)] * 3
+        go.touch()
         assert {wait.result().state for wait in waits} == {AppState.SUCCEEDED}
         assert [follow.result() for follow in follows] == [[], [], []]
-    # `sacct` asks the database.
-    asked = [line for line in calls.read_text().split() if line == "squeue"]
-    assert len(asked) <= time.monotonic() - began + 2
+        assert all(app.wait(60).state.is_final for app in queued)
+    assert "squeue" in questions()
 
 
 def test_the_first_job_of_the_documentation_runs(in_slurm, tmp_path):
@@ -442,17 +469,18 @@ def test_a_preempted_app_is_warned_and_goes_on_later(apps):
     assert apps.lines(rough, stream=Stream.STDOUT) == ["restart 0", "saved", "restart 1"]
 
 
-def test_an_app_outlives_the_controller(apps, monkeypatch, caplog):
+def test_an_app_outlives_the_controller(apps, questions, monkeypatch, caplog):
     """While it is down, status and logs are there from the files, and say so; so is the end.
 
-    What is submitted meanwhile waits for it, a while.
+    What is submitted meanwhile waits for it, a while; however much that is, nobody asks it more
+    often.
     """
     go = apps.place / "go"
     handle = apps.submit(f"echo up; until [ -e {go} ]; do sleep 0.1; done; echo end; exit 3")
     apps.until_line(handle, "up")
     apps.wait(handle, AppState.RUNNING)
     apps.slurm.stop_controller()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(4) as pool:
         try:
             with monkeypatch.context() as impatient:
                 impatient.setattr(slurm_controller, "AWAY", 0.0)
@@ -461,16 +489,19 @@ def test_an_app_outlives_the_controller(apps, monkeypatch, caplog):
                 assert apps.status(handle).state is AppState.RUNNING
                 with pytest.raises(SchedulerError, match="does not answer: Unable to contact slur"):
                     refused.result()
-            late = pool.submit(apps.submit, "true")
+            late = [pool.submit(apps.submit, "true") for _ in range(4)]
             go.touch()
             status = wait_until(lambda: (s := apps.status(handle)).state.is_final and s, 30)
             assert (status.state, status.exit_code) == (AppState.FAILED, 3)
             assert apps.lines(handle, follow=True) == ["up", "end"]
-            wait_until(lambda: "trying for 60 s" in caplog.text, 30)
+            wait_until(lambda: caplog.text.count("trying for 60 s") == 4, 60)
+            pings = questions().count("scontrol")
+            wait_until(lambda: questions().count("scontrol") > pings, 30)
         finally:
             apps.slurm.start_controller()
             wait_until(lambda: "is UP" in apps.slurm.run("scontrol", "ping", check=False), 30)
-        apps.wait(late.result(), AppState.SUCCEEDED)
+        for one in late:
+            apps.wait(one.result(), AppState.SUCCEEDED)
 
 
 def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):

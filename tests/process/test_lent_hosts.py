@@ -1,11 +1,13 @@
 """Launches on hosts that a scheduler lends."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def where():
 
 def test_a_function_runs_on_lent_hosts(place):
     """And they are given back."""
-    result = launcher(place, num_hosts=2, workers_per_host=2).run(where)
+    result = launcher(place, num_hosts=2, workers_per_host=2).call(where)
     assert list(result) == [("n1", 0), ("n1", 1), ("n2", 2), ("n2", 3)]
     assert log(place) == ["lend 2 where", "give back"]
 
@@ -183,6 +185,21 @@ def test_queue_timeout_ends_with_the_queues_reason(place):
     assert log(place)[-1] == "give back"
 
 
+def test_the_time_to_start_in_begins_when_the_hosts_are_there(place):
+    """However long they were queued: here as long again."""
+    (place / "granted").unlink()
+    (place / "slow-n1").touch()
+    app = launcher(place, start_timeout=0.5).start(where)
+    wait_until(lambda: "PENDING (Resources)" in app.status().message)
+    time.sleep(0.6)  # what is tested is that nothing happens
+    assert app.status().state is phalanx.AppState.PENDING
+    granted = time.monotonic()
+    (place / "granted").touch()
+    with pytest.raises((phalanx.StartTimeout, phalanx.StartFailed), match=r" 0\.5 s"):
+        app.result(60)
+    assert time.monotonic() - granted >= 0.5
+
+
 def test_a_refusal_is_told_in_the_schedulers_words(place):
     """Before anything waits."""
     with pytest.raises(phalanx.SchedulerError, match="no such partition"):
@@ -258,7 +275,7 @@ def test_warming_is_for_this_machine(place):
 
 @pytest.fixture
 def command(place, tmp_path):
-    """Start `phalanx launch` where the scheduler is a plugin's."""
+    """Start `phalanx launch` or `map` where the scheduler is a plugin's."""
     plugin = tmp_path / "plugin" / "pipe-1.dist-info"
     plugin.mkdir(parents=True)
     (plugin / "METADATA").write_text("Name: pipe\nVersion: 1\n")
@@ -269,8 +286,8 @@ def command(place, tmp_path):
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONPATH": f"{plugin.parent}:{root}"}
 
-    def start(*arguments):
-        words = [sys.executable, "-m", "phalanx", "launch", "job.py:main", *arguments]
+    def start(*arguments, verb="launch"):
+        words = [sys.executable, "-m", "phalanx", verb, "job.py:main", *arguments]
         return subprocess.Popen(
             words,
             env=environ,
@@ -289,6 +306,18 @@ def test_the_command_borrows_hosts(command, place):
     process = command(*options, f"place={place},tasks=1", "--", "--word", "ho")
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "rank 0: 'ho'\nrank 1: 'ho'\n"), errors
+    assert log(place) == ["lend 2 main", "give back"]
+
+
+def test_the_command_maps_over_borrowed_hosts(command, place, tmp_path):
+    """All calls on the hosts of one lease."""
+    (tmp_path / "words.jsonl").write_text('{"word": "a"}\n{"word": "b"}\n{"word": "c"}\n')
+    options = ["-s", "pipe", "--num-hosts", "2", "--json", "-cfg", f"place={place},tasks=1"]
+    process = command("words.jsonl", *options, verb="map")
+    output, errors = process.communicate(timeout=60)
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert [line["values"] for line in lines] == [["a"], ["b"], ["c"]], errors
+    assert {host for line in lines for host in line["hosts"]} <= {"n1", "n2"}
     assert log(place) == ["lend 2 main", "give back"]
 
 

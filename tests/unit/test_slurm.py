@@ -3,10 +3,13 @@
 import json
 import subprocess
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from phalanx._schedulers.options import make, make_from_python
+from phalanx._schedulers.slurm import controller as slurm_controller
 from phalanx._schedulers.slurm.controller import (
     Controller,
     ControllerDown,
@@ -41,12 +44,15 @@ def directives(text):
 
 def test_options_become_directives():
     """By sbatch's own names, and only those that were given."""
-    found = directives(
-        script("a", partition="gpu", time="2:00:00", mail_type="END", exclusive=True, mem="8G")
-    )
-    for wanted in ("--partition=gpu", "--time=2:00:00", "--mail-type=END", "--exclusive"):
-        assert wanted in found
-    assert "--mem=8G" in found
+    given = {
+        **{"partition": "gpu", "time": "2:00:00", "mem": "8G", "gres": "gpu:2", "qos": "long"},
+        **{"mail_type": "END", "mail_user": "me@site", "comment": "a sweep"},
+    }
+    found = directives(script("a", exclusive=True, **given))
+    for name, value in given.items():
+        key = f"--{name.replace('_', '-')}"
+        assert {f"{key}={value}", f"{key}='{value}'", f'{key}="{value}"'} & {*found}, (key, found)
+    assert "--exclusive" in found
     assert not [line for line in found if line.startswith("--account")]
 
 
@@ -186,6 +192,54 @@ def test_many_who_wait_ask_once():
     assert len(commands.asked) <= 2
 
 
+def test_jobs_that_are_expected_are_asked_for_with_the_first(monkeypatch):
+    """One question for all; those that nobody wants to know of any more are asked for no longer."""
+    rows = "".join(f"{number}|PENDING|x||debug\n" for number in range(40))
+    commands = FakeCommands(squeue=(0, rows, ""))
+    controller = Controller(commands)
+    monkeypatch.setattr(slurm_controller, "INTERVAL", 60.0)
+    for number in range(40):
+        controller.expect([str(number)])
+    for number in range(40):
+        assert controller.jobs([str(number)])[str(number)].state == "PENDING"
+    assert len(commands.asked) == 1
+    controller = Controller(commands)
+    controller.expect(["1"])
+    monkeypatch.setattr(slurm_controller, "_WANTED", 0.0)
+    controller.jobs(["2"])
+    assert commands.asked[-1][3] == "--jobs=2"
+
+
+def test_questions_of_all_kinds_and_threads_have_one_turn_each(monkeypatch):
+    """Those who submit while nobody answers share a ping with those who wait for jobs."""
+    for name, seconds in {"INTERVAL": 0.1, "WHILE_DOWN": 0.2, "AWAY": 1.0}.items():
+        monkeypatch.setattr(slurm_controller, name, seconds)
+    down = (1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n")
+    commands = FakeCommands(sbatch=down, squeue=down, scontrol=(0, "Slurmctld at x is DOWN", ""))
+    controller = Controller(commands)
+    submitted = threading.Event()
+
+    def submit():
+        with pytest.raises(SchedulerError, match="does not answer"):
+            controller.submit("app", "script.sh", "/")
+
+    def look():
+        while not submitted.wait(0.01):
+            with pytest.raises(ControllerDown):
+                controller.jobs(["1"])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(12) as pool:
+        looks = [pool.submit(look) for _ in range(4)]
+        for one in [pool.submit(submit) for _ in range(8)]:
+            one.result()
+        submitted.set()
+        assert [one.result() for one in looks] == [None] * 4
+    asked = [command[0] for command in commands.asked if command[0] != "sbatch"]
+    assert {*asked} == {"squeue", "scontrol"}
+    assert len(asked) <= (time.monotonic() - began) / 0.1 + 1
+
+
 def test_a_controller_that_is_down_is_a_fact():
     """In its own words; and it is not asked again at once."""
     commands = FakeCommands(squeue=(1, "", "slurm_load_jobs error: Unable to contact (x)\n"))
@@ -208,8 +262,9 @@ def test_a_refusal_has_slurms_own_words():
     )
 
 
-def test_a_job_that_was_submitted_unheard_is_not_submitted_twice():
+def test_a_job_that_was_submitted_unheard_is_not_submitted_twice(monkeypatch):
     """The controller's answer was lost, not the job."""
+    monkeypatch.setattr(slurm_controller, "INTERVAL", 0.01)
     timed_out = "sbatch: error: Batch job submission failed: Socket timed out on send/recv\n"
     commands = FakeCommands(
         sbatch=(1, "", timed_out),

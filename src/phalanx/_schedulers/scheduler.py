@@ -143,6 +143,15 @@ class Scheduler(ABC, Generic[Options, Request]):
             The status; None if there is no such app.
         """
 
+    def expect(self, app_id: str) -> None:
+        """Hear that an app is about to be described, perhaps among many. Does not block.
+
+        For those that can ask for the states of many at once.
+
+        Args:
+            app_id: What `submit` gave, perhaps in another process.
+        """
+
     @abstractmethod
     def list(self) -> list[AppSummary]:
         """The apps that it knows, the latest last."""

@@ -1,8 +1,9 @@
 """All calls of Slurm's commands: with explicit fields, and questions at most once a second.
 
 However many threads of a process wait for however many jobs, they share one answer: `jobs` asks
-`squeue` once for all that anybody wants to know of. A controller that does not answer is asked
-again only after a while; that is a fact to be told, not an error.
+`squeue` once for all that anybody wants to know of. Whatever is asked (`squeue`, `sacct`, `scontrol
+ping`) waits for the one turn that there is each second: `_question`. A controller that does not
+answer is asked again only after a while; that is a fact to be told, not an error.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ INTERVAL = 1.0
 """Seconds between two questions."""
 WHILE_DOWN = 3.0
 """Seconds between two while nobody answers."""
+_WANTED = 60.0
+"""Seconds for which a job is asked for that nobody has wanted to know of again."""
 _PATIENCE = 15.0
 """Seconds for a command to answer a question."""
 _SUBMIT_PATIENCE = 120.0
@@ -108,14 +111,14 @@ def _weight(job: JobState) -> int:
 class _Answers:
     """What is known, shared by all threads."""
 
-    wanted: set[str] = field(default_factory=set)
-    """Jobs that somebody asks for."""
-    known: dict[str, JobState] = field(default_factory=dict)
-    missing: set[str] = field(default_factory=set)
-    """Jobs that nobody knows any more."""
+    wanted: dict[str, float] = field(default_factory=dict)
+    """Jobs that are asked for, and when somebody last wanted to know of them."""
+    known: dict[str, JobState | None] = field(default_factory=dict)
+    """None for jobs that Slurm does not know any more."""
     problem: str = ""
     """Why there was no answer the last time."""
-    next_question: float = 0.0
+    good_until: float = 0.0
+    """When it is time to ask again."""
 
 
 class Controller:
@@ -125,7 +128,15 @@ class Controller:
         """Nothing is asked."""
         self._run = run or _run
         self._lock = threading.Lock()
+        """For what is known: never held while somebody waits."""
         self._answers = _Answers()
+        self._asking = threading.Lock()
+        """Held by whoever asks, or waits for the turn to: the others wait for the same answer."""
+        self._turn = 0.0
+        """When the next question may be asked."""
+        self._is_up = False
+        self._is_up_until = 0.0
+        """How long the answer to the last ping, `_is_up`, is taken for true."""
 
     # ── questions ─────────────────────────────────────────────────────────────
 
@@ -135,75 +146,90 @@ class Controller:
         Blocks for an answer that is at most a second old. Raises `ControllerDown`.
         """
         wanted = list(dict.fromkeys(numbers))
+        if not wanted:
+            return {}
+        if (found := self._current(wanted)) is not None:
+            return found
+        with self._asking:
+            if (found := self._current(wanted)) is not None:
+                return found  # of somebody who has asked meanwhile
+            self._ask({*wanted})
+            with self._lock:
+                if self._answers.problem:
+                    raise ControllerDown(self._answers.problem)
+                return {n: self._answers.known.get(n) for n in wanted}
+
+    def expect(self, numbers: Iterable[str]) -> None:
+        """Somebody is about to want to know of jobs: the next question is for them, too."""
+        now = time.monotonic()
         with self._lock:
-            answers, now = self._answers, time.monotonic()
-            answers.wanted.update(wanted)
-            unheard = [n for n in wanted if n not in answers.known and n not in answers.missing]
-            if unheard and not answers.problem:
-                time.sleep(max(0.0, answers.next_question - now))
-            if time.monotonic() >= answers.next_question:
-                self._ask()
+            self._answers.wanted.update(dict.fromkeys(numbers, now))
+
+    def _current(self, wanted: Sequence[str]) -> dict[str, JobState | None] | None:
+        """What is known of jobs, if it is all and new enough. Raises `ControllerDown`."""
+        self.expect(wanted)
+        with self._lock:
+            answers = self._answers
+            if time.monotonic() >= answers.good_until:
+                return None
             if answers.problem:
                 raise ControllerDown(answers.problem)
-            return {n: answers.known.get(n) for n in wanted}
-
-    def forget(self, number: str) -> None:
-        """Nobody wants to know of a job any more."""
-        with self._lock:
-            self._answers.wanted.discard(number)
-            self._answers.known.pop(number, None)
-            self._answers.missing.discard(number)
+            known = {n: answers.known[n] for n in wanted if n in answers.known}
+            return known if len(known) == len(wanted) else None
 
     def find(self, name: str) -> str | None:
         """The number of the user's job of a name. Raises `ControllerDown`."""
-        with self._lock:
-            time.sleep(max(0.0, self._answers.next_question - time.monotonic()))
-            self._answers.next_question = time.monotonic() + INTERVAL
-            done = self._call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%i")
-            if done.returncode:
-                raise ControllerDown(_reason(done.stderr))
+        with self._asking:
+            done = self._question("squeue", "-h", "--states=all", f"--name={name}", "-o", "%i")
+        if done.returncode:
+            raise ControllerDown(_reason(done.stderr))
         numbers = [line.strip().partition("+")[0] for line in done.stdout.splitlines()]
         return numbers[0] if numbers else None
 
-    def _ask(self) -> None:
+    def _ask(self, wanted: set[str]) -> None:
+        """Ask for these jobs and all that others want to know of, and for no others any more."""
         answers = self._answers
-        asked = sorted(answers.wanted)
-        answers.next_question = time.monotonic() + INTERVAL
-        if not asked:
-            return
-        fields = "|".join(_SQUEUE_FIELDS)
-        jobs = f"--jobs={','.join(asked)}"
-        if answers.problem and not self._answers_again():
-            answers.next_question = time.monotonic() + WHILE_DOWN
-            return
+        with self._lock:
+            last = time.monotonic() - _WANTED
+            answers.wanted = {
+                n: when for n, when in answers.wanted.items() if when >= last or n in wanted
+            }
+            answers.known = {n: job for n, job in answers.known.items() if n in answers.wanted}
+            asked, before = sorted(answers.wanted), dict(answers.known)
         try:
-            done = self._call("squeue", "-h", "--states=all", jobs, "-o", fields)
-            if done.returncode and not _NOT_THERE.search(done.stderr):
-                raise ControllerDown(_reason(done.stderr))
+            # squeue would try for many seconds to reach one that is not there.
+            if answers.problem and not self._answers_again():
+                raise ControllerDown(answers.problem)
+            found = self._ask_queue(asked)
         except ControllerDown as error:
-            answers.problem = str(error)
-            answers.next_question = time.monotonic() + WHILE_DOWN
+            with self._lock:
+                answers.problem = str(error)
+                answers.good_until = time.monotonic() + WHILE_DOWN
             return
-        answers.problem = ""
-        found = parse_jobs(done.stdout)
-        lost = [number for number in asked if number not in found]
-        found |= self._ask_accounting([n for n in lost if not _is_final(answers.known.get(n))])
-        for number in asked:
-            known = answers.known.get(number)
-            if number in found:
-                answers.known[number] = found[number]
-                answers.missing.discard(number)
-            elif not _is_final(known):
-                # It may have become something else, unseen, since it was known.
-                answers.known.pop(number, None)
-                answers.missing.add(number)
+        lost = [n for n in asked if n not in found and not _is_final(before.get(n))]
+        found |= self._ask_accounting(lost)
+        with self._lock:
+            answers.problem = ""
+            answers.good_until = time.monotonic() + INTERVAL
+            # It may have become something else, unseen, since it was known.
+            answers.known |= {**dict.fromkeys(lost), **found}
+
+    def _ask_queue(self, numbers: Sequence[str]) -> dict[str, JobState]:
+        jobs, fields = f"--jobs={','.join(numbers)}", "|".join(_SQUEUE_FIELDS)
+        done = self._question("squeue", "-h", "--states=all", jobs, "-o", fields)
+        if done.returncode and not _NOT_THERE.search(done.stderr):
+            raise ControllerDown(_reason(done.stderr))
+        return parse_jobs(done.stdout)
 
     def _answers_again(self) -> bool:
-        """A controller that was down is there. squeue would try for many seconds to reach it."""
-        try:
-            return " is UP" in self._call("scontrol", "ping").stdout
-        except ControllerDown:
-            return False
+        """A controller that was down is there, by a ping that all who wait share."""
+        if time.monotonic() >= self._is_up_until:
+            try:
+                self._is_up = " is UP" in self._question("scontrol", "ping").stdout
+            except ControllerDown:
+                self._is_up = False
+            self._is_up_until = time.monotonic() + (INTERVAL if self._is_up else WHILE_DOWN)
+        return self._is_up
 
     def _ask_accounting(self, numbers: Sequence[str]) -> dict[str, JobState]:
         """Of jobs that the controller has forgotten, where there is a database that has not."""
@@ -211,12 +237,18 @@ class Controller:
             return {}
         fields = f"--format={','.join(_SACCT_FIELDS)}"
         try:
-            done = self._call("sacct", "-n", "-P", "-X", f"--jobs={','.join(numbers)}", fields)
+            done = self._question("sacct", "-n", "-P", "-X", f"--jobs={','.join(numbers)}", fields)
         except ControllerDown:
             return {}
         return parse_jobs(done.stdout) if done.returncode == 0 else {}
 
-    def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _question(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Ask Slurm something when it is time to; `_asking` is held. Raises `ControllerDown`.
+
+        Every question goes through here: no two begin within a second.
+        """
+        time.sleep(max(0.0, self._turn - time.monotonic()))
+        self._turn = time.monotonic() + INTERVAL
         try:
             return self._run(command, timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -269,9 +301,10 @@ class Controller:
     def _is_back(self, limit: float) -> bool:
         """Wait until it answers; False if it has not until then."""
         while time.monotonic() < limit:
-            if self._answers_again():
-                return True
-            time.sleep(min(WHILE_DOWN, max(0.0, limit - time.monotonic())))
+            with self._asking:
+                if self._answers_again():
+                    return True
+            time.sleep(min(INTERVAL, max(0.0, limit - time.monotonic())))
         return False
 
     def cancel(self, number: str) -> None:
@@ -284,7 +317,8 @@ class Controller:
             raise SchedulerError(f"Slurm did not answer in {_PATIENCE:g} s.") from None
         if done.returncode and not _NOT_THERE.search(done.stderr):
             raise SchedulerError(f"Slurm cannot cancel job {number}: {_reason(done.stderr)}")
-        with self._lock:  # what was known of it is not true any more
+        # What was known of it is not true any more, nor what is being asked.
+        with self._asking, self._lock:
             self._answers.known.pop(number, None)
 
 

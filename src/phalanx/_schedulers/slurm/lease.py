@@ -58,18 +58,24 @@ _ELSEWHERE = {
 # Descriptor 3 is the pipe. salloc gets it as the stdin of what it runs, which ends when the pipe
 # does, and not before the controller answers: salloc asks it to end the job once only. While salloc
 # waits it reads nothing; the one that reads beside it tells it to end. That one goes when the hosts
-# are there: a signal at the wrong moment can have salloc hang.
+# are there: a signal at the wrong moment can have salloc hang. $turns is a file that is one for all
+# that are held: who asks whether the controller is there has it locked, and keeps it a while where
+# it is not, so that it is one question for all of them then.
 _HOLDER = """
 exec 3<&0 0</dev/null
+turns=/proc/$$/fd/$1
+shift
 trap "" PIPE
 trap 'granted=1; kill $beside 2>/dev/null' USR1
 salloc "$@" sh -c '
     kill -USR1 $1
     echo "phalanx-allocation $SLURM_JOB_ID" $(scontrol show hostnames "$SLURM_JOB_NODELIST")
     cat >/dev/null
-    tries=0
-    until scontrol ping | grep -q "is UP" || [ $((tries += 1)) -gt 720 ]; do sleep 5; done
-' sh $$ <&3 &
+    ask="scontrol ping | grep -q is.UP || { sleep 5; exit 1; }"
+    flock $2 true 2>/dev/null && in_turn="flock $2"
+    end=$(($(date +%s) + 3600))
+    until $in_turn sh -c "$ask" || [ $(date +%s) -gt $end ]; do :; done
+' sh $$ $turns <&3 &
 job=$!
 { cat <&3; while kill -TERM $job; do sleep 2; done; } >/dev/null 2>&1 &
 beside=$!
@@ -188,7 +194,6 @@ class SlurmLease(Lease):
             except ControllerDown:
                 return False
             if job is None or job.state != "COMPLETING":
-                controller().forget(numbers[-1])
                 return job is not None and job.state == "CANCELLED"
             time.sleep(INTERVAL)
         return False
@@ -221,9 +226,12 @@ class _Allocation:
         self._state = JobState("PENDING")
         words = [*_words(name, count, options, exclude)]
         read, self._write = os.pipe()
+        self._turns = -1
         try:
+            self._share_turns()
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _HOLDER, "phalanx", *words],
+                ["/bin/sh", "-c", _HOLDER, "phalanx", str(self._turns), *words],
+                pass_fds=[self._turns],
                 stdin=read,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -231,15 +239,21 @@ class _Allocation:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._write)
+            self._close_files()
             raise
         finally:
             os.close(read)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-        _OPEN.add(self)
         self._asking: threading.Thread | None = None
+
+    def _share_turns(self) -> None:
+        """Have the file that others have, if there are any."""
+        with _TURNS:
+            others = [other._turns for other in _OPEN if other._turns >= 0]
+            self._turns = os.dup(others[0]) if others else os.memfd_create("phalanx-slurm-turns")
+            _OPEN.add(self)
 
     @property
     def is_unheard(self) -> bool:
@@ -284,15 +298,22 @@ class _Allocation:
             except PhalanxError as error:
                 self._state = JobState(self._state.state, str(error))
             self._over.wait(INTERVAL)
-        controller().forget(self.number)
 
     def close(self) -> None:
         """Let go of the pipe: salloc ends, and the job with it. Idempotent."""
         self._over.set()
         with self._lock:
-            if self._write >= 0:
-                os.close(self._write)
-                self._write = -1
+            self._close_files()
+
+    def _close_files(self) -> None:
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+        with _TURNS:
+            _OPEN.discard(self)
+            if self._turns >= 0:
+                os.close(self._turns)
+                self._turns = -1
 
     def give_back(self) -> None:
         """The same, and wait until it is done."""
@@ -312,19 +333,20 @@ class _Allocation:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        _OPEN.discard(self)
 
     def forget(self) -> None:
         """In a process that was forked: its end of the pipe would keep the hosts."""
-        if self._write >= 0:
-            os.close(self._write)
-            self._write = -1
+        self._close_files()
 
 
 _OPEN: weakref.WeakSet[_Allocation] = weakref.WeakSet()
+_TURNS = threading.Lock()
+"""Held while one of them comes to share the file of turns, or leaves it."""
 
 
 def _forget_in_fork() -> None:
+    global _TURNS  # noqa: PLW0603 a lock of this process
+    _TURNS = threading.Lock()  # somebody else may have had it
     for allocation in list(_OPEN):
         allocation.forget()
 

@@ -168,6 +168,12 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         self._refresh([app])
         return recorded_status(app)
 
+    def expect(self, app_id: str) -> None:
+        """The next question to Slurm is for it, too."""
+        app = self._find(app_id)
+        if app is not None and not app.state.is_final and (number := _files(app).job()):
+            controller().expect([number])
+
     def list(self) -> list[AppSummary]:
         """All apps of this session that are recorded, with one question to Slurm for all."""
         mine = [
@@ -197,8 +203,6 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             final = AppState(status["state"]).is_final
             with contextlib.suppress(OSError):  # another app's directory, or a full disk
                 replace(app.path / "status.json", status, last=final)
-            if final and view.number is not None:
-                controller().forget(view.number)
 
     def _views(
         self, going: Sequence[RecordedApp], jobs: dict[str, str | None]

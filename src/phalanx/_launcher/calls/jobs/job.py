@@ -68,6 +68,8 @@ class Job(Future[LaunchResult[R]]):
         self.id, self._run, self._on_scheduler = found.id, None, found
         self.look(asks=False)
         if not self.done():
+            # Those who wait for many would ask for one after the other.
+            found.scheduler.expect(found.app_id)
             WATCH.add(self)
 
     _is_settled = False
