@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -213,6 +214,15 @@ def test_a_full_partition_ends_with_queue_timeout(slurm):
     assert caught.value.reason in ("Resources", "Priority"), caught.value
 
 
+def test_a_job_that_never_starts_ends_with_the_queues_reason(slurm):
+    """Not only when somebody loses patience; and it is withdrawn."""
+    failed = slurm.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "exit 1").strip()
+    wait_until(lambda: slurm.job(failed) == "FAILED", 30)
+    after = {"sbatch": {"dependency": f"afterok:{failed}"}}
+    with pytest.raises(phalanx.SchedulerError, match="DependencyNeverSatisfied"):
+        launcher(scheduler_options=after).run(where)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -275,20 +285,30 @@ def test_a_job_that_is_cancelled_is_the_reason(slurm, tmp_path):
     assert "revoked" in "".join(caught.value.__notes__), caught.value
 
 
-def test_hosts_are_given_back_when_the_controller_answers_again(slurm, caplog):
-    """The launch does not wait for that."""
+def test_hosts_are_given_back_when_the_controller_answers_again(
+    slurm, caplog, tmp_path, monkeypatch
+):
+    """The launches do not wait for that; what waits asks in turn whether it is there."""
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\n[ $1 = show ] || date +%s.%N >>{tmp_path}/pings\n"
+        f'exec {shutil.which("scontrol")} "$@"\n'
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def work(place):
-        Path(place, "up").touch()
+        Path(place, f"up-{os.environ['SLURM_JOB_ID']}").touch()
         while not Path(place, "down").exists():
             threading.Event().wait(0.05)
 
-    app = launcher().start(work, {"place": os.getcwd()})
-    wait_until(Path("up").exists, 60)
+    apps = [launcher().start(work, {"place": str(tmp_path)}) for _ in range(3)]
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 3, 60)
     slurm.stop_controller()
-    Path("down").touch()
-    assert len(app.result(60)) == 1
-    assert "Slurm does not answer; job" in caplog.text
+    (tmp_path / "down").touch()
+    assert [len(app.result(60)) for app in apps] == [1] * 3
+    wait_until(lambda: caplog.text.count("Slurm does not answer; job") == 3, 30)
+    pings = [float(line) for line in (tmp_path / "pings").read_text().split()]
+    assert len(pings) <= (pings[-1] - pings[0]) / 5 + 1
     slurm.start_controller()
     wait_until(lambda: not jobs(slurm), 60, "the job is left")
     slurm.mend()

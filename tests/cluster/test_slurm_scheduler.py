@@ -505,14 +505,16 @@ def test_an_app_outlives_the_controller(apps, questions, monkeypatch, caplog):
 
 
 def test_a_lost_host_fails_an_app_or_has_it_start_again(apps):
-    """As was asked for; the others' replicas are not left running."""
+    """As was asked for, once Slurm has noticed by itself; the others' replicas are not left
+    running.
+    """
     app = apps.app("echo up; [ $$PHALANX_RESTART_COUNT = 1 ] || sleep 600", num_replicas=2)
     again = apps.submit(app, requeue=True, exclude="n4")
     apps.until_line(again, "up")
     lost = wait_until(lambda: apps.status(again).roles[0].replicas[1].hostname, 30)
     never = apps.submit(apps.app("echo up; sleep 600"), nodelist=lost)
     apps.until_line(never, "up")
-    apps.slurm.lose_host(lost, told=True)
+    apps.slurm.lose_host(lost)
     try:
         status = apps.wait(never, AppState.FAILED)
         assert status.message == "Slurm lost a node of the job"
