@@ -103,6 +103,44 @@ def test_a_launcher_that_lives_clears_what_it_was_not_told_of(script, tmp_path):
     assert spools() == before
 
 
+HANGING = """
+import os, signal, sys
+def hang(event, args):
+    if event == "shutil.rmtree" and os.path.basename(args[0]).startswith("phalanx-"):
+        open("FILE", "w").close()
+        while True:
+            os.kill(os.getpid(), signal.SIGSTOP)
+if "phalanx._agent.process" in " ".join(sys.orig_argv):
+    sys.addaudithook(hang)
+"""
+"""Agents that get no further at their end than to where they remove their directories."""
+
+
+def end_of_an_app():
+    phalanx.launch(os.getpid, workers_per_host=1, host_timeout=1)
+
+
+def end_of_a_pool():
+    with phalanx.Launcher(workers_per_host=1) as launcher:
+        launcher.run(os.getpid)
+
+
+def end_of_a_lane():
+    assert len(list(phalanx.Launcher(workers_per_host=1).map(dict, [{"a": 1}]))) == 1
+
+
+@pytest.mark.parametrize("end", [end_of_an_app, end_of_a_pool, end_of_a_lane])
+def test_the_directory_of_an_agent_that_hangs_in_an_orderly_end(tmp_path, monkeypatch, end):
+    """It is killed, and what it could not remove goes as well, before its launcher goes on."""
+    (tmp_path / "sitecustomize.py").write_text(HANGING.replace("FILE", str(tmp_path / "hangs")))
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    before = spools()
+    end()
+    assert (tmp_path / "hangs").exists()  # or nothing was tried
+    assert spools() <= before
+
+
 def make_spool(**differences):
     """As an agent that is gone has left it, with differences."""
     ended = subprocess.Popen(["sleep", "60"])

@@ -320,7 +320,7 @@ class PlacedAgent:
 
     def greet(self, hello: wire.Hello) -> None:
         """It has said where it can be found, should the stream break."""
-        self._spool = hello.spool
+        self._spool = self._child.spool = hello.spool
 
     # ── streams that break ────────────────────────────────────────────────────
 

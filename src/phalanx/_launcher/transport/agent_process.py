@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Protocol, Self
 from phalanx import _wire as wire
 from phalanx._core import environment
 from phalanx._system import machine, processes
+from phalanx._worker import leftovers
 
 if TYPE_CHECKING:
     from phalanx._channel.resumable import ChannelState
@@ -85,6 +86,8 @@ class AgentProcess:
         """What it has said outside of its channel before anybody listened."""
         self.state: ChannelState | None = None
         """Where both directions stand, if the stream may break and be replaced."""
+        self.spool = ""
+        """Its directory, once it has said which."""
         self._read, self._write, self._errors = read, write, errors
         self._unsaid = b""
         os.set_blocking(write.fileno(), False)
@@ -195,7 +198,7 @@ class AgentProcess:
             self.kill()
 
     def kill(self) -> bool:
-        """End it by force, even if it is stopped, and on this machine all that is below it.
+        """End it by force, even if it is stopped, and on this machine all that it has left.
 
         Gives whether it was seen that nothing of it is left here. Blocks for a moment.
         """
@@ -207,6 +210,9 @@ class AgentProcess:
             self.process.wait(_BURIED)
         except subprocess.TimeoutExpired:  # it hangs in the kernel
             return False
+        if self.remote_info is None:
+            # Nobody else will: what could not end in order could not remove its directory either.
+            gone = leftovers.end_agent(0, None, self.spool) and gone
         return gone
 
     def wake(self) -> None:

@@ -13,12 +13,10 @@ import atexit
 import dataclasses
 import json
 import os
-import signal
 import socket
 import stat
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from phalanx._launcher.warm.fingerprint import Fingerprint, digest, local_finger
 from phalanx._logs import logger
 from phalanx._system import identity
 from phalanx._system.processes import start_time
+from phalanx._worker import leftovers
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -359,9 +358,7 @@ class KeptAgent:
             child.say(wire.encode(wire.ShutDown()))
             child.end(patience)
         elif self.path.exists() and start_time(self.pid) == self.start:
-            os.kill(self.pid, signal.SIGKILL)
-            while start_time(self.pid) == self.start:
-                time.sleep(0.005)
+            leftovers.end_agent(self.pid, self.start, "")
             self.remove_traces()
 
 

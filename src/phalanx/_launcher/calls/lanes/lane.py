@@ -27,7 +27,6 @@ from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import local_fingerprint
 from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
-from phalanx._worker import leftovers
 from phalanx.errors import AgentLost, Cancelled, StartFailed, WireError
 
 if TYPE_CHECKING:
@@ -151,8 +150,6 @@ class Lane:
             code = None
         self._read_errors(child)
         child.kill()
-        spool = "" if self._hello is None else self._hello.spool
-        leftovers.end_agent(0, None, spool)
         child.close()
         text = self._errors.decode("utf-8", "replace").strip()
         if code is None:
@@ -219,6 +216,8 @@ class Lane:
         match frame:
             case wire.Hello():
                 self._hello, self._port = frame, frame.port
+                if self._child is not None:
+                    self._child.spool = frame.spool
             case wire.Ready():
                 self._ready = frame
                 self._note([*frame.notes])
