@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm, Docker), and compiles Kubernetes
-# once (some ten minutes); without them those tests are skipped, with the reason.
+# SYSTEM=1 installs the Debian packages that some tests need (ssh hosts, Slurm, Docker), compiles Kubernetes
+# once (some ten minutes), and has a second Ray in an environment of its own; without them those tests are skipped, with the reason.
 SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 1)
@@ -30,6 +30,7 @@ unit: $(VENV)/ready $(if $(SYSTEM),system)
 system: $(VENV)/ready
 	sh tools/install-system
 	$(BIN)/python -m tests.cluster.kubernetes_build
+	$(BIN)/python -m tests.cluster.ray
 
 docs: $(VENV)/ready
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

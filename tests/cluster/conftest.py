@@ -100,6 +100,19 @@ def ray_cluster():
 
 
 @pytest.fixture
+def other_ray():
+    """A cluster of one node with an earlier Ray, from an environment of its own."""
+    with _waiting():
+        try:
+            python = ray_box.other_python()
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        cluster = ray_box.RayCluster(1, python)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
 def in_ray(ray_cluster, monkeypatch):
     """That cluster is the one that clients in this process find."""
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.dashboard)

@@ -1,4 +1,7 @@
-"""A real Ray cluster of several nodes on this machine; `ray_nodes` is the process that holds it."""
+"""A real Ray cluster of several nodes on this machine; `ray_nodes` is the process that holds it.
+
+`python -m tests.cluster.ray` installs the other version of Ray that a test asks for, unless it is there.
+"""
 
 import fcntl
 import importlib.util
@@ -8,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-import pytest
 
 from tests.cluster.machine import CACHE
 
@@ -25,7 +26,7 @@ def why_not():
 
 
 def other_python():
-    """An interpreter with another version of Ray, installed once; skips where it cannot be."""
+    """An interpreter with another version of Ray, installed once. Raises `RuntimeError`."""
     place = CACHE / f"ray-{OTHER_VERSION}"
     python = place / "bin" / "python"
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,8 @@ def other_python():
             wanted = f"ray[default]=={OTHER_VERSION}"
             done = subprocess.run([*pip, wanted, "setuptools<81"], capture_output=True, text=True)
             if done.returncode:
-                pytest.skip(f"{wanted} cannot be installed: {done.stderr.splitlines()[-1]}")
+                reason = done.stderr.splitlines()[-1]
+                raise RuntimeError(f"{wanted} cannot be installed: {reason}")
             (place / "ready").touch()
     return str(python)
 
@@ -59,6 +61,7 @@ class RayCluster:
         environ["PATH"] = f"{Path(python).parent}:{environ['PATH']}"
         environ["TMPDIR"] = self._place.name
         environ["RAY_raylet_start_wait_time_s"] = "240"
+        environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if not prestart:
             # Workers that nobody has asked for take processors from those that somebody has.
             for name in ("enable_worker_prestart", "prestart_worker_first_driver"):
@@ -96,9 +99,10 @@ class RayCluster:
         """As a loss of power would; not the head."""
         self._tell(f"kill {number}")
 
-    def add_node(self, **more):
-        """One more, with such resources; gives its number."""
-        return self._tell(f"add {json.dumps(more, separators=(',', ':'))}")["nodes"] - 1
+    def add_nodes(self, *resources):
+        """As many more, with such resources; gives the number of the first."""
+        words = [json.dumps(one, separators=(",", ":")) for one in resources]
+        return self._tell(" ".join(["add", *words]))["nodes"] - len(resources)
 
     def _tell(self, command):
         self._process.stdin.write(f"{command}\n")
@@ -111,3 +115,10 @@ class RayCluster:
         self._process.stdout.close()
         self.errors.close()
         self._place.cleanup()
+
+
+if __name__ == "__main__":
+    try:
+        other_python()
+    except RuntimeError as error:
+        print(f"{error}; the test that needs it is skipped", file=sys.stderr)

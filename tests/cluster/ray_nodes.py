@@ -1,7 +1,7 @@
 """The nodes of a Ray cluster, held by this process: `python -m tests.cluster.ray_nodes DIR NODES CPUS`.
 
-Commands come on stdin, a line each: `kill N` kills a node as a loss of power would, `add` adds one.
-Each is answered by a line of JSON. All nodes end with stdin.
+Commands come on stdin, a line each: `kill N` kills a node as a loss of power would, `add RESOURCES…`
+adds one for each. Each is answered by a line of JSON. All nodes end with stdin.
 """
 
 import contextlib
@@ -37,12 +37,18 @@ def kill(node):
     """All of a node's processes, at once: nobody says anything."""
     import psutil  # which Ray may bring along itself
 
+    raylet = node.all_processes["raylet"][0].process.pid
     own = [
         psutil.Process(info.process.pid) for each in node.all_processes.values() for info in each
     ]
+    for one in psutil.process_iter():
+        # What workers have started may not be below them any more.
+        with contextlib.suppress(psutil.Error):
+            if one.environ().get("RAY_RAYLET_PID") == str(raylet):
+                own.append(one)
     below = [child for one in own for child in one.children(recursive=True)]
     for one in [*own, *below]:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGKILL)
 
 
@@ -51,7 +57,14 @@ def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     (dashboard,) = free_ports(1)
-    common = {"num_cpus": cpus, "object_store_memory": 80 << 20}
+    common = {
+        "num_cpus": cpus,
+        "object_store_memory": 80 << 20,
+        # Processes that no test asks anything of: they print what drivers do not want, and ask a
+        # cloud for machines.
+        "include_log_monitor": False,
+        "no_monitor": True,
+    }
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
@@ -65,16 +78,17 @@ def main():
     nodes = [cluster.head_node]
     try:
         for _ in range(count - 1):
-            nodes.append(cluster.add_node(**common, **ports()))
-        cluster.wait_for_nodes()
+            nodes.append(cluster.add_node(wait=False, **common, **ports()))
+        cluster.wait_for_nodes(240)
         print(json.dumps({"dashboard": cluster.webui_url, "head": cluster.address}), file=answers)
         for line in sys.stdin:
             match line.split():
                 case ["kill", number]:
                     kill(nodes[int(number)])
                 case ["add", *resources]:
-                    more = json.loads(resources[0]) if resources else {}
-                    nodes.append(cluster.add_node(**{**common, **more}, **ports()))
+                    for one in resources:
+                        more = {**common, "resources": json.loads(one)}
+                        nodes.append(cluster.add_node(wait=False, **more, **ports()))
             print(json.dumps({"nodes": len(nodes)}), file=answers)
     finally:
         cluster.shutdown()

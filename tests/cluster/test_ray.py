@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,12 @@ import pytest
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.ray import exec_stream
+from phalanx._schedulers.ray import scheduler as ray_scheduler
 from phalanx.runner import get_runner
 from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, Role
 from phalanx.testing import SchedulerSuite
-from tests.cluster import ray as ray_box
-from tests.cluster.ray import CPUS, RayCluster
+from tests.cluster.ray import CPUS, OTHER_VERSION
 from tests.cluster.test_anywhere import test_what_comes_home_is_the_same  # noqa: F401 runs here
 from tests.conftest import is_alive, wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
@@ -43,11 +43,18 @@ SUM = textwrap.dedent(
 )
 
 
+@pytest.fixture(autouse=True)
+def _forget_at_once(request, monkeypatch):
+    """Nobody waits until Ray watches a job no longer, but tests that ask if it is gone for good."""
+    if "delet" not in request.node.name:
+        monkeypatch.setattr(ray_scheduler, "_WATCHED", 0.0)
+
+
 class TestRay(SchedulerSuite):
     """Replicas as processes on nodes."""
 
     timeout = 180.0
-    start_skew = 3.0
+    start_skew = 1.0
 
     def create_scheduler(self, session_name):
         return create_scheduler("ray", session_name)
@@ -85,14 +92,6 @@ class TestRayCommands(HostSuite, ReconnectSuite):
     """A command on a node, by way of a job."""
 
 
-@pytest.fixture
-def other_ray():
-    """A cluster of two nodes with an earlier Ray, from an environment of its own."""
-    cluster = RayCluster(2, ray_box.other_python())
-    yield cluster
-    cluster.close()
-
-
 # ── apps ──────────────────────────────────────────────────────────────────────
 
 
@@ -112,6 +111,16 @@ def test_a_script_with_an_all_reduce_runs_on_four_nodes(tmp_path):
     assert "the sum is 4" in errors
 
 
+def test_the_head_of_a_cluster_leads_to_its_dashboard(in_ray, tmp_path):
+    """`cluster=HOST:PORT`, whatever the environment names."""
+    command = ("run", "-s", "ray", "--dryrun", "-cfg", f"cluster={in_ray.head}", "utils.echo")
+    code, shown, errors = run(
+        *command, cwd=tmp_path, env={**os.environ, "RAY_ADDRESS": "http://no:1"}
+    )
+    assert code == 0, errors
+    assert f'"dashboard": "{in_ray.dashboard}"' in shown
+
+
 def test_an_app_that_waits_says_which_resources_are_missing():
     """By the name of the resource, and how much of it there is."""
     runner = get_runner()
@@ -127,37 +136,75 @@ def test_an_app_that_waits_says_which_resources_are_missing():
 
 
 def test_replicas_beyond_the_least_are_not_waited_for():
-    """`min_replicas`: what there is room for runs."""
+    """`min_replicas`: what there is room for runs, one on each node."""
     runner = get_runner()
     role = Role(
         "part",
         entrypoint="echo",
         args=["here"],
-        num_replicas=5,
+        num_replicas=8,
         min_replicas=2,
         resource=Resource(cpu=CPUS, gpu=0, memMB=-1),
     )
     handle = runner.run(AppDef("part", [role]), "ray")
     try:
         assert runner.wait(handle, 0.5).state is AppState.SUCCEEDED
+        printed = [len(list(runner.log_lines(handle, "part", number))) for number in range(8)]
+        assert printed[:2] == [1, 1]
+        assert sum(printed) <= 4
     finally:
         runner.delete(handle)
 
 
-def test_a_job_that_ray_stops_is_cancelled(in_ray):
-    """From Ray's own command line; its processes are gone."""
+def test_a_directory_or_a_file_of_it_is_what_replicas_run_in(tmp_path):
+    """`working_dir`: sent from here, or loaded by the nodes themselves."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "note").write_text("sent\n")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("project/note", "loaded\n")
     runner = get_runner()
-    role = Role("long", entrypoint="sh", args=["-c", "echo $$$$; sleep 600"])
+    app = AppDef("reader", [Role("reader", entrypoint="cat", args=["note"])])
+    places = {"sent": tmp_path / "project", "loaded": f"file://{tmp_path}/packed.zip"}
+    handles = {
+        said: runner.run(app, "ray", {"working_dir": str(where)}) for said, where in places.items()
+    }
+    for said, handle in handles.items():
+        status = runner.wait(handle, 0.5)
+        assert status.state is AppState.SUCCEEDED, status
+        assert list(map(text_of, runner.log_lines(handle, "reader", 0))) == [said]
+
+
+def text_of(line):
+    return line.text if hasattr(line, "text") else line
+
+
+def stop_by_ray(cluster, name):
+    """From Ray's own command line."""
+    ray = str(Path(sys.executable).parent / "ray")
+    stop = [ray, "job", "stop", "--no-wait", "--address", cluster.dashboard, name]
+    subprocess.run(stop, check=True, capture_output=True, timeout=120)
+
+
+def kill_driver(cluster, name):
+    with urllib.request.urlopen(f"{cluster.dashboard}/api/jobs/{name}") as answer:
+        os.kill(int(json.load(answer)["driver_info"]["pid"]), signal.SIGKILL)
+
+
+def test_a_job_that_ray_stops_is_cancelled(in_ray):
+    """Its processes are gone. They have none of the variables that Ray has for its own."""
+    runner = get_runner()
+    command = "echo $$$$; env | grep -e RAY -e OMP_NUM | sort >&2; sleep 600"
+    role = Role("long", entrypoint="sh", args=["-c", command])
     handle = runner.run(AppDef("long", [role]), "ray", {"stop_grace": 1})
     try:
-        (line,) = wait_until(lambda: list(runner.log_lines(handle, "long", 0)), 120)
-        pid = int(line.text if hasattr(line, "text") else line)
-        name = handle.rpartition(":")[2]
-        ray = str(Path(sys.executable).parent / "ray")
-        stop = [ray, "job", "stop", "--no-wait", "--address", in_ray.dashboard, name]
-        subprocess.run(stop, check=True, capture_output=True, timeout=120)
+        lines = wait_until(
+            lambda: (found := list(runner.log_lines(handle, "long", 0)))[1:] and found, 120
+        )
+        pid, *variables = map(text_of, lines)
+        assert [one.partition("=")[0] for one in variables] == ["RAY_ADDRESS"]
+        stop_by_ray(in_ray, handle.rpartition(":")[2])
         assert runner.wait(handle, 0.5).state is AppState.CANCELLED
-        wait_until(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(int(pid)))
     finally:
         runner.delete(handle)
 
@@ -169,15 +216,11 @@ def test_a_driver_that_is_killed_leaves_nothing(in_ray):
     handle = runner.run(AppDef("long", [role]), "ray")
     try:
         (line,) = wait_until(lambda: list(runner.log_lines(handle, "long", 0)), 120)
-        pid = int(line.text if hasattr(line, "text") else line)
-        name = handle.rpartition(":")[2]
-        with urllib.request.urlopen(f"{in_ray.dashboard}/api/jobs/{name}") as answer:
-            driver = int(json.load(answer)["driver_info"]["pid"])
-        os.kill(driver, signal.SIGKILL)
+        kill_driver(in_ray, handle.rpartition(":")[2])
         status = runner.wait(handle, 0.5)
         assert status.state is AppState.FAILED, status
         assert "failed" in status.message
-        wait_until(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(int(text_of(line))))
     finally:
         runner.delete(handle)
 
@@ -198,27 +241,11 @@ def test_secrets_are_not_in_what_ray_shows(in_ray):
         runner.delete(handle)
 
 
-def test_what_is_wrong_is_one_sentence(tmp_path):
-    """With what to type."""
-    cases = {
-        "no answer from the Ray dashboard": ("-cfg", "dashboard_address=http://127.0.0.1:1"),
-        "is an address of Ray Client": ("-cfg", "cluster=ray://127.0.0.1:10001"),
-        "cannot read requirements nothing.txt": ("-cfg", "requirements=nothing.txt"),
-        "is for hosts that are lent": ("-cfg", "cpus=2"),
-        "working_dir": ("-cfg", "working_dir=/nowhere"),
-    }
-    for said, words in cases.items():
-        code, _, errors = run("run", "-s", "ray", *words, "utils.echo", cwd=tmp_path)
-        assert code in (1, 2)
-        assert said in errors
-        assert "Traceback" not in errors
-
-
 # ── functions ─────────────────────────────────────────────────────────────────
 
 
-def test_a_function_with_an_all_reduce_runs_on_four_nodes():
-    """Placed by Ray, one worker on each."""
+def test_a_function_with_an_all_reduce_runs_on_four_nodes(in_ray):
+    """Placed by Ray, one worker on each. Nobody sees their variables."""
 
     def total():
         import torch
@@ -226,10 +253,22 @@ def test_a_function_with_an_all_reduce_runs_on_four_nodes():
 
         value = torch.ones(1)
         dist.all_reduce(value)
-        return int(value)
+        return int(value), os.environ["SECRET"]
 
-    options = {"strategy": "STRICT_SPREAD"}
-    assert list(make_launcher(4, scheduler_options=options).run(total)) == [4, 4, 4, 4]
+    options = {"strategy": "STRICT_SPREAD", "env": {"SECRET": "hidden-value-18"}}
+    with make_launcher(4, scheduler_options=options) as launcher:
+        assert list(launcher.run(total)) == [(4, "hidden-value-18")] * 4
+        nodes = {}
+        for actor in asked(in_ray, "/api/v0/actors")["data"]["result"]["result"]:
+            if actor["class_name"].endswith("PhalanxHolder") and actor["state"] == "ALIVE":
+                nodes.setdefault(actor["job_id"], []).append(actor["node_id"])
+        assert 4 in [len({*found}) for found in nodes.values()]
+        assert "hidden-value-18" not in json.dumps(asked(in_ray, "/api/jobs/"))
+
+
+def asked(cluster, path):
+    with urllib.request.urlopen(f"{cluster.dashboard}{path}") as answer:
+        return json.load(answer)
 
 
 def test_within_a_ray_program(script, in_ray):
@@ -241,11 +280,14 @@ def test_within_a_ray_program(script, in_ray):
         import phalanx
 
         def work(x):
-            return int(os.environ["RANK"]) + x
+            return int(os.environ["RANK"]) + x + int(os.environ["MORE"])
 
         if __name__ == "__main__":
             ray.init({in_ray.head!r}, log_to_driver=False)
-            launcher = phalanx.Launcher(scheduler="ray", num_hosts=2, start_timeout=120)
+            options = {{"env": {{"MORE": "10"}}}}
+            launcher = phalanx.Launcher(
+                scheduler="ray", num_hosts=2, start_timeout=120, scheduler_options=options
+            )
             before = ray.util.placement_group_table().keys()
             with launcher:
                 print(list(launcher.run(work, {{"x": 1}})), list(launcher.run(work, {{"x": 2}})))
@@ -255,16 +297,26 @@ def test_within_a_ray_program(script, in_ray):
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
         timeout=240,
     )
-    assert "[1, 2] [2, 3]" in done.stdout, done.stderr
+    assert "[11, 12] [12, 13]" in done.stdout, done.stderr
     assert "['REMOVED']" in done.stdout
 
 
-def test_hosts_that_are_not_to_be_had_are_waited_for_with_the_reason():
-    """Until `queue_timeout`."""
-    options = {"resources": {"unobtainium": 1}}
-    launcher = make_launcher(scheduler_options=options, queue_timeout=40.0)
-    with pytest.raises(phalanx.QueueTimeout, match="no node has 1 CPU, 1 unobtainium"):
-        launcher.run(int)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"resources": {"unobtainium": 1.0}}, "no node has 1 CPU, 1 unobtainium"),
+        ({"strategy": "STRICT_SPREAD"}, "needs 99 nodes, for STRICT_SPREAD; the cluster has "),
+    ],
+)
+def test_hosts_that_are_not_to_be_had_are_waited_for_with_the_reason(options, reason):
+    """Until they are given back."""
+    scheduler = create_scheduler("ray", "tests")
+    lease = scheduler.lend(LeaseRequest("hosts", 99, scheduler.options(**options)))
+    try:
+        wait_until(lambda: reason in lease.status().reason, 120, lease.status())
+        assert lease.status().phase is LeasePhase.WAITING
+    finally:
+        lease.give_back()
 
 
 def test_a_launcher_that_is_killed_gives_its_hosts_back(script, in_ray):
@@ -273,6 +325,9 @@ def test_a_launcher_that_is_killed_gives_its_hosts_back(script, in_ray):
     program = script.start(
         """
         import time, phalanx
+        from phalanx._schedulers.ray import lease
+
+        lease._ALONE = 1.0
 
         def work():
             print("here", flush=True)
@@ -291,9 +346,30 @@ def test_a_launcher_that_is_killed_gives_its_hosts_back(script, in_ray):
 
 
 def running_jobs(cluster):
-    with urllib.request.urlopen(f"{cluster.dashboard}/api/jobs/") as answer:
-        jobs = json.load(answer)
+    jobs = asked(cluster, "/api/jobs/")
     return {job["submission_id"] for job in jobs if job["status"] in ("RUNNING", "PENDING")}
+
+
+@pytest.mark.parametrize("end", [stop_by_ray, kill_driver])
+def test_a_job_with_hosts_that_ends_ends_the_launch(in_ray, end):
+    """Whoever ends it: the hosts are gone, and the workers with them."""
+
+    def work():
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+
+    before = running_jobs(in_ray)
+    app = make_launcher(1).start(work)
+    try:
+        pid = int(next(iter(app.logs(follow=True))).text)
+        (job,) = running_jobs(in_ray) - before
+        end(in_ray, job)
+        with pytest.raises(phalanx.PhalanxError, match="127.0.0.1|the job on Ray"):
+            app.result(120)
+        wait_until(lambda: not is_alive(pid))
+    finally:
+        app.cancel(0.0)
+        app.wait(60)
 
 
 def iter_until(stream, word):
@@ -305,9 +381,9 @@ def iter_until(stream, word):
     return seen
 
 
-def test_a_node_that_dies_is_replaced(in_ray, tmp_path):
-    """A lost host: the next node with such resources takes its place, and the app goes on."""
-    first = in_ray.add_node(resources={"spot": 1})
+def test_a_node_that_dies_is_replaced(in_ray):
+    """A lost host, and a lost replica: the next node with such resources takes its place."""
+    first = in_ray.add_nodes({"spot": 1, "app": 1}, {"spot": 1})
 
     def work():
         count = phalanx.context().restart_count
@@ -316,33 +392,57 @@ def test_a_node_that_dies_is_replaced(in_ray, tmp_path):
             time.sleep(600)
         return count
 
-    options = {"resources": {"spot": 1}, "cpus": 0}
-    app = make_launcher(1, scheduler_options=options, min_hosts=1, max_restarts=1).start(work)
+    runner = get_runner()
+    command = (
+        "echo try $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 600"
+    )
+    role = Role("role", entrypoint="sh", args=["-c", command], max_retries=1)
+    handle = runner.run(AppDef("app", [role]), "ray", {"resources": {"app": 1.0}})
+    options = {"resources": {"spot": 1.0}, "cpus": 0}
+    app = make_launcher(2, scheduler_options=options, min_hosts=2, max_restarts=1).start(work)
+    lines = lambda: [text_of(line) for line in runner.log_lines(handle, "role", 0)]
     try:
         assert next(iter(app.logs(follow=True))).text == "round 0"
+        wait_until(lambda: lines() == ["try 0"], 120)
         in_ray.kill_node(first)
-        in_ray.add_node(resources={"spot": 1})
-        assert list(app.result(200)) == [1]
+        in_ray.add_nodes({"spot": 1, "app": 1})
+        assert list(app.result(200)) == [1, 1]
+        status = runner.wait(handle, 0.5)
+        assert status.state is AppState.SUCCEEDED, status
+        assert lines() == ["try 0", "try 1"]
     finally:
         app.cancel(0.0)
         app.wait(60)
+        runner.delete(handle)
 
 
 def test_ray_of_another_version(other_ray, monkeypatch, tmp_path):
-    """The cluster's own Ray is used there, whatever its version: apps and functions."""
+    """The cluster's own Ray is used there, whatever its version: apps and functions.
+
+    It has packages that `requirements` names. (Ray copies its environment for them, and that one is
+    small.)
+    """
     monkeypatch.setenv("RAY_ADDRESS", other_ray.dashboard)
-    code, _, errors = run("run", "-s", "ray", "--wait", "--log", "utils.echo", cwd=tmp_path)
+    (tmp_path / "wanted.txt").write_text(f"# not from an index\n{make_wheel(tmp_path)}\n")
+    (tmp_path / "main.py").write_text("import brought, ray\nprint(brought.NAME, ray.__version__)\n")
+    words = ("-cfg", "requirements=wanted.txt", "utils.python", "--script", "main.py")
+    code, _, errors = run("run", "-s", "ray", "--wait", "--log", *words, cwd=tmp_path)
     assert code == 0, errors
-    assert "hello world" in errors
-    assert list(make_launcher(2).run(int)) == [0, 0]
+    assert f"brought along {OTHER_VERSION}" in errors
+    assert list(make_launcher(1).run(int)) == [0]
 
 
-def test_ray_is_not_imported_here():
-    """Not even to submit."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "phalanx", "runopts", "ray"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not re.search(r"\bray\b(?!_|\.)", done.stderr.replace("phalanx._schedulers.ray", ""))
+def make_wheel(directory):
+    """A package of one module, without a builder."""
+    path = directory / "brought-1.0-py3-none-any.whl"
+    info = "brought-1.0.dist-info"
+    files = {
+        "brought.py": "NAME = 'brought along'\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path

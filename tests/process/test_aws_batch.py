@@ -108,14 +108,18 @@ def ended(moto):
 
 @pytest.fixture
 def waiting(moto):
-    """Jobs stay where they are."""
-    later = {"progression": "time", "seconds": 3600}
-    where = {"model_name": "batch::job", "transition": later}
-    post(f"{moto}/moto-api/state-manager/set-transition", where)
+    """Jobs stay where they are; `slowly`: a second in each state."""
+
+    def stay(seconds):
+        later = {"progression": "time", "seconds": seconds}
+        where = {"model_name": "batch::job", "transition": later}
+        post(f"{moto}/moto-api/state-manager/set-transition", where)
 
     def go_on():
         post(f"{moto}/moto-api/state-manager/unset-transition", {"model_name": "batch::job"})
 
+    stay(3600)
+    go_on.slowly = lambda: stay(1)
     yield go_on
     go_on()
 
@@ -199,8 +203,12 @@ def test_cancelling_and_deleting(waiting, scheduler):
     scheduler.delete(app_id)
 
 
-def test_why_a_job_waits(scheduler):
+def test_why_a_job_waits(waiting, scheduler):
     """By its queue, as it stands now."""
+    waiting.slowly()
+    app_id = submit(scheduler)
+    why = "waits for a host in the queue queue"
+    wait_until(lambda: scheduler.describe(app_id).message == why)
     service = scheduler._service()
     job = {"status": "RUNNABLE", "jobQueue": "other"}
     assert _why(service, job) == "waits for a host in the queue other"

@@ -63,7 +63,15 @@ def taken(model):
     def check(made):
         definition = made.with_images({})
         job = made.submission(definition["jobDefinitionName"], {"TOKEN": "secret"})
-        for operation, sent in (("RegisterJobDefinition", definition), ("SubmitJob", job)):
+        shown = json.loads(str(made))
+        for operation, sent in (
+            ("RegisterJobDefinition", definition),
+            ("SubmitJob", job),
+            *(
+                (operation, shown[operation])
+                for operation in ("RegisterJobDefinition", "SubmitJob")
+            ),
+        ):
             shape = model.operation_model(operation).input_shape
             report = ParamValidator().validate(sent, shape)
             assert not report.has_errors(), report.generate_report()
@@ -158,6 +166,14 @@ def test_all_options_are_taken(taken):
     ]
     definition, job = taken(request(changed(mounts=mounts), **given))
     container = definition["containerProperties"]
+    assert (container["jobRoleArn"], container["executionRoleArn"]) == (
+        "arn:aws:iam::1:role/job",
+        "arn:aws:iam::1:role/run",
+    )
+    assert (container["user"], container["privileged"]) == ("1000", True)
+    assert container["logConfiguration"]["logDriver"] == "awslogs"
+    assert container["logConfiguration"]["options"]["awslogs-group"] == "/team"
+    assert {"name": "A", "value": "1"} in job["containerOverrides"]["environment"]
     assert container["secrets"] == [
         {"name": "KEY", "valueFrom": "arn:aws:ssm:eu-west-1:1:parameter/key"}
     ]

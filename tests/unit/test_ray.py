@@ -13,7 +13,7 @@ from phalanx._schedulers.ray.addresses import DEFAULT, dashboard_of
 from phalanx._schedulers.ray.names import JobMetadata, RayApp
 from phalanx._schedulers.ray.options import RayOptions
 from phalanx._schedulers.ray.request import make_request
-from phalanx._schedulers.ray.resources import bundle_of, why_waiting
+from phalanx._schedulers.ray.resources import bundle_of, strictly_placed, why_waiting
 from phalanx._schedulers.ray.status import ObservedApp
 from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
 from phalanx.errors import ConfigError
@@ -70,6 +70,35 @@ NODES = [{"CPU": 4, "GPU": 1}, {"CPU": 8}]
 def test_what_is_missing_is_named(bundles, free, reason):
     """A node that is large enough, resources in all, or free ones."""
     assert why_waiting(bundles, NODES, free) == reason
+
+
+@pytest.mark.parametrize(
+    ("bundles", "strategy", "reason"),
+    [
+        (
+            [{"CPU": 1}] * 3,
+            "STRICT_SPREAD",
+            "needs 3 nodes, for STRICT_SPREAD; the cluster has 2 that are large enough",
+        ),
+        (
+            [{"CPU": 8}, {"CPU": 6}],
+            "STRICT_SPREAD",
+            "needs 2 nodes, for STRICT_SPREAD; the cluster has 1 that are large enough",
+        ),
+        ([{"CPU": 1}, {"CPU": 6}], "STRICT_SPREAD", ""),
+        ([{"CPU": 1}] * 3, "SPREAD", ""),
+        ([{"CPU": 16}] * 3, "STRICT_SPREAD", ""),  # which is said of any strategy
+        (
+            [{"CPU": 5}] * 2,
+            "STRICT_PACK",
+            "no node has 10 CPU, for STRICT_PACK (the largest: 8 CPU)",
+        ),
+        ([{"CPU": 4}] * 2, "STRICT_PACK", ""),
+    ],
+)
+def test_a_strict_strategy_says_what_it_wants(bundles, strategy, reason):
+    """Nodes to themselves, or one for all."""
+    assert strictly_placed(bundles, NODES, strategy) == reason
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.text()), max_size=5))

@@ -66,6 +66,8 @@ class _Replica:
         self.stream: RecordStream | None = None
         self.is_asked = False
         """It has been asked to end."""
+        self.is_lost = False
+        """Its server cannot be reached; Ray may not have noticed."""
         self.hostname = ""
         self.end: ReplicaEnd | None = None
         self.error = ReplicaError()
@@ -162,9 +164,9 @@ class _RunningApp:
     def _start(self, replica: _Replica) -> None:
         replica.is_asked, replica.end = False, None
         replica.error, replica.last_words = ReplicaError(), ""
-        if replica.place.end:
-            replica.place.remove()
-            replica.place.place()
+        if replica.place.end or replica.is_lost:
+            replica.place.replace()
+            replica.is_lost = False
         replica.task = asyncio.create_task(self._run(replica))
         replica.task.add_done_callback(lambda _: self._ended.put_nowait(replica.key))
 
@@ -227,6 +229,7 @@ class _RunningApp:
                 return ReplicaEnd(exit_code=0)
             raise
         except (OSError, NotTrusted) as error:
+            replica.is_lost = True
             replica.error = ReplicaError(f"cannot reach {replica.hostname}: {error}")
             return ReplicaEnd(error=replica.error.text)
 
@@ -289,6 +292,7 @@ class _RunningApp:
         for kind, splitter in lines.items():
             self._print(replica, kind, splitter.end())
         if end is None:
+            replica.is_lost = True
             reason = replica.place.end or "the connection to its node was lost"
             text = f"lost with its node {replica.hostname}: {reason}"
             replica.error = ReplicaError(text)

@@ -40,6 +40,8 @@ _REACHING = 20.0
 _AGAIN = 1.0
 _AWAY = 30.0
 """Seconds after which a driver that cannot be reached again is given up."""
+_ALONE = 30.0
+"""Seconds without this process after which the driver gives the hosts back."""
 _ENDING = 15.0
 _LAST = 5.0
 
@@ -139,7 +141,8 @@ class ProgramLease(_RayLease):
 
         super().__init__()
         self.id = "placement group"
-        self._nodes = LentNodes(bundles, options.strategy, self._token)
+        pip = read_requirements(options.requirements)
+        self._nodes = LentNodes(bundles, options.strategy, self._token, options.env, pip)
         self._looking = threading.Thread(target=self._look, name="phalanx-ray", daemon=True)
         self._looking.start()
 
@@ -214,11 +217,12 @@ class JobLease(_RayLease):
             "bundles": self._bundles,
             "strategy": self._options.strategy,
             "relay_port": self._options.relay_port,
+            "alone": _ALONE,
+            "env": self._options.env,
         }
         uri = pack_driver(driver).provide(self._dashboard)
         pip = read_requirements(self._options.requirements)
         job = make_job(self.id, self._options, {}, pip)
-        job["runtime_env"]["env_vars"] |= self._options.env
         if not self._given_back.is_set():
             self._dashboard.submit(with_driver(job, uri))
 

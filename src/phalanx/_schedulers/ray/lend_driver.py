@@ -24,16 +24,16 @@ from typing import Any
 
 from phalanx._schedulers.ray import command_stream, records
 from phalanx._schedulers.ray.command_stream import PIECE, RecordStream
+from phalanx._schedulers.ray.door import Door
 from phalanx._schedulers.ray.lent_nodes import LentNodes
 
 LEASE = "lease"
 _LOOK = 0.1
-_ALONE = 30.0
-"""Seconds without the launcher after which the hosts are given back; it may come back."""
 _FIRST = 120.0
 """Seconds for the launcher to come at all."""
 _LONGEST = 300
-_CONNECTIONS = 512
+_CONNECTIONS = 4096
+"""Most connections to hosts, and of who has not said where to."""
 _SAYING = 10.0
 
 
@@ -53,12 +53,15 @@ class _Lending:
     def __init__(self, request: dict[str, Any]) -> None:
         self._token = request["token"]
         self._port = request["relay_port"]
-        self._nodes = LentNodes(request["bundles"], request["strategy"], self._token)
+        self._nodes = LentNodes(
+            request["bundles"], request["strategy"], self._token, request["env"]
+        )
+        self._alone = float(request["alone"])
+        """Seconds without the launcher after which the hosts are given back; it may come back."""
         self.ended = asyncio.Event()
         self._launchers: set[RecordStream] = set()
-        self._heard = time.monotonic() + _FIRST - _ALONE
+        self._heard = time.monotonic() + _FIRST - self._alone
         self._said = ""
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         import ray
@@ -69,48 +72,29 @@ class _Lending:
         port = listening.getsockname()[1]
         sys.stdout.write(records.relay({"addresses": addresses, "port": port}))
         sys.stdout.flush()
-        accepting = asyncio.create_task(self._accept(listening))
+        self._door = Door(listening, _CONNECTIONS, keeps=True)
+        accepting = asyncio.create_task(self._door.serve(self._serve))
         try:
             while not self.ended.is_set():
                 await asyncio.to_thread(self._nodes.look)
                 await self._tell_all()
                 if self._launchers:
                     self._heard = time.monotonic()
-                elif time.monotonic() - self._heard > _ALONE:
+                elif time.monotonic() - self._heard > self._alone:
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK):
                         await self.ended.wait()
         finally:
             accepting.cancel()
-            for task in self._tasks:
-                task.cancel()
-            listening.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await accepting
 
     def close(self) -> None:
         """Give everything back."""
         self._nodes.remove()
 
     # ── who connects ──────────────────────────────────────────────────────────
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        room = asyncio.Semaphore(_CONNECTIONS)
-
-        async def serve(connection: socket.socket) -> None:
-            try:
-                await self._serve(connection)
-            finally:
-                connection.close()
-                room.release()
-
-        while True:
-            await room.acquire()
-            connection, _ = await loop.sock_accept(listening)
-            connection.setblocking(False)
-            task = asyncio.create_task(serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
@@ -121,12 +105,12 @@ class _Lending:
         if where == LEASE:
             stream = await command_stream.admit(connection, self._token)
             if stream is not None:
+                self._door.admit()
                 await self._serve_launcher(stream)
             return
         server = self._nodes.find(where)
-        if server is None:
-            return
-        with contextlib.suppress(OSError):
+        if server is not None:
+            self._door.advance()
             await _splice(connection, server.address, server.port)
 
     async def _serve_launcher(self, stream: RecordStream) -> None:

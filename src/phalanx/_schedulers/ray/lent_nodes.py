@@ -16,27 +16,27 @@ _ASK = 2.0
 class LentNodes:
     """All methods may be called from any thread."""
 
-    def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str, token: str) -> None:
-        """Ask for them; does not wait."""
+    def __init__(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: str,
+        token: str,
+        env: Mapping[str, str],
+        pip: Sequence[str] = (),
+    ) -> None:
+        """Ask for them; does not wait. `pip` is for those that have no job with it."""
         self._lock = threading.Lock()
-        self._group = PlacedGroup(bundles, strategy, token, NodeNames())
+        runtime_env = {"pip": list(pip)} if pip else None
+        self._group = PlacedGroup(bundles, strategy, token, NodeNames(), runtime_env, env)
         self._was_ready = False
         self._waiting = ""
         self._asked = 0.0
-        self._replaced: set[int] = set()
-        """Bundles that are placed again, until they are: Ray may try a node that has just died."""
 
     def look(self) -> None:
         """Ask Ray what has happened since the last time."""
         with self._lock:
             self._group.look()
             places = self._group.places
-            for one in places:
-                if one.server is not None:
-                    self._replaced.discard(one.index)
-                elif one.end and one.index in self._replaced:
-                    one.remove()
-                    one.place()
             if all(one.server is not None for one in places):
                 self._was_ready = True
             if time.monotonic() - self._asked > _ASK:
@@ -75,9 +75,7 @@ class LentNodes:
             for one in self._group.places:
                 lost = one.server is None and bool(one.end)
                 if lost or (one.server is not None and one.server.name == name):
-                    one.remove()
-                    one.place()
-                    self._replaced.add(one.index)
+                    one.replace()
                     return
 
     def remove(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from phalanx._schedulers.ray import command_stream
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, IN, OUT, PIECE, SIGNAL, RecordStream
+from phalanx._schedulers.ray.door import Door
 from phalanx._schedulers.supervised.request import with_python
 from phalanx._system import processes
 
@@ -83,31 +84,15 @@ def _free_port() -> int:
 
 
 async def _accept(listening: socket.socket, told: Mapping[str, Any]) -> None:
-    strangers = asyncio.Semaphore(_STRANGERS)
-    serving: set[asyncio.Task[None]] = set()
+    door = Door(listening, _STRANGERS)
 
     async def serve(connection: socket.socket) -> None:
-        try:
-            stream = await command_stream.admit(connection, told["token"])
-        finally:
-            strangers.release()
+        stream = await command_stream.admit(connection, told["token"])
         if stream is not None:
-            with contextlib.closing(stream):
-                await _Command(stream, told).run()
+            door.admit()
+            await _Command(stream, told).run()
 
-    loop = asyncio.get_running_loop()
-    try:
-        while True:
-            await strangers.acquire()
-            connection, _ = await loop.sock_accept(listening)
-            connection.setblocking(False)
-            task = asyncio.create_task(serve(connection))
-            serving.add(task)
-            task.add_done_callback(serving.discard)
-    finally:
-        listening.close()
-        for task in serving:
-            task.cancel()
+    await door.serve(serve)
 
 
 class _Command:
@@ -151,7 +136,7 @@ class _Command:
         await self._tell(EXIT + json.dumps(said).encode())
 
     async def _start(self, wanted: Mapping[str, Any]) -> asyncio.subprocess.Process:
-        env = {**_environment(), "RAY_ADDRESS": self._told["cluster"]}
+        env = {**_environment(), "RAY_ADDRESS": self._told["cluster"], **self._told["env"]}
         if self._is_replica:
             env |= wanted["env"]
             _make_executable(wanted["executables"])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx._schedulers.ray.resources import why_waiting
+from phalanx._schedulers.ray.resources import strictly_placed, why_waiting
 from phalanx.errors import SchedulerError
 
 _STANDARD = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -32,7 +32,10 @@ class NodeServer:
 
 
 class PlacedBundle:
-    """One bundle of a placement group, and the actor that holds its server."""
+    """One bundle of a placement group, and the actor that holds its server.
+
+    One thread may look while another replaces or removes.
+    """
 
     def __init__(self, group: PlacedGroup, index: int) -> None:
         self.group = group
@@ -40,9 +43,12 @@ class PlacedBundle:
         self.server: NodeServer | None = None
         self.end = ""
         """Why the server is gone, once it is."""
+        self._is_replaced = False
+        """It is placed again, until it is there: Ray may try a node that has just died."""
         self._actor: Any = None
         self._starting: Any = None
         self._watching: Any = None
+        self._lock = threading.RLock()
 
     def place(self) -> None:
         """Start an actor; it waits until its bundle is there."""
@@ -60,10 +66,30 @@ class PlacedBundle:
         if self.group.runtime_env:
             options["runtime_env"] = dict(self.group.runtime_env)
         self._actor = ray.remote(_holder_class()).options(**options).remote()
-        self._starting = self._actor.start.remote(self.group.archive, self.group.token)
+        self._starting = self._actor.start.remote(
+            self.group.archive, self.group.token, dict(self.group.env)
+        )
+
+    def replace(self) -> None:
+        """Have another server, wherever there is room, for one that is lost or cannot be reached.
+
+        Ray may not know of it yet.
+        """
+        with self._lock:
+            self.remove()
+            self.place()
+            self._is_replaced = True
 
     def look(self) -> None:
         """Take what has happened since the last time."""
+        with self._lock:
+            self._take()
+            if self.server is not None:
+                self._is_replaced = False
+            elif self.end and self._is_replaced:
+                self.replace()
+
+    def _take(self) -> None:
         import ray
 
         if self._starting is not None:
@@ -98,10 +124,11 @@ class PlacedBundle:
         """End the actor, and the server with it. Idempotent."""
         import ray
 
-        if self._actor is not None:
-            with contextlib.suppress(Exception):
-                ray.kill(self._actor)
-        self._actor = self._starting = self._watching = self.server = None
+        with self._lock:
+            if self._actor is not None:
+                with contextlib.suppress(Exception):
+                    ray.kill(self._actor)
+            self._actor = self._starting = self._watching = self.server = None
 
 
 class NodeNames:
@@ -126,12 +153,24 @@ class PlacedGroup:
         token: str,
         names: NodeNames,
         runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """Ask for them; does not wait."""
+        """Ask for them; does not wait.
+
+        Args:
+            bundles: What each needs.
+            strategy: How they are placed.
+            token: What those prove who run commands there.
+            names: Where nodes get their names from.
+            runtime_env: Ray's, for the actors; everybody on the cluster can see it.
+            env: Variables of all commands, which nobody sees.
+        """
         from ray.util.placement_group import placement_group
 
         self.bundles = bundles
+        self.strategy = strategy
         self.token = token
+        self.env = env or {}
         self.names = names
         self.runtime_env = runtime_env
         self.archive = _archive()
@@ -153,7 +192,8 @@ class PlacedGroup:
         if not waiting:
             return ""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return why_waiting(waiting, nodes, ray.available_resources())
+        strict = strictly_placed(self.bundles, nodes, self.strategy)
+        return strict or why_waiting(waiting, nodes, ray.available_resources())
 
     def remove(self) -> None:
         """Give everything back. Idempotent."""
@@ -199,10 +239,11 @@ def _holder_class() -> type:
     class PhalanxHolder:
         """Holds a server of ours on its node, and nothing else."""
 
-        def start(self, archive: bytes, token: str) -> dict[str, Any]:
+        def start(self, archive: bytes, token: str, env: dict[str, str]) -> dict[str, Any]:
             """Start it; gives where it listens."""
             import io
             import json
+            import os
             import subprocess
             import sys
             import tempfile
@@ -216,8 +257,16 @@ def _holder_class() -> type:
             words = "import os, sys; os.fork() and os._exit(0); os.setsid(); "
             words += f"sys.path.insert(0, {code!r}); "
             words += "from phalanx._schedulers.ray.node_server import main; main()"
+            own = dict(os.environ)
+            # Ray sets it while it calls: as many as the bundle has CPUs. A user's was there first.
+            with open("/proc/self/environ", "rb") as began:
+                if not any(
+                    one.startswith(b"OMP_NUM_THREADS=") for one in began.read().split(b"\0")
+                ):
+                    own.pop("OMP_NUM_THREADS", None)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", words],
+                env=own,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -227,6 +276,7 @@ def _holder_class() -> type:
                 "cluster": ray.get_runtime_context().gcs_address,
                 "token": token,
                 "code": code,
+                "env": env,
             }
             assert self.process.stdin is not None
             assert self.process.stdout is not None
