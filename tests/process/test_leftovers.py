@@ -345,15 +345,18 @@ if sys.argv[0] == "-c" and "MODULE" in " ".join(sys.orig_argv) and not os.path.e
 
 
 @pytest.mark.parametrize(
-    ("module", "command"),
+    ("module", "command", "next_one"),
     [
-        ("phalanx._schedulers.supervised.supervisor", ["run", "--wait", "utils.echo"]),
-        ("phalanx._agent.process", ["launch", "fn.py:f"]),
+        ("phalanx._schedulers.supervised.supervisor", ["run", "--wait", "utils.echo"], None),
+        ("phalanx._agent.process", ["launch", "fn.py:f"], None),
+        ("phalanx._agent.process", ["launch", "fn.py:f"], ["list"]),
     ],
-    ids=["supervisor", "agent"],
+    ids=["supervisor", "agent", "agent-list"],
 )
-def test_what_was_stopped_before_its_first_words_is_woken_by_the_next(tmp_path, module, command):
-    """It cannot ask to be woken with its parent yet."""
+def test_what_was_stopped_before_its_first_words_is_woken_by_the_next(
+    tmp_path, module, command, next_one
+):
+    """It cannot ask to be woken with its parent yet; by any command, wherever directories are."""
     (tmp_path / "fn.py").write_text("def f(): pass\n")
     text = STOPPING.replace("MODULE", module).replace("FILE", str(tmp_path / "stopped"))
     (tmp_path / "sitecustomize.py").write_text(text)
@@ -368,7 +371,12 @@ def test_what_was_stopped_before_its_first_words_is_woken_by_the_next(tmp_path, 
     process.kill()
     process.wait(timeout=60)
     assert processes.is_stopped(pid)  # or nobody would have to wake it
-    done = subprocess.run([sys.executable, "-m", "phalanx", *command], capture_output=True)
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *(next_one or command)],
+        env={**os.environ, "TMPDIR": str(tmp_path / "empty")},
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not is_alive(pid))
 

@@ -160,13 +160,30 @@ def main(
 
 def _sweep() -> None:
     """Clear what agents of this user that were killed have left; a look where there is nothing."""
-    names = ("TMPDIR", "TEMP", "TMP")
-    directory = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
     with contextlib.suppress(OSError):
-        if any(name.startswith("phalanx-") for name in os.listdir(directory)):
+        if _has_spools() or _has_stopped():
             from phalanx._worker import leftovers
 
             leftovers.sweep()
+
+
+def _has_spools() -> bool:
+    names = ("TMPDIR", "TEMP", "TMP")
+    directory = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")  # noqa: S108 only looked at
+    return any(name.startswith("phalanx-") for name in os.listdir(directory))
+
+
+def _has_stopped() -> bool:
+    """Whether a process of this user is stopped: it may be one that has nobody to continue it."""
+    user = os.geteuid()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid != user:
+                continue
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                if file.read().rpartition(b")")[2].lstrip()[:1] in (b"T", b"t"):
+                    return True
+    return False
 
 
 def _run_plugin(verb: str, arguments: list[str]) -> int:
