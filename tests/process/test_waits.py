@@ -13,6 +13,8 @@ import phalanx
 from tests.conftest import is_alive, phalanx_processes, wait_until
 from tests.process.test_cleanup import SLEEPING, agents, find, sleepers_gone, wait_up
 
+SLACK = 9.0
+"""Seconds for a busy machine; what is given up after one wait for each process takes longer."""
 STOPPED_AT_BIRTH = "kill -STOP $$\n"
 """An env_file: the shell that becomes the agent stops."""
 
@@ -157,8 +159,9 @@ def test_a_signal_while_one_hangs(script, tmp_path, find_it):
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-        print("took", time.monotonic() - began)
+        took = time.monotonic() - began
     assert process.returncode == -signal.SIGINT
+    assert took < 0.5 + 1 + SLACK
     assert "phalanx: interrupted; nothing is left running" in errors
     assert not any(map(is_alive, pids))  # it was seen, so it is so by now
     assert not phalanx_processes()

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.conftest import is_alive, wait_until
+from tests.process.test_waits import SLACK
 from tests.ssh.test_cleanup import BUSY, quiet, running
 
 
@@ -88,7 +89,7 @@ def test_a_signal_while_one_there_is_stopped(remote_script, cluster, who):
     began = time.monotonic()
     started.send_signal(signal.SIGINT)
     _, errors = started.communicate(timeout=30)
-    print("took", time.monotonic() - began)
+    assert time.monotonic() - began < 0.5 + 1 + SLACK
     assert "phalanx: interrupted; nothing is left running" in errors
     assert quiet(cluster)
 
@@ -122,10 +123,8 @@ def test_a_signal_while_a_host_is_cut_off(remote_script, cluster):
     started = remote_script.start(BUSY, stop_grace=0.5, orphan_timeout=3)
     wait_until(lambda: running(cluster), 30)
     cluster.hosts[1].cut()
-    began = time.monotonic()
     started.send_signal(signal.SIGINT)
     _, errors = started.communicate(timeout=30)
-    print("took", time.monotonic() - began)
     assert "phalanx: interrupted; box2 did not answer: processes may be left there" in errors
     cluster.hosts[1].mend()
     wait_until(lambda: quiet(cluster), 20)
