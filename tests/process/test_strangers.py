@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -137,20 +140,29 @@ def test_nobody_comes_in_the_name_of_a_member(pair):
 
 
 def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
-    """1,500 that say nothing, and some that announce a long record: a host can still join."""
+    """1,500 that say nothing, and some that announce a long record and send what they can of it: a
+    host can still join.
+    """
     two = pair()
     pid = two.leader.pid
+    most = lambda: strangers.most_memory(pid)
+    began = most()
     before = len(os.listdir(f"/proc/{pid}/fd"))
     idle = []
     with strangers.room_for_descriptors(1500):
         try:
             for _ in range(1500):
                 idle.append(socket.create_connection(("127.0.0.1", two.port), timeout=5))
+            head = b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big")
             for connection in idle[::10]:
                 with contextlib.suppress(OSError):
-                    connection.sendall(b"PHXR\x01" + bytes(32) + (32 << 20).to_bytes(4, "big"))
+                    connection.sendall(head)
+                    connection.setblocking(False)
+                    while connection.send(bytes(4 << 20)):  # as much as it takes
+                        pass
             wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300)
             assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+            assert most() - began < 64 << 20
         finally:
             for connection in idle:
                 connection.close()
@@ -201,6 +213,28 @@ def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_p
     assert "quite another" not in other.stderr
     two.join()
     assert two.end()[0].count("refused a") == 1  # and nothing of torch's launcher, which it is not
+
+
+@pytest.mark.parametrize("place", ["home", "token_file"])
+def test_hosts_that_share_a_file_with_a_token_meet(pair, torchrun, tmp_path, place):  # noqa: F811
+    """In the home, or named; one that does not have it is kept out."""
+    file = tmp_path / "phalanx" / "rendezvous.token"
+    file.parent.mkdir()
+    file.write_text("the token of a file")
+    file.chmod(0o600)
+    without = {"XDG_CONFIG_HOME": str(tmp_path / "other")}
+    if place == "home":
+        two = pair(env={"XDG_CONFIG_HOME": str(tmp_path)})
+    else:
+        two = pair("--rdzv-conf", f"token_file={file}", env=without)
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{two.port}")
+    flags = ("--nnodes", "2", *where, "--rdzv-id", "run", "--rdzv-conf", "join_timeout=1,is_host=0")
+    other = torchrun(RUNS, *flags, env=without)
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "Do all hosts have the same token?" in other.stderr
+    assert prove_and_say(two.port, "the token of a file", join_request(run_id="another"))
+    assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+    two.end()
 
 
 @pytest.mark.parametrize("busy", ["listens", "is bound"])
@@ -376,39 +410,96 @@ dist.destroy_process_group()
 """
 
 
-def test_a_single_host_takes_no_connections(torchrun, tmp_path):  # noqa: F811
-    """Nobody can come, so nobody listens: no process of it has a listening socket."""
-    host = torchrun.start(RUNS, "--standalone", "--nproc-per-node", "2")
-    for _ in range(2):
-        host.stdout.readline()
-    assert listening_at(host) == []
-    (tmp_path / "go").touch()
-    assert host.wait(60) == 0
-    host.communicate()
+ALONE = """
+import os, time
+def f():
+    with open("PLACE/up-" + os.environ["RANK"], "w") as file:
+        file.write(os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+    while not os.path.exists("PLACE/go"):
+        time.sleep(0.01)
+if __name__ == "__main__":
+    f()
+"""
+WITHOUT_TORCH = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.mark.parametrize("torch", [True, False], ids=["torch", "no torch"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--standalone", "--nproc-per-node", "2", "alone.py"],
+        ["launch", "alone.py:f", "--workers-per-host", "2"],
+        ["run", "--wait", "dist.ddp", "-j", "1x2", "--script", "alone.py"],
+    ],
+    ids=["torchrun", "launch", "dist.ddp"],
+)
+def test_a_single_host_takes_no_connections_from_others(tmp_path, command, torch):
+    """Nobody can come, so nobody listens but for the store, at loopback, where torch is found."""
+    (tmp_path / "alone.py").write_text(ALONE.replace("PLACE", str(tmp_path)))
+    if not torch:
+        (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    host = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *command],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: host.poll() is not None or len([*tmp_path.glob("up-*")]) == 2)
+        listening = [] if host.poll() is not None else listening_at(host)
+    finally:
+        (tmp_path / "go").touch()
+        _, errors = host.communicate(timeout=60)
+    assert host.returncode == 0, errors
+    assert [address for address, _ in listening] == (["0100007F"] if torch else [])
+    assert {path.read_text() for path in tmp_path.glob("up-*")} == {str(torch)}
 
 
 def listening_at(host):
-    """Where processes of a host take connections: addresses as the kernel writes them, ports."""
-    found = set()
+    """Where processes of a host take connections: addresses as the kernel writes them, or the
+    device that they are confined to; ports.
+    """
+    found = {}
     for pid in (host.pid, *descendants(host.pid)):
         for number in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+                found[os.readlink(f"/proc/{pid}/fd/{number}")] = pid, int(number)
     addresses = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/net/{table}") as file:
             rows = [line.split() for line in file][1:]
-        listening = (row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in found)
-        addresses += [row[1].split(":") for row in listening]
-    return [(address, int(port, 16)) for address, port in addresses]
+        for row in rows:
+            if row[3] == "0A" and (held := found.get(f"socket:[{row[9]}]")) is not None:
+                address, port = row[1].split(":")
+                addresses.append((device_of(*held) or address, int(port, 16)))
+    return addresses
+
+
+def device_of(pid, number):
+    """The one that a socket of another process is bound to, or nothing."""
+    there = os.pidfd_open(pid)
+    with socket.socket(fileno=ctypes.CDLL(None).syscall(438, there, number, 0)) as copy:  # getfd
+        os.close(there)
+        return copy.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
 
 
 def test_hosts_that_meet_on_this_machine_take_connections_at_loopback_alone(pair):
-    """Each at one port, for the rendezvous; nobody else has to find out whether it reaches them."""
+    """Each at one port, for the rendezvous, and one of them for the store; nobody else has to find
+    out whether it reaches them.
+    """
     two = pair()
     two.join()
-    for host in (two.leader, two.follower):
-        assert [address for address, _ in listening_at(host)] == ["0100007F"]
+    at = sorted(address for h in (two.leader, two.follower) for address, _ in listening_at(h))
+    assert at == ["0100007F", "0100007F", "lo"]
     two.end()
 
 
