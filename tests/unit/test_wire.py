@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import _wire as wire
-from phalanx._wire import codec, rendezvous_frames  # noqa: F401 the frames of hosts that meet
+from phalanx._core.limits import ANY_ITEMS, ANY_TEXT
+from phalanx._wire import codec, rendezvous_frames
 from phalanx.errors import WireError
-from phalanx._core.rounds import Ended, Endpoint, Fault, Member, Outcome, Round
+from phalanx._core.rounds import Ended, Endpoint, Fault, HostRun, Member, Outcome, Round
 
 text = st.text(max_size=20)
 members = st.lists(
@@ -53,6 +54,7 @@ frames = st.one_of(
         function=text,
         backend=st.none() | text,
         uses_torch=st.booleans(),
+        agent_store=st.booleans(),
         process_group_timeout=seconds,
         **common,
     ),
@@ -201,6 +203,103 @@ def _numbers_without_range(hint, where):
 def test_every_number_in_a_frame_has_a_range(name):
     """What is decoded can be used without another look."""
     assert _numbers_without_range(codec._BY_NAME[name], name) == []
+
+
+def _sized(hint, path=()):
+    """The texts and collections below a type: where each is, and the longest that it may be."""
+    limit = None
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, limit, *_ = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        for name, inner in typing.get_type_hints(hint, include_extras=True).items():
+            yield from _sized(inner, (*path, name))
+    elif hint is str:
+        yield path, "x" * ((limit or ANY_TEXT).size + 1)
+    elif origin is dict:
+        yield path, dict.fromkeys(range((limit or ANY_ITEMS).size + 1))
+    elif origin is tuple:
+        yield path, (None,) * ((limit or ANY_ITEMS).size + 1)
+        yield from _sized(typing.get_args(hint)[0], (*path, 0))
+    else:
+        for inner in typing.get_args(hint):
+            yield from _sized(inner, path)
+
+
+_FAULT = Outcome(0, Ended.RAISED, 0.0, fault=Fault("E", "m", "t"))
+_AT, _RUNS = Endpoint("h", 1), (HostRun(1, 1),)
+OF_RENDEZVOUS = [
+    rendezvous_frames.JoinRequest(
+        version="1",
+        run_id="run",
+        agent=1,
+        key="k",
+        hostname="h",
+        workers=1,
+        node_rank=None,
+        contact=_AT,
+        port=1,
+        torch=False,
+        bounds=(1, 1),
+    ),
+    rendezvous_frames.JoinAccepted(leader=1),
+    rendezvous_frames.LeaderMoved(contact=_AT),
+    rendezvous_frames.LeaderElected(leader=1, contact=_AT),
+    rendezvous_frames.JoinRefused(reason="r"),
+    rendezvous_frames.HostPosition(position=0),
+    rendezvous_frames.RoundFormed(
+        leader=1,
+        hosts=_RUNS,
+        positions=(0,),
+        agents=(1,),
+        hostnames=("h",),
+        addresses=("h",),
+        ports=(1,),
+        store=_AT,
+        restarts=0,
+        torch=False,
+    ),
+    rendezvous_frames.FailureTold(
+        agent=1, hostname="h", outcome=_FAULT, consequence=False, role="cause"
+    ),
+    rendezvous_frames.AppEnded(reason="r", missing=("h",), note="", hosts=_RUNS),
+    rendezvous_frames.RendezvousClosed(),
+]
+
+
+@pytest.mark.parametrize("frame", OF_RENDEZVOUS, ids=lambda frame: type(frame).__name__)
+def test_texts_and_collections_of_a_rendezvous_have_a_range(frame):
+    """All of them, also inside of others: one that is longer is refused by its name."""
+    kind = type(frame)
+    for path, long in _sized(kind):
+        fields = _as_read(codec._plain(frame))
+        codec._typed(kind, fields, "frame")  # or it is refused for something else
+        inner = fields
+        for step in path[:-1]:
+            inner = inner[step]
+        if isinstance(inner, tuple):  # the first item of a collection
+            above = fields
+            for step in path[:-2]:
+                above = above[step]
+            above[path[-2]] = (long, *inner[1:])
+        else:
+            inner[path[-1]] = long
+        with pytest.raises(WireError, match=f"{path[-1]}.*: its length is {len(long)}, at most"):
+            codec._typed(kind, fields, "frame")
+        with pytest.raises(codec._UnreadableError):
+            codec._frame_reader(kind)(fields)
+
+
+def _as_read(value):
+    if isinstance(value, dict):
+        return {key: _as_read(item) for key, item in value.items()}
+    return tuple(map(_as_read, value)) if isinstance(value, list) else value
+
+
+def test_every_frame_of_a_rendezvous_is_tried():
+    """Of those that its hosts have among themselves."""
+    own = {k for k in codec._BY_NAME.values() if k.__module__ == rendezvous_frames.__name__}
+    assert own == {type(frame) for frame in OF_RENDEZVOUS}
 
 
 @pytest.mark.parametrize(
