@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,6 +70,23 @@ def test_files_come_home_at_the_end(launcher, cluster, caplog):
     left = [name for some in trees(cluster) for name in some]
     assert all(name.endswith(("notes.txt", ".phalanx-built")) for name in left), left
     assert not [m for m in caplog.messages if "different" in m or "cannot" in m]
+
+
+def test_files_come_home_to_a_command(cluster):
+    """As it is typed; a function in a file of the project."""
+    Path("train.py").write_text(
+        "import os\ndef f():\n    os.makedirs('ckpt')\n"
+        "    with open('ckpt/' + os.environ['RANK'], 'w') as file:\n        file.write('saved')\n"
+        "    open('notes.txt', 'w').close()\n"
+    )
+    hosts = ("--hostnames", *cluster.names[:2], "--ssh-config-file", str(cluster.ssh_config))
+    words = ("launch", "train.py:f", *hosts, "--workers-per-host", "1", "--fetch", "ckpt/*")
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert {p.name: p.read_text() for p in Path("ckpt").iterdir()} == {"0": "saved", "1": "saved"}
+    assert not Path("notes.txt").exists()
 
 
 def test_a_large_file_comes_as_it_is(launcher, tmp_path):
