@@ -14,6 +14,7 @@ import pytest
 
 import phalanx
 from phalanx._cli import main as command
+from phalanx._schedulers.slurm import controller as slurm_controller
 from phalanx.runner import get_runner
 from tests.conftest import wait_until
 
@@ -174,12 +175,24 @@ def test_a_failing_call_over_several_hosts_is_one_failed_replica(tmp_path, monke
     assert re.search(r"FAILED +1 replica +n\d .* \d\S* s ", row), row
 
 
-def test_a_job_that_waits_in_the_queue_is_not_running(in_slurm):
-    """Nor is it done."""
+def test_a_job_that_waits_in_the_queue_is_not_running(in_slurm, monkeypatch):
+    """Nor is it done. Slurm is asked for all that wait at once, not for one after the other."""
+    asked = []
+    shared = slurm_controller.controller()
+    run = shared._run
+    monkeypatch.setattr(shared, "_run", lambda c, **o: asked.append(c) or run(c, **o))
     filler = in_slurm.run("sbatch", "--parsable", "-N4", "--exclusive", "--wrap=sleep 600").strip()
     wait_until(lambda: in_slurm.job(filler) == "RUNNING", timeout=60)
-    job = launcher().submit(node)
+    job, *others = [launcher().submit(node) for _ in range(6)]
+    waiting = in_slurm.run("squeue", "-h", "--states=PENDING", "-o", "%i").split()
+    questions = lambda: [c[3] for c in asked if c[0] == "squeue"]
+    before = len(questions())
+    # One may have been on its way.
+    after = wait_until(lambda: (q := questions()[before + 1 :]) and q[0], timeout=60)
+    assert {*waiting} <= {*after.removeprefix("--jobs=").split(",")}
     assert (job.running(), job.done()) == (False, False)
+    in_slurm.run("scancel", *sorted(waiting, key=int)[1:])
+    assert {*concurrent.futures.wait(others, timeout=60).done} == {*others}
     in_slurm.run("scancel", filler)
     assert job.result(timeout=120)
     assert (job.running(), job.done()) == (False, True)
