@@ -36,7 +36,8 @@ def other_python():
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
             pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             wanted = f"ray[default]=={OTHER_VERSION}"
-            done = subprocess.run([*pip, wanted, "setuptools<81"], capture_output=True, text=True)
+            more = ("setuptools<81", "cloudpickle")  # Ray's commands need the one, ours the other
+            done = subprocess.run([*pip, wanted, *more], capture_output=True, text=True)
             if done.returncode:
                 reason = done.stderr.splitlines()[-1]
                 raise RuntimeError(f"{wanted} cannot be installed: {reason}")
@@ -54,6 +55,7 @@ class RayCluster:
     """
 
     def __init__(self, nodes, python=sys.executable, *, prestart=False):
+        self.python = python
         self._place = tempfile.TemporaryDirectory(
             prefix="ray-", dir="/tmp"
         )  # sockets' names are short

@@ -21,7 +21,7 @@ from phalanx.runner import get_runner
 from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, Role
 from phalanx.testing import SchedulerSuite
-from tests.cluster.ray import CPUS, OTHER_VERSION
+from tests.cluster.ray import CPUS, OTHER_VERSION, ROOT
 from tests.cluster.test_anywhere import test_what_comes_home_is_the_same  # noqa: F401 runs here
 from tests.conftest import is_alive, wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
@@ -417,10 +417,10 @@ def test_a_node_that_dies_is_replaced(in_ray):
 
 
 def test_ray_of_another_version(other_ray, monkeypatch, tmp_path):
-    """The cluster's own Ray is used there, whatever its version: apps and functions.
+    """The cluster's own Ray is used there, whatever its version: apps, functions, programs.
 
-    It has packages that `requirements` names. (Ray copies its environment for them, and that one is
-    small.)
+    They have the packages that `requirements` names. (Ray copies its environment for them, and this
+    one is small.)
     """
     monkeypatch.setenv("RAY_ADDRESS", other_ray.dashboard)
     (tmp_path / "wanted.txt").write_text(f"# not from an index\n{make_wheel(tmp_path)}\n")
@@ -430,6 +430,37 @@ def test_ray_of_another_version(other_ray, monkeypatch, tmp_path):
     assert code == 0, errors
     assert f"brought along {OTHER_VERSION}" in errors
     assert list(make_launcher(1).run(int)) == [0]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    environ["PYTHONPATH"] = str(ROOT / "src")
+    done = subprocess.run(
+        [other_ray.python, "program.py", other_ray.head],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=tmp_path,
+        env=environ,
+    )
+    assert "['brought along']" in done.stdout, done.stderr
+
+
+PROGRAM = """
+import sys
+import phalanx, ray
+
+def work():
+    import brought
+    return brought.NAME
+
+if __name__ == "__main__":
+    ray.init(sys.argv[1], log_to_driver=False)
+    options = {"requirements": "wanted.txt"}
+    launcher = phalanx.Launcher(
+        scheduler="ray", num_hosts=1, start_timeout=120, scheduler_options=options
+    )
+    print(list(launcher.run(work)))
+"""
 
 
 def make_wheel(directory):

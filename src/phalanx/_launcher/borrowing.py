@@ -166,7 +166,7 @@ class BorrowedHosts:
         return [self._listed_host(host) for host in status.hosts]
 
     def _listed_host(self, host: LentHost) -> ListedHost:
-        pythons = targets.pythons(self.lender.python, host.name)
+        pythons = targets.pythons(self.lender.python, host.name, host.pythons)
         return ListedHost(host.name, lent_target(host, pythons), host.tasks)
 
     # ── replacement ───────────────────────────────────────────────────────────

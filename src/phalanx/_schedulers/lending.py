@@ -49,6 +49,8 @@ class LentHost:
     until it can be reached again. None where it does not say so."""
     tasks: int | None = None
     """How many workers the scheduler means it to have; None where it does not say."""
+    pythons: tuple[str, ...] = ()
+    """The interpreters to try there if the user names none; empty for one like this process's."""
 
 
 class LeasePhase(Enum):

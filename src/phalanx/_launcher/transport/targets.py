@@ -163,9 +163,9 @@ def parse(name: str) -> tuple[str | None, str, str | None]:
     return found["user"], host, found["port"] or None
 
 
-def pythons(wanted: object, name: str) -> tuple[str, ...]:
+def pythons(wanted: object, name: str, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The interpreters to try on a host: the one named for it or for all, or one like this."""
     chosen = wanted.get(name) if isinstance(wanted, Mapping) else wanted
     if chosen is None:
-        return sys.executable, "python3"
+        return otherwise or (sys.executable, "python3")
     return (str(chosen),)

@@ -92,8 +92,10 @@ class _RayLease(Lease):
 
     poll_interval = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, options: RayOptions) -> None:
         self._token = trust.make_token()
+        # Where the packages are: this process's own interpreter may be there, without them.
+        self._pythons = ("python3",) if options.requirements is not None else ()
         self._access = _Access(self._token)
         self._described: dict[str, Any] = {"hosts": [], "ready": False, "waiting": "", "end": ""}
         self._state = "PENDING"
@@ -129,7 +131,7 @@ class _RayLease(Lease):
 
     def _lent(self, name: str) -> LentHost:
         command = exec_command(self._access.path, name)
-        return LentHost(name, command, reconnect_timeout=0.0, gone_code=GONE)
+        return LentHost(name, command, reconnect_timeout=0.0, gone_code=GONE, pythons=self._pythons)
 
 
 class ProgramLease(_RayLease):
@@ -139,7 +141,7 @@ class ProgramLease(_RayLease):
         """Ask for them; does not wait."""
         from phalanx._schedulers.ray.lent_nodes import LentNodes
 
-        super().__init__()
+        super().__init__(options)
         self.id = "placement group"
         pip = read_requirements(options.requirements)
         self._nodes = LentNodes(bundles, options.strategy, self._token, options.env, pip)
@@ -184,7 +186,7 @@ class JobLease(_RayLease):
 
     def __init__(self, name: str, bundles: list[dict[str, float]], options: RayOptions) -> None:
         """Submit it; does not wait."""
-        super().__init__()
+        super().__init__(options)
         self._dashboard = Dashboard(dashboard_of(options, os.environ))
         self.id = make_app_id(name)
         self._options = options
