@@ -483,7 +483,7 @@ def test_an_app_outlives_the_controller(apps, questions, monkeypatch, caplog):
     with ThreadPoolExecutor(4) as pool:
         try:
             with monkeypatch.context() as impatient:
-                impatient.setattr(slurm_controller, "AWAY", 0.0)
+                impatient.setattr(slurm_controller, "UNREACHABLE_FOR", 0.0)
                 refused = pool.submit(apps.submit, "true")  # it takes Slurm some seconds to be sure
                 wait_until(lambda: "Slurm does not answer" in apps.status(handle).message, 30)
                 assert apps.status(handle).state is AppState.RUNNING

@@ -15,7 +15,7 @@ import time
 
 from phalanx import __version__, _wire as wire
 from phalanx._system import machine
-from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 
 VALUE = pickle.dumps("the liar's value")
 
@@ -370,10 +370,12 @@ def records_that_are_none(host):
 
 
 def escapes_in_a_fault(host):
-    fault = Fault(
+    exception = ExceptionInfo(
         "E\x1b[2J", "bad\x1b]0;owned\x07\nsecond", "Traceback:\n\x1b[1A\x1b[2Kgone", reraise=False
     )
-    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, fault=fault, stderr="\x1b[2J"))
+    host.tell(
+        wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, exception=exception, stderr="\x1b[2J")
+    )
     host.end()
 
 
@@ -384,8 +386,8 @@ def escapes_in_last_words(host):
 def an_exit_that_is_raised(host):
     data = pickle.dumps(SystemExit(0))
     host.tell(wire.Piece, key="payload", offset=0, total=len(data), data=data)
-    fault = Fault("SystemExit", "0", "", reraise=True)
-    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, fault=fault))
+    exception = ExceptionInfo("SystemExit", "0", "", reraise=True)
+    host.tell(wire.WorkerEnded, outcome=host.outcome(Ended.RAISED, exception=exception))
     host.end()
 
 

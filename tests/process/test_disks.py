@@ -1014,7 +1014,7 @@ def test_a_value_for_which_room_was_there_and_is_not_any_more(disk, monkeypatch,
         inboxes.collect(wire.Piece(**piece, offset=5 << 20, data=bytes(rest)), 0)
         ended = inboxes.complete(Outcome(0, Ended.RETURNED, 0.0, 1))
         text = "cannot store it: No space left on device"
-        assert (ended.kind, ended.fault.message) == (Ended.RAISED, text)
+        assert (ended.kind, ended.exception.message) == (Ended.RAISED, text)
         inboxes.forget(None)
     finally:
         large.close()

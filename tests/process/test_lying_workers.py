@@ -10,7 +10,7 @@ import pytest
 import phalanx
 from phalanx import _wire as wire
 from phalanx.errors import ResultError, WorkerFailed
-from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 from tests.conftest import wait_until
 
 
@@ -38,9 +38,14 @@ def report(rank, kind=Ended.RETURNED, **fields):
 def forge(done):
     """Rank 1 speaks for others, and nonsense; rank 0 waits until it has."""
     if phalanx.context().rank == 1:
-        fault = Fault("Forged", "it was rank 0", "")
+        exception = ExceptionInfo("Forged", "it was rank 0", "")
         say(b"", b"\0" * 999, b"PHX", os.urandom(4000))
-        say(report(0, Ended.RAISED, fault=fault), report(77), report(-1), report(1, Ended.LOST))
+        say(
+            report(0, Ended.RAISED, exception=exception),
+            report(77),
+            report(-1),
+            report(1, Ended.LOST),
+        )
         say(wire.WorkerEntered(app="x", round=9, rank=0, clock=float("inf")))
         say(
             wire.WorkerEntered(app="x", round=9, rank=0, clock=1.0),

@@ -14,13 +14,13 @@ from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
-from phalanx._core.rounds import Ended, Endpoint, Fault, HostRun, Outcome
+from phalanx._core.rounds import Ended, Endpoint, ExceptionInfo, EqualHosts, Outcome
 from phalanx._wire import rendezvous_frames
 from tests.process.strangers import join_request
 
 KEY = trust.key_of("the token of these tests", "rendezvous")
 COUNT = int(os.environ.get("FUZZ", "300"))
-OUTCOME = Outcome(1, Ended.RAISED, 1.0, 7, fault=Fault("E", "m", "t"), stderr="x")
+OUTCOME = Outcome(1, Ended.RAISED, 1.0, 7, exception=ExceptionInfo("E", "m", "t"), stderr="x")
 FRAMES = [
     wire.WorkersStarted(round=1, pids={1: 7}),
     wire.WorkerEnded(round=1, rank=1, outcome=OUTCOME),
@@ -34,7 +34,9 @@ FRAMES = [
     wire.Piece(round=1, rank=0, key="payload", offset=0, total=1, data=b"x"),
     rendezvous_frames.JoinAccepted(leader=3),
     rendezvous_frames.JoinRefused(reason="x"),
-    rendezvous_frames.AppEnded(reason="succeeded", missing=("a",), note="", hosts=(HostRun(1, 1),)),
+    rendezvous_frames.AppEnded(
+        reason="succeeded", missing=("a",), note="", hosts=(EqualHosts(1, 1),)
+    ),
     rendezvous_frames.FailureTold(
         agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"
     ),

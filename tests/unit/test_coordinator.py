@@ -26,7 +26,7 @@ from phalanx._rendezvous.protocol import (
     TickEvent,
     WorkerEndedEvent,
 )
-from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
+from phalanx._core.rounds import Ended, Endpoint, ExceptionInfo, Outcome
 
 STORE = Endpoint("127.0.0.1", 1234)
 
@@ -188,8 +188,10 @@ def events(agents, ranks):
     rank = st.integers(0, ranks)
     round_ = st.sampled_from([1, 1, 1, 1, 0, 2])
     kinds = st.sampled_from([Ended.RETURNED] * 4 + list(Ended))
-    fault = st.none() | st.builds(Fault, st.just("E"), st.just("m"), st.just("t"), st.booleans())
-    outcome = st.builds(Outcome, rank=rank, kind=kinds, clock=st.floats(0, 50), fault=fault)
+    exception = st.none() | st.builds(
+        ExceptionInfo, st.just("E"), st.just("m"), st.just("t"), st.booleans()
+    )
+    outcome = st.builds(Outcome, rank=rank, kind=kinds, clock=st.floats(0, 50), exception=exception)
     moment = st.floats(0, 50).map(at)
     return st.one_of(
         st.builds(JoinedEvent, agent, st.just(STORE)),
@@ -253,11 +255,11 @@ def test_any_order_of_events_ends_once_and_truthfully(data):
 
 
 def failure(rank, kind, earliest, latest=None, *, echo=False, consequence=False):
-    fault = Fault("E", "", "", communication=echo) if kind is Ended.RAISED else None
+    exception = ExceptionInfo("E", "", "", communication=echo) if kind is Ended.RAISED else None
     return Failure(
         rank,
         "h",
-        Outcome(rank, kind, earliest, fault=fault),
+        Outcome(rank, kind, earliest, exception=exception),
         Interval(earliest, earliest if latest is None else latest),
         consequence,
     )
@@ -284,9 +286,9 @@ def test_a_death_that_is_seen_after_its_echo_has_halted_everybody_is_the_cause()
     """It was not the signal that we send; an exit is seen late as well."""
     for kind, fields in ((Ended.KILLED, {"signal": 9}), (Ended.EXITED, {"code": 3})):
         c = begun(2)
-        echo = Fault("E", "", "", communication=True)
+        echo = ExceptionInfo("E", "", "", communication=True)
         halt = HaltRoundAction(1, 3, stacks=True)
-        assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, fault=echo), 1.0) == [halt]
+        assert c.handle(ended(0, 1, Ended.RAISED, t=1.0, exception=echo), 1.0) == [halt]
         c.handle(ended(0, 0, kind, t=1.01, **fields), 1.02)
         (finish,) = c.handle(RoundClearedEvent(0, 1), 1.3)
         assert finish.verdict.cause.outcome.rank == 0

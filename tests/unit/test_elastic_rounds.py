@@ -27,7 +27,7 @@ from phalanx._rendezvous.protocol import (
 from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 from phalanx._rendezvous.restart_budget import Budget
 from phalanx._rendezvous.roster import Roster
-from phalanx._core.rounds import Ended, Endpoint, Fault, Outcome
+from phalanx._core.rounds import Ended, Endpoint, ExceptionInfo, Outcome
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,8 @@ def test_a_minority_that_hears_nothing_of_the_rest_does_not_decide():
 def test_what_failed_before_a_majority_was_lost_is_part_of_the_error():
     """Of the rounds before, and of the last; each lost host once; none that followed from it."""
     d = begun(4, min_hosts=1, max_restarts=1, quorum=True, workers=2)
-    fault = Fault("ValueError", "bad batch", "Traceback: here")
-    d.fail(3, 7, 1, Ended.RAISED, fault=fault)
+    exception = ExceptionInfo("ValueError", "bad batch", "Traceback: here")
+    d.fail(3, 7, 1, Ended.RAISED, exception=exception)
     (begin,) = d.clear(1, 0, 1, 2, 3)
     d.run(begin)
     d.lose(0, closed=False)
@@ -477,7 +477,7 @@ def test_a_failure_is_the_same_on_another_rank_and_not_with_another_message():
     """What is compared is how it ended."""
 
     def failure(rank, message):
-        outcome = Outcome(rank, Ended.RAISED, 1.0, fault=Fault("E", message, ""))
+        outcome = Outcome(rank, Ended.RAISED, 1.0, exception=ExceptionInfo("E", message, ""))
         return Failure(0, "h", outcome, Interval(1, 1))
 
     budget = Budget(9, same_failures=2)

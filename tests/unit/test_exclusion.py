@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx._core.clock import Interval
-from phalanx._core.rounds import Ended, Fault
+from phalanx._core.rounds import Ended, ExceptionInfo
 from phalanx._launcher.reporting.report import describe_failure
 from phalanx._rendezvous.protocol import (
     AgentGoneEvent,
@@ -104,8 +104,10 @@ def test_another_host_that_comes_ends_the_wait():
 def test_one_that_missed_others_is_not_to_blame():
     """Such as a worker whose collective timed out."""
     d = begun(2, max_restarts=5, host_failures=1)
-    fault = Fault("RuntimeError", "Timed out waiting 1000ms for recv", "", communication=True)
-    d.fail(1, 1, 1, Ended.RAISED, fault=fault)
+    exception = ExceptionInfo(
+        "RuntimeError", "Timed out waiting 1000ms for recv", "", communication=True
+    )
+    d.fail(1, 1, 1, Ended.RAISED, exception=exception)
     assert excluded(halted(d, 1)) == []
 
 
@@ -126,13 +128,13 @@ def test_a_host_that_restarts_alone_gives_its_ranks_to_a_spare():
 @given(
     limit=st.integers(1, 3),
     least=st.integers(1, 3),
-    faults=st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=15),
+    exceptions=st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=15),
 )
-def test_an_excluded_host_is_in_no_later_round(limit, least, faults):
+def test_an_excluded_host_is_in_no_later_round(limit, least, exceptions):
     """And none is excluded before so many rounds have failed because of it."""
     d = begun(4, max_hosts=3, min_hosts=least, max_restarts=20, host_failures=limit)
     counts, gone = dict.fromkeys(range(4), 0), set()
-    for is_loss, pick in faults:
+    for is_loss, pick in exceptions:
         if d.c.phase is not Phase.RUNNING:
             break
         round_ = d.c.round

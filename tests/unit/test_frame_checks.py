@@ -106,7 +106,7 @@ def test_pieces_come_in_order_or_not_at_all():
     piece = lambda at, data: wire.Piece(key="payload", offset=at, total=4, data=data)
     inboxes.collect(piece(0, b"ab"), 0)
     ended = Outcome(0, Ended.RETURNED, 0.0)
-    assert inboxes.complete(ended).fault.result
+    assert inboxes.complete(ended).exception.result
     for wrong in (piece(0, b"ab"), piece(3, b"d"), piece(2, b"cde"), piece(2, b"")):
         with pytest.raises(WireError):
             inboxes.collect(wrong, 0)

@@ -15,7 +15,7 @@ from phalanx._agent import output_files
 from phalanx.errors import PhalanxError
 from phalanx._launcher.result import LaunchResult
 from phalanx._logs import spec
-from phalanx._core.rounds import Ended, Fault, Outcome, signal_name
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome, signal_name
 
 SOURCE = Path(phalanx.__file__).parent
 
@@ -28,6 +28,6 @@ def test_outcomes_describe_themselves():
     assert killed == "was killed by SIGKILL: out of memory"
     assert say(Ended.EXITED, code=3) == "exited with code 3"
     assert say(Ended.LOST, detail="silence") == "was lost: silence"
-    assert say(Ended.RAISED, fault=Fault("E", "one\ntwo", "")) == "raised E: one"
-    assert say(Ended.RAISED, fault=Fault("E", "", "")) == "raised E"
+    assert say(Ended.RAISED, exception=ExceptionInfo("E", "one\ntwo", "")) == "raised E: one"
+    assert say(Ended.RAISED, exception=ExceptionInfo("E", "", "")) == "raised E"
     assert signal_name(40).startswith("SIGRTMIN+")

@@ -212,7 +212,7 @@ def test_jobs_that_are_expected_are_asked_for_with_the_first(monkeypatch):
 
 def test_questions_of_all_kinds_and_threads_have_one_turn_each(monkeypatch):
     """Those who submit while nobody answers share a ping with those who wait for jobs."""
-    for name, seconds in {"INTERVAL": 0.1, "WHILE_DOWN": 0.2, "AWAY": 1.0}.items():
+    for name, seconds in {"INTERVAL": 0.1, "WHILE_DOWN": 0.2, "UNREACHABLE_FOR": 1.0}.items():
         monkeypatch.setattr(slurm_controller, name, seconds)
     down = (1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n")
     commands = FakeCommands(sbatch=down, squeue=down, scontrol=(0, "Slurmctld at x is DOWN", ""))

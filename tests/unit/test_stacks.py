@@ -9,7 +9,7 @@ import pytest
 from phalanx._core import stacks
 from phalanx._core.clock import Interval
 from phalanx._rendezvous.causes import Failure, first_cause, gave_up_waiting, misses_others
-from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 
 TORCH = "/v/lib/python3.11/site-packages/torch/distributed"
 IN_COLLECTIVE = f"""\
@@ -141,8 +141,8 @@ def test_a_rank_that_hangs_in_a_collective_yields_to_one_that_hangs_elsewhere():
     """Both stop at the same time; on other hosts even later. Alone, it has waited for somebody."""
 
     def hung(rank, when, *, waits):
-        fault = Fault("Hang", "has not called", "", communication=waits, reraise=False)
-        outcome = Outcome(rank, Ended.HUNG, when, fault=fault)
+        exception = ExceptionInfo("Hang", "has not called", "", communication=waits, reraise=False)
+        outcome = Outcome(rank, Ended.HUNG, when, exception=exception)
         return Failure(rank, "box", outcome, Interval(when, when))
 
     waiting, culprit = hung(0, 1.0, waits=True), hung(1, 1.5, waits=False)
@@ -168,8 +168,8 @@ def test_the_rank_that_was_elsewhere_is_named_with_its_own_calls():
 
 
 def outcome(rank, message, *, kind="RuntimeError", communication=True, clock=1.0):
-    fault = Fault(kind, message, "", communication=communication)
-    return Outcome(rank, Ended.RAISED, clock, fault=fault)
+    exception = ExceptionInfo(kind, message, "", communication=communication)
+    return Outcome(rank, Ended.RAISED, clock, exception=exception)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from phalanx import _wire as wire
 from phalanx._core.limits import ANY_ITEMS, ANY_TEXT
 from phalanx._wire import codec, rendezvous_frames
 from phalanx.errors import WireError
-from phalanx._core.rounds import Ended, Endpoint, Fault, HostRun, Member, Outcome, Round
+from phalanx._core.rounds import Ended, Endpoint, ExceptionInfo, EqualHosts, Member, Outcome, Round
 
 text = st.text(max_size=20)
 members = st.lists(
@@ -23,7 +23,7 @@ members = st.lists(
 rounds = st.builds(
     Round, st.integers(0, 9), members, st.builds(Endpoint, text, st.integers(0, 65535))
 )
-faults = st.builds(Fault, text, text, text, st.booleans(), st.booleans(), st.booleans())
+exceptions = st.builds(ExceptionInfo, text, text, text, st.booleans(), st.booleans(), st.booleans())
 clocks = st.floats(-1e15, 1e15)
 seconds = st.floats(0.0, allow_nan=False)
 outcomes = st.builds(
@@ -34,7 +34,7 @@ outcomes = st.builds(
     pid=st.none() | st.integers(1, 99),
     code=st.none() | st.integers(0, 255),
     signal=st.none() | st.integers(1, 64),
-    fault=st.none() | faults,
+    exception=st.none() | exceptions,
     stderr=text,
 )
 common = {"app": text, "round": st.integers(0, 99), "rank": st.none() | st.integers(0, 99)}
@@ -226,8 +226,8 @@ def _sized(hint, path=()):
             yield from _sized(inner, path)
 
 
-_FAULT = Outcome(0, Ended.RAISED, 0.0, fault=Fault("E", "m", "t"))
-_AT, _RUNS = Endpoint("h", 1), (HostRun(1, 1),)
+_FAULT = Outcome(0, Ended.RAISED, 0.0, exception=ExceptionInfo("E", "m", "t"))
+_AT, _RUNS = Endpoint("h", 1), (EqualHosts(1, 1),)
 OF_RENDEZVOUS = [
     rendezvous_frames.JoinRequest(
         version="1",

@@ -30,7 +30,7 @@ from phalanx._core.ranks import (
     jax_environment,
     worker_environment,
 )
-from phalanx._core.rounds import Ended, Fault, Member, Outcome, signal_name
+from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome, signal_name
 from phalanx._core.stacks import RankStacks, describe_hung, describe_with, parse
 from phalanx._system import cgroup, processes
 from phalanx._worker import error_file
@@ -221,7 +221,7 @@ class HostRound:
         if rank in self._ended:
             return
         processes.send(self._pids[rank], signal.SIGKILL)
-        fault = Fault(
+        exception = ExceptionInfo(
             type_name="Hang",
             message=describe_hung(reason, stacks),
             traceback=describe_with([stacks], looked_at.values()),
@@ -229,7 +229,7 @@ class HostRound:
             reraise=False,
         )
         pid, clock = self._pids[rank], time.monotonic()
-        self._end(Outcome(rank, Ended.HUNG, clock, pid, signal=signal.SIGKILL, fault=fault))
+        self._end(Outcome(rank, Ended.HUNG, clock, pid, signal=signal.SIGKILL, exception=exception))
 
     async def _tell_steps(self) -> None:
         if not self.begin.is_call and (steps := self._watchdog.steps(self.member.ranks)):
@@ -376,8 +376,8 @@ class HostRound:
         directory = os.path.join(self.directory, str(outcome.rank))
         if not outcome.succeeded:
             stderr = output_files.tail(os.path.join(directory, "stderr"))
-            fault = outcome.fault or error_file.read(os.path.join(directory, "error.json"))
-            outcome = dataclasses.replace(outcome, stderr=stderr, fault=fault)
+            exception = outcome.exception or error_file.read(os.path.join(directory, "error.json"))
+            outcome = dataclasses.replace(outcome, stderr=stderr, exception=exception)
         with contextlib.suppress(ConnectionError):
             await self._send_payload(outcome.rank, os.path.join(directory, PAYLOAD))
             await self._send(self._stamp(wire.WorkerEnded(rank=outcome.rank, outcome=outcome)))

@@ -20,6 +20,8 @@ from phalanx.errors import ConfigError
 if TYPE_CHECKING:
     from phalanx._runner.config import ConfigValue
 
+DRY_RUN = ("--dryrun", "--dry-run")
+"""TorchX's spelling, and everybody else's."""
 _TYPED_ONLY = ("help", "json", "stdin", "scheduler_args")
 """Options that are not configured: those of schedulers have sections of their own."""
 _NEED_CONFIGURATION = ("run",)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import HostRun, Member, Round
+from phalanx._core.rounds import EqualHosts, Member, Round
 from phalanx.errors import ConfigError
 
 APP = "PHALANX_APP"
@@ -106,7 +106,7 @@ class Position:
     role: str
 
 
-def position(hosts: Iterable[HostRun], *, host: int | None = None, rank: int = 0) -> Position:
+def position(hosts: Iterable[EqualHosts], *, host: int | None = None, rank: int = 0) -> Position:
     """The position of the host with so many before it, or of the one that a rank is on."""
     hosts = tuple(hosts)
     before = first = 0
@@ -130,7 +130,7 @@ def position(hosts: Iterable[HostRun], *, host: int | None = None, rank: int = 0
     )
 
 
-def member_at(hosts: Iterable[HostRun], number: int, agent: AgentId, hostname: str) -> Member:
+def member_at(hosts: Iterable[EqualHosts], number: int, agent: AgentId, hostname: str) -> Member:
     """The part of the host with so many before it."""
     found = position(hosts, host=number)
     return Member(agent, hostname, found.rank, found.workers, found.role)
@@ -158,17 +158,17 @@ def worker_environment(
     max_restarts: int = 0,
 ) -> dict[str, str]:
     """Every per-worker variable of torchrun's contract, for one rank."""
-    place = position(round_.hosts, rank=member.first_rank)
+    at = position(round_.hosts, rank=member.first_rank)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - member.first_rank),
-        "GROUP_RANK": str(place.host),
-        "ROLE_RANK": str(place.role_rank + rank - member.first_rank),
+        "GROUP_RANK": str(at.host),
+        "ROLE_RANK": str(at.role_rank + rank - member.first_rank),
         "ROLE_NAME": member.role,
         "LOCAL_WORLD_SIZE": str(member.workers),
         "WORLD_SIZE": str(round_.world_size),
-        "GROUP_WORLD_SIZE": str(place.hosts),
-        "ROLE_WORLD_SIZE": str(place.role_size),
+        "GROUP_WORLD_SIZE": str(at.hosts),
+        "ROLE_WORLD_SIZE": str(at.role_size),
         "MASTER_ADDR": round_.store.address,
         "MASTER_PORT": str(round_.store.port),
         "TORCHELASTIC_RESTART_COUNT": str(round_.restarts),

@@ -65,7 +65,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class HostRun:
+class EqualHosts:
     """So many hosts one after the other, in rank order, each with so many workers of a role."""
 
     hosts: WorkerCount
@@ -87,7 +87,7 @@ class Round:
     """Whether the store is carried for the workers; None: whoever begins the round decides."""
     bound: Port = 0
     """The port that was bound for the round's store, if it is found at another."""
-    excerpt_of: tuple[HostRun, ...] = ()
+    excerpt_of: tuple[EqualHosts, ...] = ()
     """All hosts, where not every one of them is among the members."""
 
     def member(self, agent: AgentId) -> Member:
@@ -100,7 +100,7 @@ class Round:
         return {m.agent: replace(self, members=(m,), excerpt_of=hosts) for m in self.members}
 
     @property
-    def hosts(self) -> tuple[HostRun, ...]:
+    def hosts(self) -> tuple[EqualHosts, ...]:
         """All hosts of it."""
         return self.excerpt_of or runs_of(self.members)
 
@@ -118,10 +118,10 @@ class Round:
         return sum(run.hosts * run.workers for run in self.hosts)
 
 
-def runs_of(members: Iterable[Member]) -> tuple[HostRun, ...]:
+def runs_of(members: Iterable[Member]) -> tuple[EqualHosts, ...]:
     """All hosts, without their names: as many runs as neighbours differ."""
     alike = itertools.groupby(members, lambda member: (member.workers, member.role))
-    return tuple(HostRun(sum(1 for _ in group), *kind) for kind, group in alike)
+    return tuple(EqualHosts(sum(1 for _ in group), *kind) for kind, group in alike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class RankSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ExceptionInfo:
     """What is known of an exception without unpickling it."""
 
     type_name: str
@@ -158,7 +158,7 @@ class Outcome:
     pid: Pid | None = None
     code: ExitCode | None = None
     signal: SignalNumber | None = None
-    fault: Fault | None = None
+    exception: ExceptionInfo | None = None
     seconds: Seconds = 0.0
     stderr: str = ""
     detail: str = ""
@@ -178,8 +178,8 @@ class Outcome:
         match self.kind:
             case Ended.RETURNED:
                 return "returned"
-            case Ended.RAISED if self.fault is not None and self.fault.result:
-                return f"returned a {self.fault.type_name} that cannot be sent back"
+            case Ended.RAISED if self.exception is not None and self.exception.result:
+                return f"returned a {self.exception.type_name} that cannot be sent back"
             case Ended.RAISED:
                 return f"raised {self._said() or 'an exception'}"
             case Ended.EXITED:
@@ -197,12 +197,16 @@ class Outcome:
 
     def _said(self) -> str:
         """The exception, or what the worker's error file says, in one line."""
-        if self.fault is None:
+        if self.exception is None:
             return ""
-        return f"{self.fault.type_name}: {self._first_line()}".rstrip(": ")
+        return f"{self.exception.type_name}: {self._first_line()}".rstrip(": ")
 
     def _first_line(self) -> str:
-        return next(iter(self.fault.message.splitlines()), "") if self.fault is not None else ""
+        return (
+            next(iter(self.exception.message.splitlines()), "")
+            if self.exception is not None
+            else ""
+        )
 
 
 def signal_name(number: int) -> str:

@@ -228,13 +228,13 @@ class LocalElasticAgent:
 def _settle(group: WorkerGroup, verdict: Verdict, own: Member) -> None:
     """Give the workers the ranks of the round that there was."""
     hosts = verdict.hosts or runs_of(verdict.members)
-    place = position(hosts, rank=own.first_rank)
-    group.group_rank, group.group_world_size = place.host, place.hosts
+    at = position(hosts, rank=own.first_rank)
+    group.group_rank, group.group_world_size = at.host, at.hosts
     for worker in group.workers:
         worker.global_rank = own.first_rank + worker.local_rank
-        worker.role_rank = place.role_rank + worker.local_rank
+        worker.role_rank = at.role_rank + worker.local_rank
         worker.world_size = sum(run.hosts * run.workers for run in hosts)
-        worker.role_world_size = place.role_size
+        worker.role_world_size = at.role_size
 
 
 def _member_of(agent: AgentId, members: tuple[Member, ...]) -> Member | None:
@@ -245,9 +245,11 @@ def _describe(failure: Failure, members: tuple[Member, ...]) -> WorkerFailure:
     outcome = failure.outcome
     member = next((m for m in members if outcome.rank in m.ranks), None)
     code = outcome.code if outcome.signal is None else -outcome.signal
-    fault = outcome.fault
-    said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
-    traceback = outcome.stderr if fault is None else fault.traceback
+    exception = outcome.exception
+    said = (
+        outcome.describe() if exception is None else f"{exception.type_name}: {exception.message}"
+    )
+    traceback = outcome.stderr if exception is None else exception.traceback
     when = time.time() - max(0.0, time.monotonic() - outcome.clock)
     return WorkerFailure(
         rank=outcome.rank,

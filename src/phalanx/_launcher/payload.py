@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import IO, Any
 
 from phalanx import _wire as wire
-from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 from phalanx._launcher.planning.imports import Needs
 from phalanx._worker import outcome
 from phalanx.errors import ConfigError, WireError
@@ -153,8 +153,8 @@ class Inboxes(dict[int, "Inbox"]):
         if rank in self._refused:
             why = f"cannot store it: {why}"
         name = f"value of {size} bytes" if size else "value"
-        fault = Fault(name, why, "", reraise=False, result=True)
-        return dataclasses.replace(ended, kind=Ended.RAISED, fault=fault)
+        exception = ExceptionInfo(name, why, "", reraise=False, result=True)
+        return dataclasses.replace(ended, kind=Ended.RAISED, exception=exception)
 
     def forget(self, ranks: Container[int] | None) -> None:
         """What these ranks, or all, gave in another round does not count any more."""

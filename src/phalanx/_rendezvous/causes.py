@@ -46,20 +46,20 @@ def gave_up_waiting(outcome: Outcome) -> bool:
 
     NCCL's watchdog aborts the process, and says why on its stderr.
     """
-    fault = outcome.fault
+    exception = outcome.exception
     if outcome.kind is Ended.HUNG:
-        return fault is not None and fault.communication
-    if fault is None:
+        return exception is not None and exception.communication
+    if exception is None:
         return outcome.signal == signal.SIGABRT and bool(_WATCHDOG.search(outcome.stderr))
-    if fault.communication or fault.type_name.rpartition(".")[2] in _TIMEOUTS:
-        return bool(_TIMED_OUT.search(f"{fault.type_name} {fault.message}"))
+    if exception.communication or exception.type_name.rpartition(".")[2] in _TIMEOUTS:
+        return bool(_TIMED_OUT.search(f"{exception.type_name} {exception.message}"))
     return False
 
 
 def misses_others(outcome: Outcome) -> bool:
     """A worker ended because of what another did, or did not do."""
-    fault = outcome.fault
-    return gave_up_waiting(outcome) or (fault is not None and fault.communication)
+    exception = outcome.exception
+    return gave_up_waiting(outcome) or (exception is not None and exception.communication)
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
@@ -120,8 +120,8 @@ def _without_earlier(failures: Collection[Failure]) -> list[Failure]:
 
 
 def _is_echo(failure: Failure) -> bool:
-    fault = failure.outcome.fault
-    return fault is not None and fault.communication
+    exception = failure.outcome.exception
+    return exception is not None and exception.communication
 
 
 def _order(failure: Failure) -> int:

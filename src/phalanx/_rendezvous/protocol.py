@@ -9,7 +9,7 @@ from typing import Any
 from phalanx._core.clock import Interval
 from phalanx._core.host_bounds import host_bounds
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, HostRun, Member, Outcome, Round
+from phalanx._core.rounds import Endpoint, EqualHosts, Member, Outcome, Round
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.exclusion import Exclusion
 from phalanx._rendezvous.membership import Host
@@ -246,7 +246,7 @@ class Verdict:
     """Agents that did not confirm in time that nothing is left."""
     members: tuple[Member, ...] = ()
     """Those of the last round, as far as they are known here."""
-    hosts: tuple[HostRun, ...] = ()
+    hosts: tuple[EqualHosts, ...] = ()
     """All of that round, where somebody else has decided."""
     attempts: tuple[Failure, ...] = ()
     """What the rounds before failed of."""

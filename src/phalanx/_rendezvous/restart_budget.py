@@ -63,6 +63,6 @@ class Budget:
 def _signature(cause: Failure) -> tuple[object, ...]:
     """What makes two failures the same, on whichever rank."""
     outcome = cause.outcome
-    fault = outcome.fault
-    said = (fault.type_name, fault.message) if fault is not None else ()
+    exception = outcome.exception
+    said = (exception.type_name, exception.message) if exception is not None else ()
     return outcome.kind, outcome.code, outcome.signal, said

@@ -19,14 +19,14 @@ from phalanx._core.limits import (
     WorkerCount,
 )
 from phalanx._core.ranks import DEFAULT_ROLE, lay_out, member_at
-from phalanx._core.rounds import Endpoint, HostRun, Outcome, Round
+from phalanx._core.rounds import Endpoint, EqualHosts, Outcome, Round
 from phalanx._wire import codec
 from phalanx._wire.frames import Frame, frame
 
 
 @frame
 class JoinRequest(Frame):
-    """A host's first word to the one that decides: who it is, and what it brings."""
+    """A host's first word to the leader: who it is, and what it brings."""
 
     version: Name
     run_id: RunId
@@ -107,7 +107,7 @@ class RoundFormed(Frame):
     """
 
     leader: AgentNumber
-    hosts: tuple[HostRun, ...]
+    hosts: tuple[EqualHosts, ...]
     """All of them."""
     positions: tuple[AnyCount, ...]
     """Those of the members that follow; none: they are all."""
@@ -185,7 +185,7 @@ class RoundFormed(Frame):
 
 @frame
 class FailureTold(Frame):
-    """A failure, as the one that decides has it."""
+    """A failure, as the leader has it."""
 
     agent: AgentNumber
     hostname: Name
@@ -202,7 +202,7 @@ class AppEnded(Frame):
     reason: Name
     missing: tuple[Name, ...]
     note: Message
-    hosts: tuple[HostRun, ...]
+    hosts: tuple[EqualHosts, ...]
     """Those of the last round."""
 
 

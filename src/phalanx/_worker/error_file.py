@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
-from phalanx._core.rounds import Fault
+from phalanx._core.rounds import ExceptionInfo
 from phalanx._worker.outcome import format_traceback, open_regular, type_name
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -114,7 +114,7 @@ def _write_file(path: str, data: Any) -> None:
                 os.unlink(path)
 
 
-def read(path: str) -> Fault | None:
+def read(path: str) -> ExceptionInfo | None:
     """What an error file says; None where there is none, or it is none."""
     try:
         with open_regular(path) as file:
@@ -127,4 +127,4 @@ def read(path: str) -> Fault | None:
     kind, _, message = text.partition(": ")
     if not kind.replace(".", "").isidentifier():
         kind, message = "an error", text
-    return Fault(kind, message, callstack, reraise=False) if text else None
+    return ExceptionInfo(kind, message, callstack, reraise=False) if text else None

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
 
-from phalanx._core.rounds import Ended, Fault, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 from phalanx.errors import NoTerminal
 
 PAYLOAD = "payload"
@@ -52,15 +52,15 @@ def returned(rank: int, value: object, sink: Sink) -> Outcome:
     except Exception as error:  # noqa: BLE001 reducers are the user's code: they raise anything
         reason = f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
-        fault = Fault(type_name(value), _clip(reason), _clip(text), result=True)
-        return Outcome(rank, Ended.RAISED, time.monotonic(), os.getpid(), fault=fault)
+        exception = ExceptionInfo(type_name(value), _clip(reason), _clip(text), result=True)
+        return Outcome(rank, Ended.RAISED, time.monotonic(), os.getpid(), exception=exception)
     return Outcome(rank, Ended.RETURNED, time.monotonic(), os.getpid())
 
 
 def raised(rank: int, error: BaseException, sink: Sink | None) -> Outcome:
     """Store the exception as well as it can be; describe it in any case."""
     clock = time.monotonic()
-    fault = Fault(
+    exception = ExceptionInfo(
         type_name=type_name(error),
         message=_clip(error.short if isinstance(error, NoTerminal) else _message(error)),
         traceback=_clip(format_traceback(error)),
@@ -77,7 +77,7 @@ def raised(rank: int, error: BaseException, sink: Sink | None) -> Outcome:
             break
         except Exception:  # noqa: BLE001, S112 in the end, the description above is what is left
             continue
-    return Outcome(rank, Ended.RAISED, clock, os.getpid(), code=1, fault=fault)
+    return Outcome(rank, Ended.RAISED, clock, os.getpid(), code=1, exception=exception)
 
 
 def exited(rank: int, code: int) -> Outcome:

@@ -152,9 +152,11 @@ def _call(assignment: Assignment) -> Outcome:
                 error.__traceback__ = None  # we want it ourselves: nothing to look for in the code
         trace = outcome.users_part(error.__traceback__)
         ended = outcome.raised(rank, error, sink) if os.getpid() == own else None
-        if ended is not None and ended.fault is not None:
-            fault = ended.fault
-            error_file.write(f"{fault.type_name}: {fault.message}", fault.traceback, again=False)
+        if ended is not None and ended.exception is not None:
+            exception = ended.exception
+            error_file.write(
+                f"{exception.type_name}: {exception.message}", exception.traceback, again=False
+            )
         if isinstance(error, NoTerminal):
             error.args = (error.short,)  # what to do is said once, where the launch is
         _show(error.with_traceback(trace), assignment.directory)

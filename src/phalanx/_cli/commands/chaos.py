@@ -144,7 +144,9 @@ def _parser() -> parsing.Parser:
     )
     parser.add_argument("--mend-command", metavar="COMMAND", help="run this when a cut is over")
     parser.add_argument(
-        "--dryrun", action="store_true", help="print the faults of a seed, and break nothing"
+        *parsing.DRY_RUN,
+        action="store_true",
+        help="print the faults of a seed, and break nothing",
     )
     parsing.add_json(parser)
     return parser

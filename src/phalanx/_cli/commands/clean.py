@@ -37,7 +37,9 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="also delete images of your projects that no container uses",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    parser.add_argument(
+        *parsing.DRY_RUN, action="store_true", help="only print what would be deleted"
+    )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     limit = time.time() - options.older_than
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     kept, staying, failed = _asked(old)
     old = [app for app in old if app.id not in staying]
     rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
-    if not options.dry_run:
+    if not options.dryrun:
         for app in list(old):
             try:
                 if app.id in kept:
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> int:
     images: list[str] = []
     if options.images:
         try:
-            images = _clean_images(limit, dry_run=options.dry_run)
+            images = _clean_images(limit, dry_run=options.dryrun)
         except PhalanxError as error:
             print(f"phalanx clean: {error}", file=sys.stderr)
             failed = True
@@ -75,7 +77,7 @@ def main(arguments: list[str]) -> int:
         count = "1 app" if len(old) == 1 else f"{len(old)} apps"
         if options.images:
             count += ", 1 image" if len(images) == 1 else f", {len(images)} images"
-        print(f"{count} {'would be deleted' if options.dry_run else 'deleted'}")
+        print(f"{count} {'would be deleted' if options.dryrun else 'deleted'}")
     return int(failed)
 
 

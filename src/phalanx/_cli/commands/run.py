@@ -132,7 +132,9 @@ def make_parser() -> parsing.Parser:
         help="scheduler options; lists: k=a,b; dicts: k=a:1,b:2",
     )
     parser.add_argument(
-        "--dryrun", action="store_true", help="print the app and the request without submitting it"
+        *parsing.DRY_RUN,
+        action="store_true",
+        help="print the app and the request without submitting it",
     )
     parser.add_argument("--wait", action="store_true", help="wait until the app ends")
     parser.add_argument(

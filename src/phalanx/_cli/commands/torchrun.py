@@ -97,11 +97,13 @@ def _describe(app: AppRun[Any]) -> str:
 
 def _write_error(cause: Failure, *, elsewhere: bool) -> None:
     """For whoever started us: all of it on every host, and where it happened."""
-    outcome, fault = cause.outcome, cause.outcome.fault
-    said = outcome.describe() if fault is None else f"{fault.type_name}: {fault.message}"
+    outcome, exception = cause.outcome, cause.outcome.exception
+    said = (
+        outcome.describe() if exception is None else f"{exception.type_name}: {exception.message}"
+    )
     error_file.write(
         f"stopped: {cause.describe()}" if elsewhere else said,
-        outcome.stderr if fault is None else fault.traceback,
+        outcome.stderr if exception is None else exception.traceback,
         where=error_file.ErrorOrigin(outcome.rank, cause.hostname, elsewhere=elsewhere),
     )
 

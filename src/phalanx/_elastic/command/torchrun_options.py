@@ -106,23 +106,23 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
     Processors and GPUs are counted if a number of workers depends on them.
     """
     words = texts.read(arguments, environ)
-    meeting = rendezvous_choice.resolve(words, environ)
+    rendezvous = rendezvous_choice.resolve(words, environ)
     workers = _workers(words, environ)
     limited = workers > 1 and "OMP_NUM_THREADS" not in environ
     return TorchrunOptions(
-        min_hosts=meeting.min_hosts,
-        max_hosts=meeting.max_hosts,
+        min_hosts=rendezvous.min_hosts,
+        max_hosts=rendezvous.max_hosts,
         workers=workers,
-        backend=meeting.backend,
-        endpoint=meeting.endpoint,
-        endpoint_host=meeting.host,
-        endpoint_port=meeting.port,
-        run_id=meeting.run_id,
-        rdzv_conf=meeting.conf,
-        standalone=meeting.standalone,
-        node_rank=meeting.node_rank,
+        backend=rendezvous.backend,
+        endpoint=rendezvous.endpoint,
+        endpoint_host=rendezvous.host,
+        endpoint_port=rendezvous.port,
+        run_id=rendezvous.run_id,
+        rdzv_conf=rendezvous.conf,
+        standalone=rendezvous.standalone,
+        node_rank=rendezvous.node_rank,
         master_addr=words["master_addr"],
-        master_port=meeting.master_port,
+        master_port=rendezvous.master_port,
         local_addr=words["local_addr"],
         kind=_kind(words),
         program=words.script,
@@ -149,7 +149,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         event_log_handler=words["event_log_handler"],
         logs_specs=words["logs_specs"],
         notes=(
-            *meeting.notes,
+            *rendezvous.notes,
             *(("OMP_NUM_THREADS is not set: using 1 for each worker",) if limited else ()),
         ),
     )

@@ -119,11 +119,13 @@ class AgentHandle:
 
     def translate(self, outcome: Outcome, project: Project | None) -> Outcome:
         """What is said of files of the project, in terms of the launcher's own."""
-        fault = outcome.fault
-        if fault is None:
+        exception = outcome.exception
+        if exception is None:
             return outcome
-        trace = self.translate_text(fault.traceback, project)
-        return dataclasses.replace(outcome, fault=dataclasses.replace(fault, traceback=trace))
+        trace = self.translate_text(exception.traceback, project)
+        return dataclasses.replace(
+            outcome, exception=dataclasses.replace(exception, traceback=trace)
+        )
 
     def translate_text(self, text: str, project: Project | None) -> str:
         """A text with names of files, those of the project as the launcher's own."""

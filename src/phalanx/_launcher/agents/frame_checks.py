@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from phalanx import _wire as wire
 from phalanx._core.collectives import LastCollective
-from phalanx._core.rounds import Ended, Fault, Member, Outcome
+from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome
 from phalanx._core.sanitize import sanitize, sanitize_line
 from phalanx._logs.writer import STREAMS
 from phalanx._worker.outcome import PAYLOAD
@@ -259,21 +259,21 @@ def _outcome(report: wire.WorkerEnded) -> Outcome:
         raise WireError(f"that rank {outcome.rank} is lost, which is not for it to say")
     if not 0 <= (outcome.code or 0) < 256 or not 0 <= (outcome.signal or 0) <= 64:
         raise WireError(f"exit code {outcome.code} and signal {outcome.signal} of a worker")
-    fault = outcome.fault
+    exception = outcome.exception
     return dataclasses.replace(
         outcome,
-        fault=None if fault is None else _plain_fault(fault),
+        exception=None if exception is None else _plain_exception(exception),
         stderr=sanitize(outcome.stderr, _LONG),
         detail=sanitize(outcome.detail),
     )
 
 
-def _plain_fault(fault: Fault) -> Fault:
+def _plain_exception(exception: ExceptionInfo) -> ExceptionInfo:
     return dataclasses.replace(
-        fault,
-        type_name=sanitize_line(fault.type_name),
-        message=sanitize(fault.message, _LONG),
-        traceback=sanitize(fault.traceback, _LONG),
+        exception,
+        type_name=sanitize_line(exception.type_name),
+        message=sanitize(exception.message, _LONG),
+        traceback=sanitize(exception.traceback, _LONG),
     )
 
 

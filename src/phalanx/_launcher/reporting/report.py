@@ -82,12 +82,12 @@ def make_exception(
     error: BaseException
     if outcome.kind is Ended.LOST:
         error = _lost(cause, verdict.others, members, running)
-    elif outcome.fault is not None and outcome.fault.result:
+    elif outcome.exception is not None and outcome.exception.result:
         error = _no_result(cause)
     elif outcome.kind is Ended.HUNG:
         error = _hung(cause, log_files)
-    elif outcome.fault is not None:
-        loaded = load(outcome.rank) if outcome.fault.reraise else None
+    elif outcome.exception is not None:
+        loaded = load(outcome.rank) if outcome.exception.reraise else None
         error = loaded if loaded is not None else _raised(cause, log_files)
         add_note(error, _where(cause, log_files, error, trace))
     else:
@@ -202,7 +202,7 @@ def _line(failure: Failure) -> str:
 
 def _trace(failure: Failure) -> list[str]:
     outcome = failure.outcome
-    trace = outcome.fault.traceback if outcome.fault is not None else outcome.stderr
+    trace = outcome.exception.traceback if outcome.exception is not None else outcome.stderr
     lines = (f"  {line}".rstrip() for line in trace.rstrip().splitlines())
     return ["", *lines] if trace else []
 
@@ -282,28 +282,28 @@ def _lost(
 
 
 def _no_result(cause: Failure) -> ResultError:
-    fault = cause.outcome.fault
-    assert fault is not None
+    exception = cause.outcome.exception
+    assert exception is not None
     return ResultError(
-        f"rank {cause.outcome.rank} on {cause.hostname} returned a {fault.type_name}, which cannot "
-        f"be sent back: {fault.message}",
+        f"rank {cause.outcome.rank} on {cause.hostname} returned a {exception.type_name}, which "
+        f"cannot be sent back: {exception.message}",
         rank=cause.outcome.rank,
         hostname=cause.hostname,
-        type_name=fault.type_name,
+        type_name=exception.type_name,
     )
 
 
 def _raised(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
-    outcome, fault = cause.outcome, cause.outcome.fault
-    assert fault is not None
-    message = f": {fault.message}" if fault.message else ""
+    outcome, exception = cause.outcome, cause.outcome.exception
+    assert exception is not None
+    message = f": {exception.message}" if exception.message else ""
     return WorkerFailed(
-        f"rank {outcome.rank} on {cause.hostname} raised {fault.type_name}{message}",
+        f"rank {outcome.rank} on {cause.hostname} raised {exception.type_name}{message}",
         rank=outcome.rank,
         hostname=cause.hostname,
         pid=outcome.pid,
-        type_name=fault.type_name,
-        worker_traceback=fault.traceback,
+        type_name=exception.type_name,
+        worker_traceback=exception.traceback,
         log_file=_log_file(outcome.rank, log_files),
     )
 
@@ -349,7 +349,7 @@ def _hung(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
         hostname=cause.hostname,
         pid=outcome.pid,
         signal=None if outcome.signal is None else signal_name(outcome.signal),
-        worker_traceback=None if outcome.fault is None else outcome.fault.traceback,
+        worker_traceback=None if outcome.exception is None else outcome.exception.traceback,
         log_file=log_file,
     )
 
@@ -357,11 +357,11 @@ def _hung(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
 def _where(
     cause: Failure, log_files: Mapping[int, Path], error: BaseException, shown: TraceShown
 ) -> str:
-    outcome, fault = cause.outcome, cause.outcome.fault
-    assert fault is not None
+    outcome, exception = cause.outcome, cause.outcome.exception
+    assert exception is not None
     log_file = _log_file(outcome.rank, log_files)
     lines = [f"\nraised by rank {outcome.rank} on {cause.hostname} after {outcome.seconds:.1f} s"]
-    text = fault.traceback.rstrip()
+    text = exception.traceback.rstrip()
     if isinstance(error, NoTerminal):
         text = text.removesuffix(str(error)).rstrip(": ")  # it is long, and is said above
     if shown is TraceShown.WITHOUT_ERROR:
@@ -431,8 +431,8 @@ def _others(
     if stopped:
         workers = "worker was" if stopped == 1 else "workers were"
         lines.append(f"\n{stopped} other {workers} stopped.")
-    fault = cause.outcome.fault
-    if returned and fault is not None and fault.communication:
+    exception = cause.outcome.exception
+    if returned and exception is not None and exception.communication:
         ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
         lines.append(f"\nRanks that had already returned, and answer no collective: {ranks}.")
     return "\n".join(lines)

@@ -562,7 +562,7 @@ class Session:
         opening = RoundSetup(self.plan, self._content, self._log_slots, agents)
         if not self.plan.meets_others:
             try:
-                meeting = StoreAddress(self.plan, round_, agents)
+                store_address = StoreAddress(self.plan, round_, agents)
             except StartFailed as error:
                 first = round_.members[0].agent
                 if not self.plan.is_elastic or first not in agents:
@@ -570,11 +570,11 @@ class Session:
                 agents[first].has_left = True
                 self._lose(first, agents[first], str(error))
                 return
-            self._do(meeting.try_to_reach())
-            store = Endpoint(meeting.address, round_.store.port)
+            self._do(store_address.try_to_reach())
+            store = Endpoint(store_address.address, round_.store.port)
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
-            if round_.torch and (unreached := await meeting.problems()):
-                self._part_with(meeting, unreached)
+            if round_.torch and (unreached := await store_address.problems()):
+                self._part_with(store_address, unreached)
         has_store = await opening.has_store(round_)
         parts = round_.parts()
         for agent_id, agent in agents.items():
@@ -596,14 +596,14 @@ class Session:
             if not agent.is_gone and agent_id not in verdict.unconfirmed
         }
 
-    def _part_with(self, meeting: StoreAddress, unreached: dict[AgentId, str]) -> None:
+    def _part_with(self, store_address: StoreAddress, unreached: dict[AgentId, str]) -> None:
         """Do without hosts that do not reach the first; that may be the end."""
         if not self.plan.is_elastic:
-            raise meeting.failure(unreached)
+            raise store_address.failure(unreached)
         for agent_id, problem in unreached.items():
             agent = self._agents[agent_id]
             agent.has_left = True
-            self._lose(agent_id, agent, f"it cannot reach {meeting.address}: {problem}")
+            self._lose(agent_id, agent, f"it cannot reach {store_address.address}: {problem}")
 
     async def _dismiss(self, by_force: Container[AgentId]) -> None:
         """Let the agents go: those that can, once their logs are here; the others by force."""

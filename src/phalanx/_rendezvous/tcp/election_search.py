@@ -1,4 +1,4 @@
-"""Finding the host that decides by asking etcd, and standing for it when nobody does."""
+"""Finding the leader by asking etcd, and standing for it when nobody does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following the host that decides: joining it, doing what it says, until it is lost."""
+"""Following the leader: joining it, doing what it says, until it is lost."""
 
 from __future__ import annotations
 

@@ -219,9 +219,9 @@ class _HandlerRun:
             raise RendezvousTimeoutError(
                 f"too few hosts joined within {patience:g} s (join_timeout)."
             ) from None
-        place = position(round_.hosts, rank=round_.member(self._agent).first_rank)
+        at = position(round_.hosts, rank=round_.member(self._agent).first_rank)
         store_info = RendezvousStoreInfo(round_.store.address, round_.store.port)
-        return RendezvousInfo(None, place.host, place.hosts, store_info)
+        return RendezvousInfo(None, at.host, at.hosts, store_info)
 
     def close_for_all(self) -> None:
         self._call(self._close_for_all)

@@ -1,6 +1,6 @@
 """Signs of life between hosts, and their absence.
 
-The host that decides asks, the others answer: that is a sign of life both ways.
+The leader asks, the others answer: that is a sign of life both ways.
 """
 
 from __future__ import annotations

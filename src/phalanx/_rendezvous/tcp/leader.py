@@ -1,4 +1,4 @@
-"""The host that decides: it carries the coordinator, and speaks for it to the others."""
+"""The leader: it carries the coordinator, and speaks for it to the others."""
 
 from __future__ import annotations
 

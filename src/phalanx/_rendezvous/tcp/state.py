@@ -57,7 +57,7 @@ class TcpState:
 
     @property
     def link(self) -> Link | None:
-        """To the host that decides, while another does."""
+        """To the leader, while another host leads."""
         return self._link
 
     @property
@@ -67,7 +67,7 @@ class TcpState:
 
     @property
     def leader_contact(self) -> Endpoint | None:
-        """Where the other host that decides is reached."""
+        """Where the leader, another host, is reached."""
         return self._leader_contact
 
     @property
@@ -95,7 +95,7 @@ class TcpState:
 
     def follow(self, link: Link, leader: AgentId, contact: Endpoint) -> None:
         """Another host decides, at the other end of the link, and was reached at the contact."""
-        assert self._leader is None, "a host that decides follows nobody"
+        assert self._leader is None, "a leader follows nobody"
         self._link, self._leader_agent = link, leader
         self._leader_contact = self._contacts.get(leader, contact)
 
@@ -179,7 +179,7 @@ class TcpState:
     def round_formed(
         self, leader: AgentId, contacts: dict[AgentId, Endpoint], happening: Happening
     ) -> None:
-        """The host that decides has told of a round, and where members of it are reached."""
+        """The leader has told of a round, and where members of it are reached."""
         self._contacts = contacts
         self._successors = successors(tuple(contacts))
         self._leader_contact = contacts.get(leader, self._leader_contact)

@@ -1,4 +1,4 @@
-"""Finding the host that decides at the endpoint, and the next one, by rank, when it is lost."""
+"""Finding the leader at the endpoint, and the next one, by rank, when it is lost."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One host of a rendezvous over TCP: it follows the one that decides, or is that one.
+"""One host of a rendezvous over TCP: it follows the leader, or leads.
 
-To whoever carries an app out on this host it is the one that decides: events go in, actions come
-back. If the host that decides is lost, the workers here are stopped, and the survivors turn to the
-first of their round that is there (`succession`), or to whoever is elected where there is an
-`Election`. Where the host stands is in its `TcpState`.
+To whoever carries an app out on this host it is the `Decider`: events go in, actions come back.
+If the leader is lost, the workers here are stopped, and the survivors turn to the first of their
+round that is there (`succession`), or to whoever is elected where there is an `Election`. Where the
+host stands is in its `TcpState`.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class TcpDecider:
             self._do(link.send(request))
 
     def _forward(self, event: p.CoordinatorEvent, frame: wire.Frame) -> None:
-        """Tell the one that decides: an event if that is us, else a frame."""
+        """Tell the leader: an event if that is us, else a frame."""
         if (leader := self._state.leader) is not None:
             leader.feed(event)
         elif (link := self._state.link) is not None:
@@ -375,7 +375,7 @@ class TcpDecider:
             listener.share_with(store)
 
     def _follow(self, contact: Endpoint) -> None:
-        """Look for the one that decides, beginning there."""
+        """Look for the leader, beginning there."""
         search = SuccessionSearch(
             *(self._host, self._state, self._actions, self._follower(), self._now),
             lead=self._lead,

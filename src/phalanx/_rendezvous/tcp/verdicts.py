@@ -1,4 +1,4 @@
-"""A verdict on its way from the host that decides to the others. Pure."""
+"""A verdict on its way from the leader to the others. Pure."""
 
 from __future__ import annotations
 

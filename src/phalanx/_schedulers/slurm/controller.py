@@ -33,7 +33,7 @@ _WANTED = 60.0
 _PATIENCE = 15.0
 """Seconds for a command to answer a question."""
 _SUBMIT_PATIENCE = 120.0
-AWAY = 60.0
+UNREACHABLE_FOR = 60.0
 """Seconds for a controller that does not answer to be there again, while it is asked for nodes."""
 
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -272,9 +272,11 @@ class Controller:
                 return self._submit(script, directory)
             except ControllerDown as error:
                 if limit is None:
-                    limit = time.monotonic() + AWAY
+                    limit = time.monotonic() + UNREACHABLE_FOR
                     logger.warning(
-                        "phalanx: Slurm does not answer (%s); trying for %.0f s", error, AWAY
+                        "phalanx: Slurm does not answer (%s); trying for %.0f s",
+                        error,
+                        UNREACHABLE_FOR,
                     )
                 if not self._is_back(limit):
                     raise SchedulerError(

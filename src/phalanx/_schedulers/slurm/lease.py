@@ -23,9 +23,9 @@ from phalanx._launcher.transport.slurm import STEP_OPTIONS
 from phalanx._logs import logger
 from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.slurm.controller import (
-    AWAY,
     DOWN,
     INTERVAL,
+    UNREACHABLE_FOR,
     ControllerDown,
     JobState,
     controller,
@@ -106,7 +106,7 @@ class SlurmLease(Lease):
         self._lock = threading.Lock()
         self._given_back = False
         self._lost: set[str] = set()
-        self._unheard_until = time.monotonic() + AWAY
+        self._unheard_until = time.monotonic() + UNREACHABLE_FOR
         self._allocations = [_Allocation(request.name, request.num_hosts, options)]
 
     @property
