@@ -4,6 +4,7 @@ The same deciders, hosts and histories; etcd is simulated as well, and can be cu
 """
 
 import functools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from phalanx._core.rounds import Endpoint, Member, Round
 from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.candidacy import (
+    Examine,
     FollowLeader,
     HearEnd,
     LookFor,
@@ -92,6 +94,46 @@ def test_the_end_is_heard_by_those_that_were_there():
     for own_round in (7, 6, 1):
         assert choose_step(there, 1, own_round) == HearEnd(there.last)
     assert choose_step(there, 1, 0) == Stand(0, 3, floor=7)
+
+
+def test_those_that_have_another_token_are_asked_for_before_anybody_stands():
+    """By a host that has been in no round, and sees none of its own; others stand over them."""
+    claims = records.Claim(5, (AT,), has_round=False), records.Claim(3, (AT,), has_round=True)
+    there = replace(view(claims=claims), at=(5, 3))
+    assert choose_step(there, 1, 0) == Examine(claims)
+    assert choose_step(there, 1, 0, refuted={5}) == Examine(claims[1:])
+    assert choose_step(there, 1, 0, refuted={5, 3}) == Stand(5, 3)
+    assert choose_step(there, 1, 7) == Stand(5, 3)
+    ours = replace(view(None, last(7, 1), claims=claims[:1]), at=(5, 3))
+    assert choose_step(ours, 1, 7).floor == 7
+    ended = replace(view(None, last(7, 1, ended=True), claims=claims[:1]), at=(5, 3))
+    assert choose_step(ended, 1, 7) == HearEnd(ended.last)
+    assert choose_step(ended, 1, 0) == Examine(claims[:1])
+
+
+def test_a_value_proves_the_token_the_run_and_the_key():
+    """And every byte of it; without a proof it claims where hosts are, or nothing."""
+    proof, elected = ValueProof(b"key", "run"), LeaderElected(leader=4, contact=AT)
+    frames = records.encode([elected])
+    value = proof.seal("leader", frames)
+    assert proof.open("leader", Entry(value, 9)) == Entry(frames, 9)
+    assert proof.open("leader", None) is None
+    changed = value[:-1] + bytes([value[-1] ^ 1])
+    for other, key, seen in (
+        *(
+            (ValueProof(b"another", "run"), "leader", value),
+            (ValueProof(b"key", "2"), "leader", value),
+        ),
+        *((proof, "round", value), (proof, "leader", changed), (proof, "leader", frames)),
+        *((proof, "leader", b""), (proof, "leader", value[:32])),
+    ):
+        assert other.open(key, Entry(seen, 9)) is None
+    assert records.claim_of("leader", Entry(value, 9)) == records.Claim(9, (AT,), has_round=False)
+    begun = bytes(32) + records.encode([formed(7, 2, 3)])
+    assert records.claim_of("round", Entry(begun, 9)) == records.Claim(9, (AT, AT), has_round=True)
+    end = last(7, 2, ended=True).ended
+    for odd in (b"", b"x" * 99, frames, value, bytes(32) + records.encode_end(formed(7, 2), [end])):
+        assert records.claim_of("round", Entry(odd, 9)) is None
 
 
 def test_records_are_read_as_they_were_written():
