@@ -100,6 +100,12 @@ class Etcd:
         decode = lambda text: base64.b64decode(text or "")
         return {decode(i["key"]).decode(): decode(i.get("value")) for i in found.get("kvs", ())}
 
+    def put(self, values):
+        """Have it written, whatever is there."""
+        for key, value in values.items():
+            text = base64.b64encode(value).decode()
+            self.ask("kv/put", {"key": _text(key), "value": text})
+
     def add_user(self, name, password, prefix):
         """One that may read and write below a prefix; from the first on everybody is asked."""
         self.ask("auth/user/add", {"name": "root", "password": "root"})

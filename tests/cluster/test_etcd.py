@@ -1,5 +1,6 @@
 """Apps whose hosts meet by etcd, a real one: hosts are lost, and so is etcd; users and certificates."""
 
+import asyncio
 import os
 import re
 import signal
@@ -10,9 +11,15 @@ import time
 import psutil
 import pytest
 
+from phalanx._core.rounds import Endpoint, Member, Round
 from phalanx._rendezvous.etcd import records
+from phalanx._rendezvous.etcd.client import EtcdStore
+from phalanx._rendezvous.etcd.proofs import ValueProof, without_proof
+from phalanx._rendezvous.etcd.settings import EtcdSettings, parse_endpoints
 from phalanx._rendezvous.etcd.store import Entry
+from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
 from tests.cluster.etcd import Etcd
+from tests.cluster.kubernetes_keys import Keys
 from tests.conftest import wait_until
 
 TOKEN = "5" * 32
@@ -89,7 +96,7 @@ class Hosts:
     def leader(self, run_id="run"):
         """The host that leads, by etcd."""
         value = self.etcd.values()[f"/phalanx/{run_id}/leader"]
-        port = records.leader_of(Entry(value, 1)).contact.port
+        port = records.leader_of(Entry(without_proof(value), 1)).contact.port
         for name, process in self.running.items():
             listening = psutil.Process(process.pid).net_connections()
             if any(c.status == "LISTEN" and c.laddr.port == port for c in listening):
@@ -193,13 +200,16 @@ def test_users_and_certificates(tmp_path):
         (tmp_path / "password").write_text("pa ss\n")
         certificate, key = etcd.client
         tls = f",ca_cert={etcd.keys.ca},ssl_cert={certificate},ssl_cert_key={key},prefix=/mine"
-        login = {"PHALANX_ETCD_USER": "trainer"}
+        login, known = {"PHALANX_ETCD_USER": "trainer"}, {"PHALANX_ETCD_PASSWORD": "pa ss"}
+        other = Keys(tmp_path / "other")
+        other.begin()
         right = f"{tls},password_file={tmp_path / 'password'}"
         wrong = {
             "nobody": (tls, {}, "user name is empty"),
             "liar": (tls, login | {"PHALANX_ETCD_PASSWORD": "x"}, "authentication failed"),
             "elsewhere": (f"{right},prefix=/other", login, "permission denied"),
             "plain": (",join_timeout=1", {}, "no rendezvous by etcd"),
+            "astray": (f"{tls},ca_cert={other.ca},join_timeout=1", login | known, "not trusted"),
         }
         for name, (conf, environ, _) in wrong.items():
             hosts.start(name, "--nnodes", "1:2", conf=conf, environ=environ)
@@ -209,9 +219,7 @@ def test_users_and_certificates(tmp_path):
             assert "Traceback" not in hosts.log(name)
         assert etcd.values() == {}
         hosts.start("a", "--nnodes", "2", conf=right, environ=login)
-        hosts.start(
-            "b", "--nnodes", "2", conf=tls, environ=login | {"PHALANX_ETCD_PASSWORD": "pa ss"}
-        )
+        hosts.start("b", "--nnodes", "2", conf=tls, environ=login | known)
         hosts.wait_for_round("a", "b")
         assert all(key.startswith("/mine/run/") for key in etcd.values())
         assert hosts.end() == [0, 0]
@@ -220,8 +228,67 @@ def test_users_and_certificates(tmp_path):
         etcd.close()
 
 
-def test_a_host_with_another_token_takes_no_part(hosts):
+def forged_keys(run_id):
+    """A leader and the end of an app, by one who knows everything but the token."""
+    place, proof = Endpoint("127.0.0.1", 1), ValueProof(b"guessed", run_id)
+    round_ = Round(3, (Member(7, "h", 0, 1),), place, 0, torch=False)
+    end = AppEnded(reason="succeeded", missing=(), note="", hosts=())
+    frames = {
+        "leader": [LeaderElected(leader=7, contact=place)],
+        "round": [RoundFormed.make(round_, 7, {7: place}), end],
+    }
+    seal = lambda key: proof.seal(key, records.encode(frames[key]))
+    return {f"/phalanx/{run_id}/{key}": seal(key) for key in frames}
+
+
+def test_a_host_with_another_token_that_comes_first_leads_nobody(hosts, etcd):
+    """The others meet, as if it were not there."""
+    conf, other = ",last_call_timeout=1,host_timeout=1", {"PHALANX_RDZV_TOKEN": "6" * 32}
+    hosts.start("stranger", "--nnodes", "2", conf=conf, run_id="first", environ=other)
+    wait_until(lambda: "/phalanx/first/leader" in etcd.values(), timeout=30)
+    names = [hosts.start(name, "--nnodes", "2", conf=conf, run_id="first") for name in "ab"]
+    hosts.wait_for_round(*names)
+    assert any("Do all hosts have the same token?" in hosts.log(name) for name in names)
+    assert hosts.begun("stranger") == []
+    hosts.lose("stranger")
+    assert hosts.end() == [0, 0]
+
+
+def test_a_change_is_watched_for_and_a_login_that_has_ended_is_made_anew(monkeypatch):
+    """Whoever waits hears of a change by itself; a member that was restarted knows no login."""
+    etcd = Etcd()
+    try:
+        etcd.add_user("trainer", "secret", "/phalanx/")
+        monkeypatch.setenv("PHALANX_ETCD_PASSWORD", "secret")
+        asyncio.run(_watch_and_log_in_anew(etcd))
+    finally:
+        etcd.close()
+
+
+async def _watch_and_log_in_anew(etcd):
+    members, settings = parse_endpoints(etcd.endpoint), EtcdSettings(user="trainer")
+    watching, writing = (EtcdStore(members, settings, "watched") for _ in range(2))
+    try:
+        assert await watching.read("leader") is None
+        waiting = asyncio.create_task(watching.wait_change("leader", 100.0))
+        await writing.write({"another": b"1"}, {})
+        assert not waiting.done()
+        await writing.write({"leader": b"1"}, {})
+        await asyncio.wait_for(waiting, 50.0)
+        assert (await watching.read("leader")).value == b"1"
+        etcd.members[0].kill()
+        etcd.members[0].start()
+        await asyncio.to_thread(etcd.wait)
+        assert (await watching.read("leader")).value == b"1"
+        assert await writing.write({"leader": b"2"}, {})
+    finally:
+        await watching.close()
+        await writing.close()
+
+
+def test_a_host_with_another_token_takes_no_part(hosts, etcd):
     """Though it may write to etcd: what it is sent is not believed, and it hears nothing."""
+    etcd.put(forged_keys("token"))
     hosts.start("a", "--nnodes", "1:2", conf=",last_call_timeout=1", run_id="token")
     hosts.wait_for_round("a")
     other = {"PHALANX_RDZV_TOKEN": "6" * 32}

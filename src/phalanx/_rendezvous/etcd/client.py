@@ -294,7 +294,12 @@ class _Refused(Exception):
 
 def _said(error: BaseException) -> str:
     """The reason at the bottom of what the client's libraries say."""
-    text = str(error)
+    told = error.detail_text if isinstance(error, Etcd3Exception) else None
+    text = told or str(error)  # which is empty in some versions of the client
+    _, found, reason = text.partition("certificate verify failed: ")
+    if found:
+        reason = sanitize_line(reason.partition(" (_ssl")[0])[:200]
+        return f"its certificate is not trusted: {reason}. Set ca_cert to the CA that signed it"
     for start in ("Caused by ", "[Errno ", "[SSL"):
         if start in text:
             text = text[text.index(start) :]
