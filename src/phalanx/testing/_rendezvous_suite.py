@@ -161,8 +161,10 @@ class RendezvousSuite:
                 assert first.num_nodes_waiting() == 0
                 return
             honest = hosts.call(first.next_rendezvous)
-            hosts.expect_error(hosts.call(stranger.next_rendezvous), "RendezvousError")
-            hosts.expect_error(honest, "RendezvousTimeoutError")
+            waiting = hosts.call(stranger.next_rendezvous)
+            late = hosts.call(hosts.add(2, 2, number=1).next_rendezvous)  # in the stranger's place
+            assert sorted(hosts.result(call).rank for call in (honest, late)) == [0, 1]
+            hosts.expect_error(waiting, "RendezvousError")
 
     def _need_elastic(self) -> None:
         if not self.elastic:
@@ -184,16 +186,18 @@ class _Hosts:
         for call in [self.call(handler.shutdown) for handler in self._handlers]:
             call.result(self._suite.timeout)
 
-    def add(self, least: int, most: int) -> Any:
-        """One more host."""
-        return self._added(self._suite.create_handler, least, most)
+    def add(self, least: int, most: int, number: int | None = None) -> Any:
+        """One more host; by default with the next number."""
+        return self._added(self._suite.create_handler, least, most, number)
 
     def add_stranger(self, least: int, most: int) -> Any:
         """One that does not belong to the run."""
         return self._added(self._suite.create_stranger, least, most)
 
-    def _added(self, create: Callable[..., Any], least: int, most: int) -> Any:
-        number = len(self._handlers)
+    def _added(
+        self, create: Callable[..., Any], least: int, most: int, number: int | None = None
+    ) -> Any:
+        number = len(self._handlers) if number is None else number
         handler = create(self.run_id, number, least, most, self._timeout)
         if handler is not None:
             self._handlers.append(handler)
