@@ -22,7 +22,6 @@ from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_schedu
 from phalanx.specs import AppDef, AppState, Resource, Role
 from phalanx.testing import SchedulerSuite
 from tests.cluster.ray import CPUS, OTHER_VERSION, ROOT
-from tests.cluster.test_anywhere import test_what_comes_home_is_the_same  # noqa: F401 runs here
 from tests.conftest import is_alive, wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -61,11 +60,6 @@ class TestRay(SchedulerSuite):
 
     def scheduler_options(self):
         return {"stop_grace": 1}
-
-
-@pytest.fixture
-def launcher():
-    return make_launcher()
 
 
 def make_launcher(num_hosts=2, **options):
