@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from phalanx._system.processes import descendants
 from tests.process import store_intruder
 from tests.process.test_store_flood import KINDS, NOBODY, flood
 from tests.process.test_torchrun import free_port, torchrun  # noqa: F401
@@ -41,12 +38,6 @@ store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
 print(store.check(["phalanx"]), store.check(["intruder"]), flush=True)
 dist.destroy_process_group()
 """
-
-LATE = MEETS.replace(
-    "import torch.distributed as dist\n",
-    "\ndef load():\n    global dist\n    import torch.distributed as dist\n",
-).replace('if os.environ["RANK"] == "1":\n    wait_for("join")\n', 'wait_for("join")\nload()\n')
-"""Nothing tells beforehand that it uses torch."""
 
 
 @contextlib.contextmanager
@@ -81,8 +72,8 @@ def two_workers(torchrun):  # noqa: F811
     """Starts two workers, of which the second joins when there is a file of that name."""
     started = []
 
-    def start(kind, user=0, code=MEETS):
-        started.append(torchrun.start(code, *flags_of(kind), args=(str(user),)))
+    def start(kind, user=0):
+        started.append(torchrun.start(MEETS, *flags_of(kind), args=(str(user),)))
         return started[-1]
 
     yield start
@@ -109,25 +100,6 @@ def test_another_user_gets_no_answer_before_and_after_the_group_has_formed(
     """To whatever it asks, nor has what it leaves behind an effect; the group forms."""
     host = two_workers(kind)
     address, port = host.stdout.readline().split()
-    with intruder(address, port) as attack:
-        assert attack() == "{}\n"
-        (tmp_path / "join").touch()
-        assert has_formed(host)
-        assert attack() == "{}\n"
-    ends_well(host, tmp_path)
-
-
-def test_nobody_can_listen_where_torch_is_imported_late(two_workers, tmp_path):
-    """The port is the store's from the beginning, which is there when somebody comes, not before."""
-    host = two_workers("standalone", code=LATE)
-    address, port = host.stdout.readline().split()
-    titles = lambda: [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(host.pid)]
-    assert not any(title.rstrip(b"\0").endswith(b" store") for title in titles())
-    with socket.socket() as squatter:
-        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with pytest.raises(OSError, match="in use"):
-            squatter.bind((address, int(port)))
-            squatter.listen()
     with intruder(address, port) as attack:
         assert attack() == "{}\n"
         (tmp_path / "join").touch()

@@ -471,7 +471,7 @@ def test_the_start_method_says_who_imports(torchrun, tmp_path, flags, method):
     (packages / "imported.py").write_text("import os\nby = os.getpid()\n")
     done = torchrun(
         "import os, imported; print(imported.by == os.getpid(), hash('text'), flush=True)\n"
-        "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'True'  # it waits for who imports torch",
+        "assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'  # torch is not imported",
         *("--nproc-per-node", 2, "--start-method", method, *flags),
         env={"PYTHONPATH": str(packages)},
     )

@@ -26,21 +26,7 @@ from phalanx._rendezvous.protocol import (
 )
 from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 from phalanx._rendezvous.restart_budget import Budget
-from phalanx._rendezvous.roster import Roster
 from phalanx._core.rounds import Ended, Endpoint, ExceptionInfo, Outcome
-
-
-@pytest.mark.parametrize(
-    ("torch", "has_store"),
-    [((False, True), False), ((True, False), True), ((None, True), True), ((None, None), None)],
-)
-def test_the_first_host_says_whether_there_is_a_store(torch, has_store):
-    """It is there that it would be; one that knows nothing leaves it to the next."""
-    hosts = tuple(Host(i, f"h{i}", 1, (i,)) for i in range(2))
-    roster = Roster(CoordinatorSettings(hosts, 100, 3))
-    for host, has in zip(hosts, torch, strict=True):
-        roster.join(JoinedEvent(host.agent, Endpoint("a", 1), host, has))
-    assert roster.wants_store(host.agent for host in hosts) is has_store
 
 
 class Driver:

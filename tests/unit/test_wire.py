@@ -54,7 +54,6 @@ frames = st.one_of(
         function=text,
         backend=st.none() | text,
         uses_torch=st.booleans(),
-        agent_store=st.booleans(),
         process_group_timeout=seconds,
         **common,
     ),

@@ -177,7 +177,7 @@ class Agent:
         self._ending.set()
 
     def _close_ports(self) -> None:
-        self._close_listening()
+        self._listening.close()
         self._beside.close()
         if self._probe_port is not None:
             self._probe_port.close()
@@ -267,8 +267,7 @@ class Agent:
 
     @property
     def _port(self) -> int:
-        """Where the next round's store can be: not listening yet, so that rank 0 may bind it, too,
-        where no torch is found to carry it.
+        """Where the next round's store can be: not listening yet, so rank 0 may bind it too.
 
         The one after it is bound as well, for a framework whose own service wants one.
         """
@@ -303,36 +302,19 @@ class Agent:
                 self._interfaces[store] = interface
         if host_round.cleared.is_set():
             return
-        carries_store = begin.agent_store and host_round.member.first_rank == 0
+        carries_store = begin.uses_torch and host_round.member.first_rank == 0
         descriptors = [host_round.theirs.fileno()]
         if carries_store:
             # All that may come is on this machine, or does so by way of a port of it.
             if begin.membership.bound or (self._prepare.networked and network.is_loopback(store)):
                 network.confine_to_loopback(self._listening)
             self._listening.listen(4096)
-            if begin.uses_torch:
-                descriptors.append(self._listening.fileno())
-            else:
-                # Nobody else can listen there then, and what it takes is spent when it is wanted.
-                loop = asyncio.get_running_loop()
-                loop.add_reader(self._listening, self._start_store, host_round)
+            descriptors.append(self._listening.fileno())
         host_round.started = True
         self._zygote.send(host_round.fork(path, interface), descriptors)
-        if carries_store and begin.uses_torch:
+        if carries_store:
             # The store's process has it now: when that dies, its clients must not wait for us.
             self._listening.close()
-
-    def _start_store(self, host_round: HostRound) -> None:
-        """Somebody has connected to where the round's store is."""
-        begin = host_round.begin
-        order = wire.ForkStore(app=begin.app, round=begin.round)
-        self._zygote.send(order, [self._listening.fileno()])
-        self._close_listening()  # as above
-
-    def _close_listening(self) -> None:
-        if self._listening.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._listening)
-        self._listening.close()
 
     async def _stop(self, frame: wire.HaltRound) -> None:
         host_round = self._host_rounds.current
@@ -385,7 +367,7 @@ class Agent:
 
     async def _clear(self, host_round: HostRound) -> None:
         """Nothing of the round is left; the next one gets another port."""
-        self._close_listening()
+        self._listening.close()
         await host_round.processes_gone(self._port)
 
     # ── the zygote ────────────────────────────────────────────────────────────

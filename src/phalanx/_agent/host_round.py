@@ -135,7 +135,7 @@ class HostRound:
             run_id=self.begin.run_id or self.begin.app,
             max_restarts=self.begin.max_restarts,
             error_file=os.path.join(self.directory, str(rank), "error.json"),
-            agent_store=self.begin.agent_store,
+            agent_store=self.begin.uses_torch,
         )
         variables |= {APP: self.begin.app, STOP_FILE: self.stop_file}
         variables[HEARTBEAT_FILE] = os.path.join(self.directory, str(rank), heartbeats.FILE)

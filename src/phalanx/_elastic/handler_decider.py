@@ -287,7 +287,7 @@ class HandlerDecider:
             told = [
                 json.loads(info.store.get(f"{_MEMBER}/{rank}")) for rank in range(info.world_size)
             ]
-            torch = bool(told[0][4])
+            torch = any(item[4] for item in told)
         store = Endpoint(told[0][2], told[0][3])
         if not alone and info.store is None and info.bootstrap_store_info is not None:
             boot = info.bootstrap_store_info

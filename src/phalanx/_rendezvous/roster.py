@@ -43,8 +43,9 @@ class Roster:
         return True
 
     def wants_store(self, agents: Iterable[AgentId]) -> bool | None:
-        """Whether the first that knows, as a rule rank 0's, has a store; None where nobody does."""
-        return next((has for agent in agents if (has := self.torch.get(agent)) is not None), None)
+        """Whether one of them wants a store; None where nobody knows."""
+        known = [wants for agent in agents if (wants := self.torch.get(agent)) is not None]
+        return any(known) if known else None
 
     def expect(self, members: Iterable[Member]) -> None:
         """Know of those that were in a round."""

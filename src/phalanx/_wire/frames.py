@@ -179,8 +179,6 @@ class BeginRound(Frame):
     function: Digest
     backend: str | None
     uses_torch: bool
-    agent_store: bool
-    """The store is at hand, on rank 0's host: no worker has to carry it."""
     process_group_timeout: Seconds
     records: tuple[AnyCount, ...] = ()
     """The local ranks whose `logging` records are wanted as records."""
@@ -405,8 +403,6 @@ class Ready(Frame):
 
     torch: bool
     spawn: bool
-    has_torch: bool = False
-    """It can be imported there: a store could be carried."""
     stale: bool = False
     """Files that were loaded have changed since: another zygote is needed."""
     left_out: tuple[str, ...] = ()
@@ -586,11 +582,6 @@ class ForkWorkers(Frame):
 
 
 @frame
-class ForkStore(Frame):
-    """Start the round's store, at the socket that comes beside: somebody has connected to it."""
-
-
-@frame
 class SignalWorkers(Frame):
     """Send a signal to the workers that catch it (to an agent as well, from whoever placed it)."""
 
@@ -642,7 +633,6 @@ MESSAGES: tuple[type[Frame], ...] = (
     FetchFile,
     FilePart,
     ForkWorkers,
-    ForkStore,
     SignalWorkers,
     WorkerExited,
     DumpStacks,

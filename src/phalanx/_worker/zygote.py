@@ -86,7 +86,6 @@ class Zygote:
             wire.Ready(
                 app=self._prepare.app,
                 torch=self._loaded.bring_torch(imports),
-                has_torch=_has_torch(),
                 spawn=self._spawn or unsafe is not None,
                 left_out=tuple(self._loaded.tainted),
                 failed=self._loaded.failures(imports),
@@ -164,8 +163,6 @@ class Zygote:
         match frame:
             case wire.ForkWorkers():
                 return self._fork(frame)
-            case wire.ForkStore():
-                self._fork_late_store(frame)
             case wire.Prepare():
                 self._warm_again(frame)
             case wire.StayWarm():
@@ -196,7 +193,7 @@ class Zygote:
         worker_set = self._worker_set = _WorkerSet(fork)
         parent = os.getpid()
         # Where there is no torch, workers say so better than a store that cannot be carried.
-        if listening and _has_torch():
+        if listening and importlib.util.find_spec("torch") is not None:
             worker_set.store = self._fork_store(listening[0], parent)
         pids: dict[int, int] = {}
         printed = self._loaded.printed(self._prepare.preload)
@@ -231,12 +228,6 @@ class Zygote:
             worker.report(assignment, outcome.raised(assignment.rank, error, None))
             os._exit(1)
         return assignment
-
-    def _fork_late_store(self, frame: wire.ForkStore) -> None:
-        """Start the store of a round whose workers run; what is late is closed, and heard so."""
-        with socket.socket(fileno=self._descriptors.pop(0)) as listening:
-            if self._worker_set is not None and self._is_current(frame):
-                self._worker_set.store = self._fork_store(listening, os.getpid())
 
     def _fork_store(self, listening: socket.socket, parent: int) -> int:
         pid = os.fork()
@@ -335,13 +326,6 @@ class Zygote:
             return None
         left = (self._worker_set.kill_at - time.monotonic()) * 1000 + 1
         return min(max(0.0, left), _POLL_LIMIT)
-
-
-def _has_torch() -> bool:
-    try:
-        return importlib.util.find_spec("torch") is not None
-    except (ImportError, ValueError):  # one that was put in its place
-        return "torch" in sys.modules
 
 
 class _killed_by_end_of:  # noqa: N801 reads as a phrase where it is used

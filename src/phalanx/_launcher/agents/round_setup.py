@@ -38,22 +38,9 @@ class RoundSetup:
         ready = [found for found in waited if found is not None]
         return await self._content.uses_torch(self._plan, ready)
 
-    async def has_store(self, round_: Round) -> bool:
-        """Whether workers find the store: they, or their host where they come first, carry it.
-
-        Where hosts meet by themselves, they have decided it.
-        """
-        first = self._agents.get(round_.members[0].agent)
-        if round_.torch or self._plan.meets_others or first is None:
-            return bool(round_.torch)
-        ready = await first.wait_until_ready()
-        return ready is not None and ready.has_torch
-
-    async def frame(self, agent: AgentId, round_: Round, *, has_store: bool) -> wire.BeginRound:
+    async def frame(self, agent: AgentId, round_: Round) -> wire.BeginRound:
         """What an agent is told: its part of the round."""
         options, part = self._plan.options, self._plan.part
-        # Hosts that meet by themselves make no group: there it says if the store will be wanted.
-        uses_torch = await self.uses_torch() if part is not None else bool(round_.torch)
         function = await self._content.function()
         return wire.BeginRound(
             round=round_.number,
@@ -61,8 +48,7 @@ class RoundSetup:
             agent=agent,
             function=function.digest,
             backend=None if options.restart == "host" else options.backend,
-            uses_torch=uses_torch,
-            agent_store=has_store,
+            uses_torch=bool(round_.torch),
             process_group_timeout=options.process_group_timeout,
             records=self._log_slots.wanted_records(self._plan, round_.member(agent)),
             run_id=part.run_id if part is not None else "",

@@ -445,8 +445,6 @@ class Session:
             if (ready := await agent.wait_until_ready()) is None:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
-            # Where no group is made for the workers, the store alone is decided.
-            torch = torch or (self.plan.meets_others and ready.has_torch)
             while problem := await self._fitness.problem(agent):
                 self.progress.tracker.lost(agent_id, problem)
                 await self._wait_for_end(_CHECK_AGAIN)
@@ -575,11 +573,10 @@ class Session:
             round_ = dataclasses.replace(round_, store=store, torch=await opening.uses_torch())
             if round_.torch and (unreached := await store_address.problems()):
                 self._part_with(store_address, unreached)
-        has_store = await opening.has_store(round_)
         parts = round_.parts()
         for agent_id, agent in agents.items():
             if only is None or agent_id in only:
-                frame = await opening.frame(agent_id, parts[agent_id], has_store=has_store)
+                frame = await opening.frame(agent_id, parts[agent_id])
                 if self.decider.round_of(agent_id) == round_.number:
                     agent.has_begun = True
                     self._do(agent.send(frame))

@@ -97,7 +97,6 @@ class LaneCall:
             function=key,
             backend=options.backend,
             uses_torch=self._torch,
-            agent_store=self._torch,
             process_group_timeout=options.process_group_timeout,
             heartbeat_timeout=options.heartbeat_timeout or 0.0,
             run_id=f"{self._plan.app}-{self.number}",
