@@ -16,7 +16,7 @@ from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.client import EtcdStore
 from phalanx._rendezvous.etcd.proofs import ValueProof, without_proof
 from phalanx._rendezvous.etcd.settings import EtcdSettings, parse_endpoints
-from phalanx._rendezvous.etcd.store import Entry
+from phalanx._rendezvous.etcd.store import KeyValue
 from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
 from tests.cluster.etcd import Etcd
 from tests.cluster.kubernetes_keys import Keys
@@ -96,7 +96,7 @@ class Hosts:
     def leader(self, run_id="run"):
         """The host that leads, by etcd."""
         value = self.etcd.values()[f"/phalanx/{run_id}/leader"]
-        port = records.leader_of(Entry(without_proof(value), 1)).contact.port
+        port = records.leader_of(KeyValue(without_proof(value), 1)).contact.port
         for name, process in self.running.items():
             listening = psutil.Process(process.pid).net_connections()
             if any(c.status == "LISTEN" and c.laddr.port == port for c in listening):

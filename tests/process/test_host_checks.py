@@ -92,8 +92,8 @@ def test_an_elastic_app_goes_on_without_a_host_until_it_is_fit(tmp_path, monkeyp
         backend=None,
         host_checks=[is_good],
     ).start(work)
-    lost = lambda: [h for h in app.status().hosts if h.state is HostState.LOST]
-    (host,) = wait_until(lost, timeout=60)
+    aside = lambda: [h for h in app.status().hosts if h.state is HostState.SET_ASIDE]
+    (host,) = wait_until(aside, timeout=60)
     assert host.hostname == "127.0.0.1"
     assert "is_good failed: the mark is there" in host.reason
     wait_until(lambda: len(app.status().workers) == 1)

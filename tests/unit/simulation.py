@@ -16,7 +16,7 @@ from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.etcd.election import Election
 from phalanx._rendezvous.etcd.proofs import ValueProof
-from phalanx._rendezvous.etcd.store import Entry, StoreUnreachable
+from phalanx._rendezvous.etcd.store import KeyValue, StoreUnreachable
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
@@ -221,7 +221,7 @@ class SimulatedEtcd:
 
     def read(self, key):
         value, revision, _ = self.keys.get(key, (None, 0, 0))
-        return Entry(value, revision) if revision else None
+        return KeyValue(value, revision) if revision else None
 
     def write(self, values, at, lease):
         if any(self.keys.get(key, (None, 0, 0))[1] != revision for key, revision in at.items()):

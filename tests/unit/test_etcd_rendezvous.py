@@ -23,7 +23,7 @@ from phalanx._rendezvous.etcd.candidacy import (
 )
 from phalanx._rendezvous.errors import RendezvousStateError
 from phalanx._rendezvous.etcd.proofs import ValueProof
-from phalanx._rendezvous.etcd.store import Entry
+from phalanx._rendezvous.etcd.store import KeyValue
 from phalanx._rendezvous.protocol import Handover, Reason
 from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
 from tests.unit import simulation
@@ -116,7 +116,7 @@ def test_a_value_proves_the_token_the_run_and_the_key():
     proof, elected = ValueProof(b"key", "run"), LeaderElected(leader=4, contact=AT)
     frames = records.encode([elected])
     value = proof.seal("leader", frames)
-    assert proof.open("leader", Entry(value, 9)) == Entry(frames, 9)
+    assert proof.open("leader", KeyValue(value, 9)) == KeyValue(frames, 9)
     assert proof.open("leader", None) is None
     changed = value[:-1] + bytes([value[-1] ^ 1])
     for other, key, seen in (
@@ -127,28 +127,32 @@ def test_a_value_proves_the_token_the_run_and_the_key():
         *((proof, "round", value), (proof, "leader", changed), (proof, "leader", frames)),
         *((proof, "leader", b""), (proof, "leader", value[:32])),
     ):
-        assert other.open(key, Entry(seen, 9)) is None
-    assert records.claim_of("leader", Entry(value, 9)) == records.Claim(9, (AT,), has_round=False)
+        assert other.open(key, KeyValue(seen, 9)) is None
+    assert records.claim_of("leader", KeyValue(value, 9)) == records.Claim(
+        9, (AT,), has_round=False
+    )
     begun = bytes(32) + records.encode([formed(7, 2, 3)])
-    assert records.claim_of("round", Entry(begun, 9)) == records.Claim(9, (AT, AT), has_round=True)
+    assert records.claim_of("round", KeyValue(begun, 9)) == records.Claim(
+        9, (AT, AT), has_round=True
+    )
     end = last(7, 2, ended=True).ended
     for odd in (b"", b"x" * 99, frames, value, bytes(32) + records.encode_end(formed(7, 2), [end])):
-        assert records.claim_of("round", Entry(odd, 9)) is None
+        assert records.claim_of("round", KeyValue(odd, 9)) is None
 
 
 def test_records_are_read_as_they_were_written():
     """What is something else is an error that names the key."""
     elected = LeaderElected(leader=4, contact=AT)
-    assert records.leader_of(Entry(records.encode([elected]), 9)) == leader(4, 9)
+    assert records.leader_of(KeyValue(records.encode([elected]), 9)) == leader(4, 9)
     end = last(7, 2, 3, ended=True).ended
-    read = records.round_of(Entry(records.encode_end(formed(7, 2, 3), [end]), 3))
+    read = records.round_of(KeyValue(records.encode_end(formed(7, 2, 3), [end]), 3))
     assert read == last(7, 2, 3, ended=True)
     assert read.members == {2, 3}
     for odd in (b"PHX", b"{}" * 20, records.encode([end]), b""):
         with pytest.raises(RendezvousStateError, match="'round' of the run"):
-            records.round_of(Entry(odd, 1))
+            records.round_of(KeyValue(odd, 1))
         with pytest.raises(RendezvousStateError, match="'leader' of the run"):
-            records.leader_of(Entry(odd, 1))
+            records.leader_of(KeyValue(odd, 1))
 
 
 # ── histories ─────────────────────────────────────────────────────────────────

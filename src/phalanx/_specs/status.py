@@ -125,6 +125,8 @@ class HostState(StrEnum):
     """It is there, and waits for a round with room for it."""
     LOST = "lost"
     """It is not there; `reason` says why, where that is known."""
+    SET_ASIDE = "set aside"
+    """It failed its checks, as `reason` says. It is used again when it passes them."""
     EXCLUDED = "excluded"
     """It is not used any more: too many failures began there, as `reason` says."""
 

@@ -143,7 +143,7 @@ def _host_row(
     pids = {worker["rank"]: worker["pid"] for worker in workers}
     shown = " ".join(str(pids.get(rank) or "-") for rank in ranks)
     state = host["state"]
-    if final and state not in (HostState.LOST, HostState.EXCLUDED):
+    if final and state not in (HostState.LOST, HostState.SET_ASIDE, HostState.EXCLUDED):
         state = "released"
     return f"  {host['hostname']}", state, ranges(ranks) or "-", shown or "-", host["reason"]
 

@@ -19,7 +19,10 @@ from phalanx._rendezvous.protocol import Happening, Reason, Verdict
 from phalanx._specs import HostState, HostStatus, RankState, RoundStatus, StepStatus, WorkerStatus
 
 _ROUNDS_KEPT = 100
-_ORDER = (HostState.ACTIVE, HostState.STARTING, HostState.SPARE, HostState.LOST, HostState.EXCLUDED)
+_ORDER = (
+    *(HostState.ACTIVE, HostState.STARTING, HostState.SPARE),
+    *(HostState.SET_ASIDE, HostState.LOST, HostState.EXCLUDED),
+)
 
 
 class StatusSnapshot(NamedTuple):
@@ -104,6 +107,13 @@ class StatusTracker:
             if (host := self._hosts.get(agent)) is not None:
                 host.state, host.reason, host.pid = HostState.LOST, reason, None
                 self.changes += 1
+
+    def set_aside(self, agent: AgentId, reason: str) -> None:
+        """A host is there, and is not used until it passes its checks."""
+        with self._lock:
+            host = self._hosts[agent]
+            host.state, host.reason = HostState.SET_ASIDE, reason
+            self.changes += 1
 
     def excluded(self, agent: AgentId, reason: str) -> None:
         """A host is not used any more."""

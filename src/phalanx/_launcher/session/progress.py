@@ -137,6 +137,11 @@ class Progress:
         self.tracker.lost(agent, reason)
         self._fail(since, time.monotonic())
 
+    def set_aside(self, agent: AgentId, reason: str, now: float) -> None:
+        """A host is not used until it passes its checks."""
+        self.tracker.set_aside(agent, reason)
+        self._fail(now, now)
+
     def replace(self, hostname: str) -> None:
         """Another host is asked for in place of one."""
         self._tell("replace", time.monotonic(), hostname=hostname)

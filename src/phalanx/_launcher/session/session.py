@@ -437,7 +437,8 @@ class Session:
     async def _join(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Have it take part: at once where we decide, or when we know what it will need.
 
-        While others run, one whose host is not fit waits until it is: it must not disturb them.
+        While others run, one whose host fails its checks waits until it passes them: it must not
+        disturb them.
         """
         assert agent.hello is not None
         torch = None
@@ -446,7 +447,7 @@ class Session:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
             while problem := await self._fitness.problem(agent):
-                self.progress.tracker.lost(agent_id, problem)
+                self.progress.tracker.set_aside(agent_id, problem)
                 await self._wait_for_end(_CHECK_AGAIN)
                 if agent.is_gone or self._is_ending:
                     return
@@ -458,9 +459,9 @@ class Session:
             self._feed(p.JoinedEvent(agent_id, endpoint, host, torch))
 
     def _set_aside(self, agent_id: AgentId, agent: AgentHandle, problem: str) -> None:
-        """Do without a host that is not fit for work, until it is; its agent stays."""
+        """Do without a host that fails its checks until it passes them; its agent stays."""
         now = time.monotonic()
-        self.progress.lost(agent_id, problem, now)
+        self.progress.set_aside(agent_id, problem, now)
         self._feed(p.AgentGoneEvent(agent_id, problem, Interval(now, now).shifted(self._asleep)))
         if self.plan.is_elastic and not self._is_ending and not agent.is_gone:
             self._do(self._join(agent_id, agent))

@@ -26,7 +26,7 @@ from phalanx._core.rounds import Endpoint
 from phalanx._core.sanitize import sanitize_line
 from phalanx._rendezvous.errors import RendezvousConnectionError
 from phalanx._rendezvous.etcd.settings import EtcdSettings
-from phalanx._rendezvous.etcd.store import Entry, StoreUnreachable
+from phalanx._rendezvous.etcd.store import KeyValue, StoreUnreachable
 from phalanx._system import daemon_thread
 
 _NOT_FOUND, _DENIED, _UNAUTHENTICATED = 5, 7, 16
@@ -56,12 +56,12 @@ class EtcdStore:
         """The last call, which goes on though nobody waits for it any more."""
         self._read_at: dict[str, int] = {}
 
-    async def read(self, key: str) -> Entry | None:
+    async def read(self, key: str) -> KeyValue | None:
         """The latest value of a key, as a majority has it."""
         found = await self._post("kv/range", {"key": self._key(key)})
         self._read_at[key] = int(found["header"]["revision"])
         for item in found.get("kvs", ()):
-            return Entry(base64.b64decode(item.get("value", "")), int(item["mod_revision"]))
+            return KeyValue(base64.b64decode(item.get("value", "")), int(item["mod_revision"]))
         return None
 
     async def names(self, prefix: str) -> frozenset[str]:

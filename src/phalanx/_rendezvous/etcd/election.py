@@ -30,7 +30,7 @@ from phalanx._rendezvous.etcd.records import (
     RoundRecord,
     claim_of,
 )
-from phalanx._rendezvous.etcd.store import Entry, Store, StoreUnreachable
+from phalanx._rendezvous.etcd.store import KeyValue, Store, StoreUnreachable
 from phalanx._wire.rendezvous_frames import LeaderElected, RoundFormed
 
 _RETRY = 0.5
@@ -195,12 +195,12 @@ class Election:
             leader, last, present, (_revision(leader_there), _revision(round_there)), claims
         )
 
-    async def _leader(self) -> tuple[LeaderRecord | None, Entry | None]:
+    async def _leader(self) -> tuple[LeaderRecord | None, KeyValue | None]:
         """Who leads, if it has a proof, and what is there."""
         there = await self._store.read(LEADER)
         return records.leader_of(self._proof.open(LEADER, there)), there
 
-    async def _round(self) -> tuple[RoundRecord | None, Entry | None]:
+    async def _round(self) -> tuple[RoundRecord | None, KeyValue | None]:
         """Likewise the last round."""
         there = await self._store.read(ROUND)
         return records.round_of(self._proof.open(ROUND, there)), there
@@ -295,5 +295,5 @@ class Election:
                     )
 
 
-def _revision(entry: Entry | None) -> int:
+def _revision(entry: KeyValue | None) -> int:
     return 0 if entry is None else entry.revision

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 
-from phalanx._rendezvous.etcd.store import Entry
+from phalanx._rendezvous.etcd.store import KeyValue
 
 _SIZE = 32
 
@@ -28,14 +28,14 @@ class ValueProof:
         """The value for some frames."""
         return self._prove(key, frames) + frames
 
-    def open(self, key: str, entry: Entry | None) -> Entry | None:
+    def open(self, key: str, entry: KeyValue | None) -> KeyValue | None:
         """What is there, without its proof; None where nothing is, or it has none."""
         if entry is None:
             return None
         proof, frames = entry.value[:_SIZE], without_proof(entry.value)
         if not hmac.compare_digest(proof, self._prove(key, frames)):
             return None
-        return Entry(frames, entry.revision)
+        return KeyValue(frames, entry.revision)
 
     def _prove(self, key: str, frames: bytes) -> bytes:
         return hmac.digest(self._key, key.encode() + b"\0" + frames, "sha256")

@@ -22,7 +22,7 @@ from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._rendezvous.errors import RendezvousStateError
 from phalanx._rendezvous.etcd.proofs import without_proof
-from phalanx._rendezvous.etcd.store import Entry
+from phalanx._rendezvous.etcd.store import KeyValue
 from phalanx._wire.rendezvous_frames import AppEnded, FailureTold, LeaderElected, RoundFormed
 from phalanx.errors import WireError
 
@@ -83,7 +83,7 @@ def encode_end(formed: RoundFormed, told: Sequence[wire.Frame]) -> bytes:
     return value if len(value) <= _MOST_OF_AN_END else encode([formed, told[-1]])
 
 
-def leader_of(entry: Entry | None) -> LeaderRecord | None:
+def leader_of(entry: KeyValue | None) -> LeaderRecord | None:
     """Who leads. Raises `RendezvousStateError`."""
     if entry is None:
         return None
@@ -94,7 +94,7 @@ def leader_of(entry: Entry | None) -> LeaderRecord | None:
             raise _unknown(LEADER, f"{len(frames)} other frames")
 
 
-def round_of(entry: Entry | None) -> RoundRecord | None:
+def round_of(entry: KeyValue | None) -> RoundRecord | None:
     """The last round. Raises `RendezvousStateError`."""
     if entry is None:
         return None
@@ -108,9 +108,9 @@ def round_of(entry: Entry | None) -> RoundRecord | None:
             raise _unknown(ROUND, f"{len(frames)} other frames")
 
 
-def claim_of(key: str, entry: Entry) -> Claim | None:
+def claim_of(key: str, entry: KeyValue) -> Claim | None:
     """What a value without a proof claims; None: nothing that could be asked about."""
-    bare = Entry(without_proof(entry.value), entry.revision)
+    bare = KeyValue(without_proof(entry.value), entry.revision)
     try:
         if key == LEADER:
             leader = leader_of(bare)
@@ -129,7 +129,7 @@ def agents_of(names: frozenset[str]) -> frozenset[AgentId]:
     return frozenset(AgentId(int(name)) for name in names if name.isdecimal())
 
 
-def _frames(key: str, entry: Entry) -> list[wire.Frame]:
+def _frames(key: str, entry: KeyValue) -> list[wire.Frame]:
     try:
         return list(wire.Decoder().feed(entry.value))
     except WireError as error:

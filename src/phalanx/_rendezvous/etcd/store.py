@@ -12,7 +12,7 @@ class StoreUnreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyValue:
     """A key's value, and the revision that wrote it."""
 
     value: bytes
@@ -22,7 +22,7 @@ class Entry:
 class Store(Protocol):
     """The keys of one run. All methods but `close` raise `StoreUnreachable`."""
 
-    async def read(self, key: str) -> Entry | None:
+    async def read(self, key: str) -> KeyValue | None:
         """The latest value of a key, as a majority has it."""
 
     async def names(self, prefix: str) -> frozenset[str]:
