@@ -207,6 +207,22 @@ def test_hosts_of_a_job_that_somebody_cancels_are_not_replaced(slurm, tmp_path):
         app.result(100)
 
 
+def test_a_request_stays_in_the_queue_while_the_controller_is_away(slurm):
+    """Nothing is asked for twice, and the wait says why it is told nothing."""
+    with full(slurm):
+        app = launcher().start(where)
+        wait_until(lambda: "PENDING" in app.status().message)
+        queued = jobs(slurm)
+        slurm.stop_controller()
+        try:
+            wait_until(lambda: "PENDING" not in app.status().message)
+        finally:
+            slurm.start_controller()
+        wait_until(lambda: "PENDING" in app.status().message)
+        assert jobs(slurm) == queued
+    assert len(app.result(100)) == 1
+
+
 def test_a_full_partition_ends_with_queue_timeout(slurm):
     """In the queue's own words."""
     with full(slurm), pytest.raises(phalanx.QueueTimeout) as caught:

@@ -15,6 +15,7 @@ import pytest
 import phalanx
 from phalanx._schedulers.scheduler import BUILT_IN
 from tests.conftest import phalanx_processes, wait_until
+from tests.process.terminal import Terminal
 
 
 @pytest.fixture
@@ -286,10 +287,12 @@ def command(place, tmp_path):
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONPATH": f"{plugin.parent}:{root}"}
 
-    def start(*arguments, verb="launch"):
-        words = [sys.executable, "-m", "phalanx", verb, "job.py:main", *arguments]
+    def words(*arguments, verb="launch"):
+        return [sys.executable, "-m", "phalanx", verb, "job.py:main", *arguments]
+
+    def start(*arguments, **options):
         return subprocess.Popen(
-            words,
+            words(*arguments, **options),
             env=environ,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -297,6 +300,7 @@ def command(place, tmp_path):
             text=True,
         )
 
+    start.at_terminal = lambda *arguments: Terminal(*words(*arguments), **environ)
     return start
 
 
@@ -319,6 +323,17 @@ def test_the_command_maps_over_borrowed_hosts(command, place, tmp_path):
     assert [line["values"] for line in lines] == [["a"], ["b"], ["c"]], errors
     assert {host for line in lines for host in line["hosts"]} <= {"n1", "n2"}
     assert log(place) == ["lend 2 main", "give back"]
+
+
+def test_the_queue_is_shown_on_a_terminal_and_goes_away(command, place):
+    """With its state and reason, and for how long."""
+    (place / "granted").unlink()
+    terminal = command.at_terminal("-s", "pipe", "--num-hosts", "2", f"-cfg=place={place},tasks=1")
+    terminal.wait_for("waiting for 2 hosts from pipe: job 1: PENDING (Resources) (1 s)", 60)
+    (place / "granted").touch()
+    assert terminal.finish() == 0
+    assert not [line for line in terminal.lines if "PENDING" in line]
+    assert "rank 1: 'hi'" in terminal.lines
 
 
 def test_ctrl_c_gives_queued_hosts_back(command, place):

@@ -14,6 +14,7 @@ import pytest
 import phalanx
 from phalanx._cli import main as command
 from tests.conftest import is_alive, wait_until
+from tests.process.terminal import phalanx as phalanx_at_terminal
 
 
 def square(x):
@@ -425,3 +426,16 @@ def test_the_command_names_mistakes(sweep, items, options, message):
     assert done.stderr.startswith("phalanx map: ")
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_a_map_shows_a_bar_on_a_terminal_that_goes_away(tmp_path):
+    """How many are done, and how long the rest will take."""
+    (tmp_path / "job.py").write_text(
+        "import time\n\ndef main(x: int):\n    time.sleep(0.3)\n    return x\n"
+    )
+    (tmp_path / "items.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(8)))
+    terminal = phalanx_at_terminal("map", "job.py:main", "items.jsonl", "--max-parallel", "2")
+    assert terminal.finish() == 0
+    shown = re.findall("[█░]{20} main: [0-9]+ of 8 calls done.*? left", terminal.raw.decode())
+    assert shown, terminal.raw
+    assert not [line for line in terminal.lines if "█" in line]

@@ -135,7 +135,5 @@ class Printer:
             key = line.role, line.replica
             colour = self._colours.setdefault(key, _COLOURS[len(self._colours) % len(_COLOURS)])
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        with STATUS.lock:
-            STATUS.erase()
+        with STATUS.print_above():
             print(f"{prefix} {text}", file=self._stream, flush=self._at_once)
-            STATUS.draw()

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from phalanx._logs import logger
@@ -76,6 +76,16 @@ class _StatusLine:
                 self._text = ""
             finally:
                 self.lock.release()
+
+    @contextlib.contextmanager
+    def print_above(self) -> Iterator[None]:
+        """Meanwhile it is off the screen: what is printed, and flushed, stands above it."""
+        with self.lock:
+            self.erase()
+            try:
+                yield
+            finally:
+                self.draw()
 
     def erase(self) -> bool:
         """Whether it is off the screen: a terminal that is behind may not take that now."""

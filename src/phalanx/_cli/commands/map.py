@@ -17,6 +17,7 @@ from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._launcher.launcher import Launcher
 from phalanx._launcher.result import CallResult
+from phalanx._logs.console import STATUS, is_terminal
 from phalanx.errors import ConfigError, MapFailed
 
 USAGE = "usage: phalanx map FILE.py:FUNCTION | MODULE:FUNCTION ITEMS.jsonl [OPTIONS]"
@@ -184,7 +185,8 @@ def _map(target: FunctionTarget, items: list[dict[str, Any]], options: _MapOptio
     try:
         with calls:
             for result in calls:
-                show(result)
+                with STATUS.print_above():
+                    show(result)
     except MapFailed as failed:
         for item, raised in failed.failures.items():
             if options.json:
@@ -200,7 +202,8 @@ def _map(target: FunctionTarget, items: list[dict[str, Any]], options: _MapOptio
 def _print_values(result: CallResult[Any]) -> None:
     for rank, value in enumerate(result):
         where = f" rank {rank}" if len(result) > 1 else ""
-        print(f"item {result.item_index}{where}: {_shown(value)}")
+        line = f"item {result.item_index}{where}: {_shown(value)}"
+        print(line, flush=is_terminal(sys.stdout))
 
 
 def _shown(value: Any) -> str:
