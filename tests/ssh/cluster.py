@@ -123,6 +123,11 @@ class Cluster:
         )
         self.ssh_config = config
 
+    def move(self, to):
+        """Give this machine another address in their network."""
+        _run("ip", "addr", "flush", "dev", self.bridge)
+        _run("ip", "addr", "add", f"{self.network}.{to}/24", "dev", self.bridge)
+
     @property
     def names(self):
         return [host.name for host in self.hosts]

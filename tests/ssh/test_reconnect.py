@@ -46,19 +46,38 @@ def test_sshd_is_restarted(launcher, cluster):
     wait_until(lambda: "step 5" in _lines(app), timeout=60)
     first = cluster.hosts[0]
     first.enter("kill", "-KILL", *_sessions(first))
+    first.enter("kill", "-HUP", "1")  # the one that listens begins anew
     assert list(app.result(90)) == [(40.0, 0)] * 2
     assert _lines(app) == [f"step {step}" for step in range(40)]
 
 
-def test_a_network_that_is_away_for_a_while(launcher, cluster):
-    """Longer than `host_timeout`, in silence, as for a laptop that moves; then it is back."""
+def test_a_connection_is_reset(launcher, cluster, caplog):
+    """By something on the way, which turns new ones away as well for a while."""
+    app = launcher(1, reconnect_timeout=30.0).start(count)
+    wait_until(lambda: "step 5" in _lines(app), timeout=60)
+    reset = ("INPUT", "-p", "tcp", "--dport", "22", "-j", "REJECT", "--reject-with", "tcp-reset")
+    cluster.hosts[0].enter("iptables", "-I", *reset)
+    try:
+        wait_until(lambda: "broke" in caplog.text)
+    finally:
+        cluster.hosts[0].enter("iptables", "-D", *reset)
+    assert list(app.result(90)) == [40]
+    assert _lines(app) == [f"step {step}" for step in range(40)]
+
+
+def test_a_laptop_that_moves_to_another_network(launcher, cluster):
+    """Silence for longer than `host_timeout`, then it is back, under another address."""
     app = launcher(1, host_timeout=2.0, reconnect_timeout=60.0).start(count)
     wait_until(lambda: "step 5" in _lines(app), timeout=60)
     cluster.hosts[0].cut()
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 4)
-    cluster.hosts[0].mend()
-    assert list(app.result(90)) == [40]
+    cluster.move(to=253)
+    try:
+        cluster.hosts[0].mend()
+        assert list(app.result(90)) == [40]
+    finally:
+        cluster.move(to=254)
     assert _lines(app) == [f"step {step}" for step in range(40)]
 
 
