@@ -13,7 +13,7 @@
 | `status` | pure: how an app stands, by its job and its driver |
 | `nodes` | in the cluster: a placement group, and a server on each of its bundles |
 | `node_server` | in the cluster: runs commands on a node, for those who have the token |
-| `door` | in the cluster: takes connections, of which strangers cannot keep others out |
+| `guarded_port` | in the cluster: takes connections, of which strangers cannot keep others out |
 | `command_stream` | the other side of it: a command's streams over a connection |
 | `app_driver` | in the cluster: runs an app |
 | `lend_driver` | in the cluster: holds hosts for a launcher outside; `relay` leads to them |

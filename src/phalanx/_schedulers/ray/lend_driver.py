@@ -24,7 +24,7 @@ from typing import Any
 
 from phalanx._schedulers.ray import command_stream, records
 from phalanx._schedulers.ray.command_stream import PIECE, RecordStream
-from phalanx._schedulers.ray.door import Door
+from phalanx._schedulers.ray.guarded_port import GuardedPort
 from phalanx._schedulers.ray.lent_nodes import LentNodes
 
 LEASE = "lease"
@@ -72,8 +72,8 @@ class _Lending:
         port = listening.getsockname()[1]
         sys.stdout.write(records.relay({"addresses": addresses, "port": port}))
         sys.stdout.flush()
-        self._door = Door(listening, _CONNECTIONS, keeps=True)
-        accepting = asyncio.create_task(self._door.serve(self._serve))
+        self._clients = GuardedPort(listening, _CONNECTIONS, keeps=True)
+        accepting = asyncio.create_task(self._clients.serve(self._serve))
         try:
             while not self.ended.is_set():
                 await asyncio.to_thread(self._nodes.look)
@@ -105,12 +105,12 @@ class _Lending:
         if where == LEASE:
             stream = await command_stream.admit(connection, self._token)
             if stream is not None:
-                self._door.admit()
+                self._clients.admit()
                 await self._serve_launcher(stream)
             return
         server = self._nodes.find(where)
         if server is not None:
-            self._door.advance()
+            self._clients.advance()
             await _splice(connection, server.address, server.port)
 
     async def _serve_launcher(self, stream: RecordStream) -> None:

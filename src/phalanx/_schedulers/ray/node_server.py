@@ -21,7 +21,7 @@ from typing import Any
 
 from phalanx._schedulers.ray import command_stream
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, IN, OUT, PIECE, SIGNAL, RecordStream
-from phalanx._schedulers.ray.door import Door
+from phalanx._schedulers.ray.guarded_port import GuardedPort
 from phalanx._schedulers.supervised.request import with_python
 from phalanx._system import processes
 
@@ -84,15 +84,15 @@ def _free_port() -> int:
 
 
 async def _accept(listening: socket.socket, told: Mapping[str, Any]) -> None:
-    door = Door(listening, _STRANGERS)
+    port = GuardedPort(listening, _STRANGERS)
 
     async def serve(connection: socket.socket) -> None:
         stream = await command_stream.admit(connection, told["token"])
         if stream is not None:
-            door.admit()
+            port.admit()
             await _Command(stream, told).run()
 
-    await door.serve(serve)
+    await port.serve(serve)
 
 
 class _Command:

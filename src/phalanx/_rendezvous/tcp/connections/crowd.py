@@ -2,7 +2,7 @@
 
 By standing first: one of a higher standing has one of the lowest go. Among equals by origin: the
 origin with the most has to give one up, so that whoever floods competes with itself. Of an origin,
-those go first that have not come further than the door.
+those go first that have not begun to prove themselves.
 """
 
 from __future__ import annotations

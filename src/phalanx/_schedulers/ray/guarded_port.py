@@ -20,7 +20,7 @@ _PAUSE = 0.1
 _OWN_DESCRIPTORS = 16
 
 
-class Door:
+class GuardedPort:
     """A listening socket, and those who came in by it."""
 
     def __init__(self, listening: socket.socket, room: int, *, keeps: bool = False) -> None:
@@ -68,7 +68,7 @@ class Door:
                 task.cancel()
 
     def advance(self) -> None:
-        """Who is served by this task has come further than the door."""
+        """Who is served by this task has begun to prove itself."""
         self._crowd.advance(_own_task())
 
     def admit(self) -> None:
