@@ -277,7 +277,8 @@ def gate(moto):
             seen.append(self.path)
             if answers:
                 code, kind = answers.pop(0)
-                text, headers = json.dumps({"message": "No."}).encode(), {"x-amzn-ErrorType": kind}
+                said = {"message": "No.", "__type": kind}  # where one API has it, or the other
+                text, headers = json.dumps(said).encode(), {"x-amzn-ErrorType": kind}
             else:
                 kept = {k: v for k, v in self.headers.items() if k.lower() != "host"}
                 sent = urllib.request.Request(moto + self.path, body, kept, method="POST")
@@ -309,6 +310,36 @@ def test_throttling_is_waited_out(ended, scheduler, gate):
     assert seen[:3] == ["/v1/describejobdefinitions"] * 3
     assert scheduler.describe(app_id).state is AppState.SUCCEEDED
     scheduler.close()
+
+
+def test_who_follows_a_log_asks_now_and_then(ended, scheduler, gate):
+    """Lines that come late are there, each once; a throttled request is sent again."""
+    url, answers, seen = gate
+    app_id = submit(scheduler, endpoint=url)
+    put_events(scheduler, app_id, "first")
+    began, asked = time.monotonic(), len(seen)
+    lines = scheduler.logs(app_id, "role", 0, follow=True)
+    assert next(lines).text == "first"
+    answers.append((400, "ThrottlingException"))
+    put_events(scheduler, app_id, "second")
+    assert [line.text for line in lines] == ["second"]
+    # Each look is at the job, and at its log until nothing new comes.
+    assert len(seen) - asked <= 3 * (time.monotonic() - began + 1) + 1
+    scheduler.close()
+
+
+def test_a_profile_has_credentials_and_a_region(ended, scheduler, moto, monkeypatch, tmp_path):
+    """Whoever has the app's id finds it by the same."""
+    (tmp_path / "config").write_text("[profile team]\nregion = eu-west-1\n")
+    keys = "aws_access_key_id = other-key\naws_secret_access_key = other-secret\n"
+    (tmp_path / "credentials").write_text(f"[team]\n{keys}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    app_id = submit(scheduler, profile="team")
+    assert app_id.endswith(":team")
+    assert AwsBatchScheduler("session").describe(app_id).state is AppState.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -362,7 +393,7 @@ def test_a_project_travels_in_an_image(scheduler, tmp_path):
 # ── the command line ──────────────────────────────────────────────────────────
 
 
-def test_commands(ended, moto):
+def test_commands(ended, moto, own_state):
     """An app from its start to its end, from the shell."""
     words = ("--workspace", "", "-s", "aws_batch", "-cfg", "queue=queue")
     shown = phalanx("run", "--dryrun", *words, "utils.echo", "--image", "i", "--msg", "hi")
@@ -374,6 +405,10 @@ def test_commands(ended, moto):
     handle = done.stdout.strip()
     assert re.fullmatch(r"aws_batch://phalanx/queue:echo-[0-9a-f]{8}", handle)
     assert "SUCCEEDED" in phalanx("status", handle).stdout
+    files = [path for path in own_state.parent.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in path.read_bytes(), path
     lent = phalanx("launch", "json:dumps", "-s", "aws_batch", "--num-hosts", "2")
     assert lent.returncode != 0
     assert "aws_batch" in lent.stderr
