@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, NoReturn
 
 from phalanx._channel.trust import NotTrusted
 from phalanx._schedulers.ray import command_stream
@@ -31,9 +32,7 @@ def main() -> None:
             access = json.load(file)
     except (OSError, ValueError):
         sys.exit(f"ray: the launcher that borrowed {host} has ended")
-    code = asyncio.run(_run(access, host, command))
-    sys.stdout.flush()
-    os._exit(code)  # a read of stdin may still wait on its thread
+    asyncio.run(_exit_as(_run(access, host, command)))
 
 
 def exec_command(path: str, host: str) -> tuple[str, ...]:
@@ -41,6 +40,13 @@ def exec_command(path: str, host: str) -> tuple[str, ...]:
     from phalanx._system.machine import python_command
 
     return (*python_command("phalanx._schedulers.ray.exec_stream"), path, host)
+
+
+async def _exit_as(running: Awaitable[int]) -> NoReturn:
+    """End this process here: asyncio would wait for the thread on which stdin is read."""
+    code = await running
+    sys.stdout.flush()
+    os._exit(code)
 
 
 async def _run(access: dict[str, Any], host: str, command: list[str]) -> int:
