@@ -19,10 +19,26 @@ def ssh_hosts():
     hosts.close()
 
 
-@pytest.fixture(params=["here", "ssh", "slurm", "local_docker", "kubernetes", "ray"])
-def launcher(request, monkeypatch):
-    """Two workers, wherever."""
-    match request.param:
+_SERVICES = {"slurm": "slurm", "local_docker": "docker", "kubernetes": "kubernetes"}
+_SERVICES |= {"ray": "ray_cluster"}
+
+
+@pytest.fixture(
+    scope="module", params=["here", "ssh", "slurm", "local_docker", "kubernetes", "ray"]
+)
+def place(request):
+    """Where; what that needs is there before the test looks at what it may leave."""
+    if request.param == "ssh":
+        request.getfixturevalue("ssh_hosts")
+    elif request.param != "here":
+        need(request, _SERVICES[request.param])
+    return request.param
+
+
+@pytest.fixture
+def launcher(place, request, monkeypatch):
+    """Two workers, there."""
+    match place:
         case "here":
             return phalanx.Launcher(workers_per_host=2)
         case "ssh":
@@ -32,11 +48,10 @@ def launcher(request, monkeypatch):
                 hostnames=ssh_hosts.names, workers_per_host=1, ssh_config_file=config
             )
         case "slurm":
-            need(request, "slurm")
             request.getfixturevalue("in_slurm")
             return phalanx.Launcher(scheduler="slurm", num_hosts=2, workers_per_host=1)
         case "kubernetes":
-            kubernetes = need(request, "kubernetes")
+            kubernetes = request.getfixturevalue("kubernetes")
             monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
             namespace = request.getfixturevalue("namespace")
             return phalanx.Launcher(
@@ -47,11 +62,9 @@ def launcher(request, monkeypatch):
                 scheduler_options={"namespace": namespace},
             )
         case "ray":
-            need(request, "ray_cluster")
             request.getfixturevalue("in_ray")
             return phalanx.Launcher(scheduler="ray", num_hosts=2, workers_per_host=1)
         case _:
-            need(request, "docker")
             request.getfixturevalue("in_docker")
             return phalanx.Launcher(
                 scheduler="local_docker", num_hosts=2, image=IMAGE, workers_per_host=1

@@ -211,14 +211,15 @@ def test_a_request_stays_in_the_queue_while_the_controller_is_away(slurm):
     """Nothing is asked for twice, and the wait says why it is told nothing."""
     with full(slurm):
         app = launcher().start(where)
-        wait_until(lambda: "PENDING" in app.status().message)
+        is_queued = lambda: re.search(r"PENDING \((Resources|Priority)\)", app.status().message)
+        wait_until(is_queued)
         queued = jobs(slurm)
         slurm.stop_controller()
         try:
-            wait_until(lambda: "PENDING" not in app.status().message)
+            wait_until(lambda: not is_queued())
         finally:
             slurm.start_controller()
-        wait_until(lambda: "PENDING" in app.status().message)
+        wait_until(is_queued)
         assert jobs(slurm) == queued
     assert len(app.result(100)) == 1
 

@@ -978,7 +978,7 @@ def test_a_path_may_have_macros(tmp_path):
         (["-cfg", "stop_grace=nan", "utils.echo"], 2, "0 or more"),
         (["-cfg", "stop_grace=-1", "utils.echo"], 2, "0 or more"),
         (["--wiat", "utils.echo"], 2, "unknown option --wiat. Did you mean --wait?"),
-        (["--dry-run", "utils.echo"], 2, "unknown option --dry-run. Did you mean --dryrun?"),
+        (["--dryrn", "utils.echo"], 2, "unknown option --dryrn. Did you mean --dryrun?"),
         (["utils..echo"], 1, "is not a component name"),
         (["../x"], 1, "'../x' names no function: write ../x:FUNCTION"),
         (["train.py"], 1, "To run a script: phalanx run utils.python train.py"),

@@ -107,6 +107,8 @@ class SlurmLease(Lease):
         self._given_back = False
         self._lost: set[str] = set()
         self._unheard_until = time.monotonic() + UNREACHABLE_FOR
+        self._unheard = ""
+        """Why nobody has heard the request so far."""
         self._allocations = [_Allocation(request.name, request.num_hosts, options)]
 
     @property
@@ -134,17 +136,19 @@ class SlurmLease(Lease):
             return LeaseStatus(LeasePhase.READY, tuple(self._hosts()), "RUNNING")
         if not first.hosts:
             state, reason = first.queue()
+            reason = reason or ("" if first.number else self._unheard)
             phase = LeasePhase.ENDED if reason in _NEVER else LeasePhase.WAITING
             return LeaseStatus(phase, state=state, reason=reason)
         return LeaseStatus(LeasePhase.READY, tuple(self._hosts()), "RUNNING")
 
     def _ask_again(self, unheard: _Allocation) -> LeaseStatus:
         """The controller was not there to hear the request; salloc waits for it some seconds."""
+        self._unheard = f"no answer from Slurm: {unheard.end}"
         with self._lock:
             if not self._given_back and self._allocations == [unheard]:
                 request = self._request
                 self._allocations = [_Allocation(request.name, request.num_hosts, self._options)]
-        return LeaseStatus(LeasePhase.WAITING, reason=f"no answer from Slurm: {unheard.end}")
+        return LeaseStatus(LeasePhase.WAITING, reason=self._unheard)
 
     def _hosts(self) -> Iterator[LentHost]:
         with self._lock:
