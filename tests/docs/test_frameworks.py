@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,34 @@ def test_a_sweep_goes_on_when_one_of_its_trainings_fails(tmp_path):
     shown = run("sweep.py", tmp_path)
     assert "failed: 1" in shown
     assert "best rate: 0.1" in shown
+
+
+NOTEBOOK = """
+import phalanx
+
+def train():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    print(accelerator.process_index, "of", accelerator.num_processes, flush=True)
+    return accelerator.num_processes
+
+if __name__ == "__main__":
+    from accelerate import notebook_launcher
+
+    print(list(phalanx.launch(train, workers_per_host=2)), flush=True)
+    notebook_launcher(train, num_processes=2, use_port="PORT")
+    print("both ended", flush=True)
+"""
+
+
+def test_notebook_launcher_works_after_a_launch(tmp_path):
+    """In one program, whose workers it forks: ours leaves nothing there that they hang on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "cell.py").write_text(NOTEBOOK.replace("PORT", str(port)))
+    shown = run(tmp_path / "cell.py", tmp_path)
+    assert "[2, 2]" in shown
+    theirs = shown.partition("Launching training on 2")[2]
+    assert "both ended" in theirs
+    assert theirs.count("of 2") == 2

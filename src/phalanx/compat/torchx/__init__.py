@@ -28,14 +28,11 @@ ABSENT = {
     **{
         f"schedulers.{name}": f"Phalanx has {_SCHEDULERS}, and schedulers that plugins add"
         for name in (
-            "aws_batch_scheduler",
             "aws_sagemaker_scheduler",
             "gcp_batch_scheduler",
             "kubernetes_mcad_scheduler",
-            "kubernetes_scheduler",
             "lsf_scheduler",
             "ray",
-            "ray_scheduler",
         )
     },
     **dict.fromkeys(
