@@ -153,7 +153,8 @@ class HostRound:
         self.theirs.close()
         self._spawn(self._say_started())
         # Not sooner: only now do we know who is who.
-        asyncio.get_running_loop().add_reader(self.reports, self._hear_workers)
+        # By its number: asyncio would look up a socket's addresses, for a message nobody reads.
+        asyncio.get_running_loop().add_reader(self.reports.fileno(), self._hear_workers)
         self._watching = self._spawn(self._watchdog.run(self._hung, self._tell_steps))
 
     async def zygote_lost(self) -> None:
@@ -247,7 +248,8 @@ class HostRound:
         if rank not in self.member.ranks:
             return
         self._hear_workers()
-        self._read_report(rank)
+        if rank not in self._ended:
+            self._read_report(rank)
         if (held := self._held.pop(rank, None)) is not None and status == 0:
             self._end(held)
         if rank in self._ended:
@@ -311,7 +313,7 @@ class HostRound:
             self._following.cancel()
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await self._following
-        asyncio.get_running_loop().remove_reader(self.reports)
+        asyncio.get_running_loop().remove_reader(self.reports.fileno())
         self.reports.close()
         self.theirs.close()
 
@@ -323,7 +325,7 @@ class HostRound:
                 return
             pid = _sender(said)
             if not message and not pid:
-                asyncio.get_running_loop().remove_reader(self.reports)
+                asyncio.get_running_loop().remove_reader(self.reports.fileno())
                 return
             # All workers have the socket; each speaks for itself.
             rank = next((rank for rank, own in self._pids.items() if own == pid), None)

@@ -9,6 +9,7 @@ to root.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -73,14 +74,20 @@ def _own(controller: str = "") -> str | None:
 
     Of version 2, or that of a controller of version 1.
     """
-    kind = " - cgroup " if controller else " - cgroup2 "
     try:
         with open("/proc/self/cgroup") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-        with open("/proc/self/mountinfo") as file:
-            mounts = [line.split() for line in file if kind in line]
+            return _mounted(file.read(), controller)
     except OSError:
         return None
+
+
+@functools.lru_cache(maxsize=4)
+def _mounted(groups: str, controller: str) -> str | None:
+    """Where a process of these groups finds its own; looked up once, since mounts may be many."""
+    kind = " - cgroup " if controller else " - cgroup2 "
+    lines = [line.split(":", 2) for line in groups.splitlines()]
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.split() for line in file if kind in line]
     paths = [path for _, controllers, path in lines if controller in controllers.split(",")]
     if controller:
         mounts = [mount for mount in mounts if controller in mount[-1].split(",")]
