@@ -1,6 +1,7 @@
 """Containers as hosts of launches: every way to a host, and what is special of containers."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -123,6 +124,32 @@ def test_the_command_runs_a_function_in_containers(in_docker, tmp_path):
         check=False,
     )
     assert done.stdout.splitlines() == [f"rank {i}: '{i}'" for i in range(8)], done.stderr
+
+
+def test_what_a_launch_keeps_to_itself_is_not_to_be_inspected(launcher, in_docker):
+    """Variables of workers, and what proves that a launcher is the same one: in no argument, too."""
+
+    def work():
+        import socket
+
+        print(socket.gethostname(), os.environ["TEST_TOKEN"], flush=True)
+        time.sleep(600)
+
+    made = launcher(1, extra_env_vars={"TEST_TOKEN": "very-secret"}, reconnect_timeout=20.0)
+    app = made.start(work)
+    try:
+        name, said = next(app.logs(follow=True)).text.split()
+        assert said == "very-secret"
+        (known,) = json.loads(in_docker.docker("inspect", name))
+        (image,) = json.loads(in_docker.docker("inspect", IMAGE))
+        assert known["Config"]["Env"] == image["Config"]["Env"]
+        assert known["Config"]["Labels"].keys() == {"phalanx.lease", "phalanx.user"}
+        arguments = in_docker.docker("top", name, "-ww", "-o", "pid,args")
+        assert "phalanx" in arguments
+        assert "very-secret" not in json.dumps(known) + arguments
+        assert not re.search(r"[0-9a-f]{32}|\w{43}", arguments)
+    finally:
+        app.cancel()
 
 
 def test_one_lease_for_all_runs_of_a_with(launcher):

@@ -304,6 +304,20 @@ def test_secrets_are_in_no_argument_label_or_dry_run(apps, docker, monkeypatch):
     assert "very-secret" not in shown
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_secret_of_an_apps_rendezvous_is_not_to_be_inspected(apps, docker, read_only):
+    """Replicas have the same one, whoever they run as, and their retries have it, too."""
+    command = "cat $$PHALANX_RDZV_TOKEN_FILE; echo; exit 3"
+    app = sh(command, num_replicas=2, max_retries=1)
+    app_id = apps.submit(app, user="12345", read_only=read_only)
+    assert apps.ended(app_id).state is AppState.FAILED
+    token, again = apps.lines(app_id)
+    assert apps.lines(app_id, replica=1)[0] == again == token
+    assert len(token) >= 32
+    made = docker.docker("ps", "-aq", "--filter", f"label=phalanx.app={app_id}").split()
+    assert token not in docker.docker("inspect", *made)
+
+
 def test_names_of_every_kind(apps):
     odd = 'Ümläut "quoted" $HOME `id` \\ ; & | <> ! 字 😀 \' ' * 7
     roles = [

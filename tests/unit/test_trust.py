@@ -144,6 +144,12 @@ def test_a_token_is_read_from_a_file_that_only_the_user_can_read(tmp_path):
         trust.read_token(str(path))
     path.chmod(0o600)
     assert trust.read_token(str(path)) == "0123456789abcdef"
+    path.chmod(0o644)
+    assert trust.read_token(str(path), is_private=False) == "0123456789abcdef"
+    path.chmod(0o622)
+    with pytest.raises(ConfigError, match="accessible by others"):
+        trust.read_token(str(path), is_private=False)
+    path.chmod(0o600)
     path.write_text("short")
     with pytest.raises(ConfigError, match="at least 16 characters"):
         trust.read_token(str(path))

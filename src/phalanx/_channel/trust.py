@@ -199,8 +199,14 @@ def check_token(token: str, where: str) -> str:
     return token
 
 
-def read_token(path: str) -> str:
-    """The token in a file that nobody but its owner, the user, may read. Raises `ConfigError`."""
+def read_token(path: str, *, is_private: bool = True) -> str:
+    """The token in a file that nobody but its owner, the user, may read. Raises `ConfigError`.
+
+    Args:
+        path: The file.
+        is_private: False where others may read it, but not write to it: in a container, where
+            whoever runs belongs to the app.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold us up
     except OSError as error:
@@ -209,7 +215,8 @@ def read_token(path: str) -> str:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(f"token file {path} is not a regular file.")
-        if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o077:
+        forbidden = 0o077 if is_private else 0o022
+        if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & forbidden:
             raise ConfigError(f"token file {path} is accessible by others. Run: chmod 600 {path}")
         text = os.read(descriptor, 4096).decode(errors="surrogateescape")
     finally:

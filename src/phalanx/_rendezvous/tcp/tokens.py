@@ -3,6 +3,7 @@
 | asked in this order                                   | who made it                            |
 |-------------------------------------------------------|----------------------------------------|
 | $PHALANX_RDZV_TOKEN                                   | the scheduler, or the user             |
+| the file $PHALANX_RDZV_TOKEN_FILE                     | the scheduler, or the user             |
 | the setting token_file                                | the user                               |
 | rendezvous.token in $XDG_CONFIG_HOME/phalanx          | the user, in a home that hosts share   |
 | loopback.token in $XDG_STATE_HOME/phalanx             | we, for a rendezvous at loopback      |
@@ -18,12 +19,16 @@ from collections.abc import Mapping
 from phalanx._channel import trust
 
 VARIABLE = "PHALANX_RDZV_TOKEN"
+FILE_VARIABLE = f"{VARIABLE}_FILE"
+"""Where the environment can be read by others, it names a file instead."""
 
 
 def find_token(environ: Mapping[str, str], token_file: str | None, *, local: bool) -> str | None:
     """The token of a run; `local`: all its hosts are this machine. Raises `ConfigError`."""
     if VARIABLE in environ:
         return trust.check_token(environ[VARIABLE], VARIABLE)
+    if FILE_VARIABLE in environ:
+        return trust.read_token(environ[FILE_VARIABLE], is_private=False)
     if token_file is not None:
         return trust.read_token(os.path.expanduser(token_file))
     shared = _file(environ, "XDG_CONFIG_HOME", "~/.config", "rendezvous.token")

@@ -13,10 +13,14 @@ from typing import Any
 
 from phalanx._schedulers.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker import labels
+from phalanx._schedulers.docker.creation import put_token
 from phalanx._schedulers.docker.engine import Engine, NameTaken
 from phalanx._schedulers.docker.labels import container_name
+from phalanx._schedulers.docker.request import TOKEN_FILE
 from phalanx._schedulers.parallel import for_all
 from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+
+_LONGEST_TOKEN = 4096
 
 
 def carry_out(engine: Engine, app: SeenApp) -> Assessment:
@@ -41,19 +45,27 @@ def stop_all(engine: Engine, containers: Iterable[SeenContainer], grace: float) 
 def _start(engine: Engine, app: SeenApp, one: tuple[ReplicaKey, int]) -> None:
     key, attempt = one
     found = next((c for c in app.containers if (c.key, c.attempt) == (key, attempt)), None)
-    if found is not None:
+    if found is not None and attempt == 0:
         engine.start(found.id)
         return
     before = next(c for c in app.containers if (c.key, c.attempt) == (key, attempt - 1))
     known = engine.inspect(before.id)
     if known is None:
         return  # it is being deleted
-    own = known["Config"]["Labels"]
-    base = known["Name"].lstrip("/").removesuffix(f"-try{attempt}")
-    try:
-        made = engine.create_container(container_name(base, attempt), _again(known, own, attempt))
-    except NameTaken:
-        return  # somebody else makes it
+    if found is None:
+        own = known["Config"]["Labels"]
+        base = known["Name"].lstrip("/").removesuffix(f"-try{attempt}")
+        name = container_name(base, attempt)
+        try:
+            made = engine.create_container(name, _again(known, own, attempt))
+        except NameTaken:
+            return  # somebody else makes it
+    else:
+        made = found.id  # by one who was killed before it could start
+    token = engine.read_file(before.id, TOKEN_FILE, _LONGEST_TOKEN)
+    if token is not None:
+        read_only = bool(known["HostConfig"].get("ReadonlyRootfs"))
+        put_token(engine, made, token, is_mounted=read_only)
     engine.start(made)
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from phalanx._channel import trust
 from phalanx._images.builder import ensure_image, provide
 from phalanx._logs import logger
-from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.gpus import chosen
 from phalanx._schedulers.docker.request import (
     CODE_PATH,
+    TOKEN_FILE,
     ContainerRequest,
     DockerRequest,
     code_volume,
@@ -47,14 +46,13 @@ def create_containers(
         engine.create_network(request.network, request.labels)
     first = request.containers[0]
     more_env = [*(f"{name}={value}" for name, value in request.copied_env.items())]
-    more_env.append(f"{RENDEZVOUS_TOKEN}={trust.make_token()}")
     if request.options.network == "host":
         from phalanx._system.network import free_port
 
         more_env.append(f"{RANK0_PORT}={free_port()}")
     if request.ships_phalanx:
         _ship(engine, request, images[first.role])
-    info = engine.info()
+    info, token = engine.info(), trust.make_token().encode()
     made: dict[tuple[str, int], str] = {}
 
     def create(one: tuple[ContainerRequest, list[str]]) -> None:
@@ -62,7 +60,9 @@ def create_containers(
         config = container.with_gpus(gpus) if gpus else container.config
         image = images[container.role]
         config = complete(engine, request, container.role, config, image, more_env, info)
-        made[container.role, container.replica] = engine.create_container(container.name, config)
+        made_one = engine.create_container(container.name, config)
+        put_token(engine, made_one, token, is_mounted=request.options.read_only)
+        made[container.role, container.replica] = made_one
 
     counts = [container.num_gpus for container in request.containers]
     with chosen(engine, counts, shared=request.options.share_gpus) as gpus:
@@ -108,6 +108,15 @@ def complete(
     }
 
 
+def put_token(engine: Engine, container: str, token: bytes, *, is_mounted: bool) -> None:
+    """Give a container that has not begun the secret of its app's rendezvous."""
+    place, file = os.path.split(TOKEN_FILE)
+    if is_mounted:  # the rest of it cannot be written to
+        engine.put_files(container, place, {file: token})
+    else:
+        engine.put_files(container, "/", {TOKEN_FILE.lstrip("/"): token})
+
+
 def _ship(engine: Engine, request: DockerRequest, image: str) -> None:
     """Fill a volume with Phalanx. A container that never runs takes it in: any engine can do that,
     one on another machine too.
@@ -131,12 +140,6 @@ def _ship(engine: Engine, request: DockerRequest, image: str) -> None:
         },
     )
     try:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, data in make_bundle().files.items():
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(data), 0o644
-                tar.addfile(entry, io.BytesIO(data))
-        engine.put_files(helper, CODE_PATH, buffer.getvalue())
+        engine.put_files(helper, CODE_PATH, make_bundle().files)
     finally:
         engine.remove_container(helper)

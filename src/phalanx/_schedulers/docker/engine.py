@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import socket
+import tarfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -198,16 +200,19 @@ class Engine:
                 )
         return made
 
-    def put_files(self, container: str, path: str, archive: bytes) -> None:
-        """Unpack a tar archive in a container."""
+    def put_files(self, container: str, directory: str, files: Mapping[str, bytes]) -> None:
+        """Write files, by their names, into a directory of a container, running or not."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, data in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), 0o644
+                tar.addfile(entry, io.BytesIO(data))
         with self.errors("copy files into a container"):
-            self.api.put_archive(container, path, archive)
+            self.api.put_archive(container, directory, buffer.getvalue())
 
     def read_file(self, container: str, path: str, limit: int) -> bytes | None:
         """A file of a container, running or not; None where there is none, or it is longer."""
-        import io
-        import tarfile
-
         try:
             with self.errors("read a file of a container"):
                 pieces, facts = self.api.get_archive(container, path)

@@ -17,6 +17,7 @@ from typing import Any
 
 from phalanx._core.ranks import REPLICA as REPLICA_VARIABLE
 from phalanx._images.plan import ImagePlan
+from phalanx._rendezvous.tcp.tokens import FILE_VARIABLE as RENDEZVOUS_TOKEN_FILE
 from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, needs_phalanx, replicas
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import container_name
@@ -35,6 +36,9 @@ ERROR_PATH = f"{TMP}/phalanx-error.json"
 """Where in its container a replica reports its error: the engine reads it when it has ended."""
 CODE_PATH = "/opt/phalanx-code"
 """Where in a container Phalanx itself is, for programs that need it."""
+TOKEN_PATH = "/opt/phalanx-token"  # noqa: S105
+TOKEN_FILE = f"{TOKEN_PATH}/rendezvous.token"
+"""Where in a container the secret of its app's rendezvous is: `docker inspect` shows variables."""
 _HOST = "host"
 _LONGEST_WORD = 40
 
@@ -117,6 +121,11 @@ def gpu_request(**which: Any) -> list[dict[str, Any]]:
 def writable_tmp() -> dict[str, Any]:
     """A volume without a name for /tmp: it goes with its container, and can be read until then."""
     return {"Type": "volume", "Target": TMP}
+
+
+def token_volume() -> dict[str, Any]:
+    """A volume without a name for the token, where no other file of the container is writable."""
+    return {"Type": "volume", "Target": TOKEN_PATH}
 
 
 def code_volume(app_id: str) -> str:
@@ -256,6 +265,7 @@ class _Making:
             REPLICA_VARIABLE: str(number),
             self.rank0_env: first,
             ERROR_FILE: ERROR_PATH,
+            RENDEZVOUS_TOKEN_FILE: TOKEN_FILE,
             "PYTHONUNBUFFERED": "1",
             **self.options.env,
             **role.env,
@@ -292,6 +302,8 @@ class _Making:
         if self.ships:
             name = code_volume(self.app_id)
             yield {"Type": "volume", "Source": name, "Target": CODE_PATH, "ReadOnly": True}
+        if self.options.read_only:
+            yield token_volume()
         if self.options.read_only and not any(m.dst_path == TMP for m in role.mounts):
             yield writable_tmp()
         for mount in role.mounts:
