@@ -393,13 +393,39 @@ def test_a_project_travels_in_an_image(scheduler, tmp_path):
 # ── the command line ──────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "replicas", "has"),
+    [
+        ("container", "auto", "1", "containerOverrides"),
+        ("multinode", "auto", "2", "nodeOverrides"),
+        ("container", "array", "2", "arrayProperties"),
+    ],
+)
+def test_a_dry_run_prints_what_the_service_takes(monkeypatch, kind, option, replicas, has):
+    """Of each kind of job, by the validator of the service's own client; nobody is asked."""
+    from botocore.session import Session
+    from botocore.validate import ParamValidator
+
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}.items():
+        monkeypatch.setenv(name, value)
+    words = ("--workspace", "", "-s", "aws_batch", "-cfg", f"queue=queue,job_type={option}")
+    echo = ("utils.echo", "--image", "i", "--num_replicas", replicas)
+    done = phalanx("run", "--dryrun", *words, *echo)
+    assert done.returncode == 0, done.stderr
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    shown = json.loads(done.stdout.partition("=== SCHEDULER REQUEST ===")[2])
+    model = Session().get_service_model("batch")
+    for operation in ("RegisterJobDefinition", "SubmitJob"):
+        shape = model.operation_model(operation).input_shape
+        report = ParamValidator().validate(shown[operation], shape)
+        assert not report.has_errors(), report.generate_report()
+    assert shown["RegisterJobDefinition"]["type"] == kind
+    assert has in shown["SubmitJob"]
+
+
 def test_commands(ended, moto, own_state):
     """An app from its start to its end, from the shell."""
     words = ("--workspace", "", "-s", "aws_batch", "-cfg", "queue=queue")
-    shown = phalanx("run", "--dryrun", *words, "utils.echo", "--image", "i", "--msg", "hi")
-    assert shown.returncode == 0, shown.stderr
-    assert '"RegisterJobDefinition": {' in shown.stdout
-    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in shown.stdout + shown.stderr
     done = phalanx("run", "--wait", *words, "utils.echo", "--image", "i", "--msg", "hi")
     assert done.returncode == 0, done.stderr
     handle = done.stdout.strip()
@@ -458,16 +484,27 @@ def test_ddp_on_two_nodes_meets_at_the_main_one(scheduler, tmp_path):
 
 # ── the suite ─────────────────────────────────────────────────────────────────
 
-SHOWN = {
-    "test_its_options_are_a_dataclass",
-    "test_a_dry_run_creates_and_changes_nothing",
-    "test_an_app_runs_to_its_end",
-    "test_a_role_or_replica_that_is_not_there_is_refused",
-    "test_an_unknown_app_is_no_disaster",
-    "test_apps_are_listed_until_they_are_deleted",
-    "test_what_cannot_run_is_refused_before_it_is_submitted",
-    "test_what_has_ended_is_not_cancelled",
-    "test_deleting_an_app_that_runs_ends_it",
+RUNS = "moto_server runs no program, which would have to "
+NEEDS_AWS = {
+    "test_submitting_does_not_wait_for_the_end": "go on meanwhile",
+    "test_submitting_takes_none_of_our_streams_along": "print",
+    "test_a_failed_replica_fails_the_app": "fail",
+    "test_a_failed_app_has_ended": "fail while another goes on",
+    "test_what_cannot_be_started_fails_the_app_at_once": "be one that cannot be started",
+    "test_all_roles_run": "print",
+    "test_words_arrive_as_they_were_given": "print its arguments",
+    "test_replicas_run_with_the_workspace": "read the files of its image",
+    "test_replicas_know_who_they_are": "print its variables",
+    "test_no_line_is_lost": "print",
+    "test_lines_say_whose_they_are": "print",
+    "test_following_goes_on_until_the_end": "print",
+    "test_without_follow_it_returns_at_once": "print, and go on",
+    "test_lines_have_times": "print",
+    "test_following_ends_with_a_cancelled_app": "print, and be ended",
+    "test_cancelling_ends_an_app": "be ended",
+    "test_cancelling_at_once": "be ended",
+    "test_cancelling_ends_what_ignores_it": "ignore SIGTERM",
+    "test_retries_start_again": "fail, and start again",
 }
 
 
@@ -478,9 +515,8 @@ class TestSuite(SchedulerSuite):
 
     @pytest.fixture(autouse=True)
     def there(self, request, ended):
-        name = request.node.originalname
-        if name not in SHOWN and "lent" not in name and "hosts" not in name:
-            pytest.skip("moto_server runs no programs, so this needs AWS itself")
+        if reason := NEEDS_AWS.get(request.node.originalname):
+            pytest.skip(RUNS + reason)
 
     def create_scheduler(self, session_name):
         return AwsBatchScheduler(session_name)

@@ -140,9 +140,11 @@ def test_independent_replicas_are_an_array(taken):
     assert "arrayProperties" not in alone  # an array of one is refused
 
 
-def test_all_options_are_taken(taken):
-    """Each where the service has it."""
+@pytest.mark.parametrize("kind", [JobKind.CONTAINER, JobKind.NODES, JobKind.ARRAY])
+def test_all_options_are_taken(taken, kind):
+    """Each where the service has it, whatever the kind of the job."""
     given = {
+        "job_type": "array" if kind is JobKind.ARRAY else "auto",
         "job_role_arn": "arn:aws:iam::1:role/job",
         "execution_role_arn": "arn:aws:iam::1:role/run",
         "user": "1000",
@@ -164,8 +166,16 @@ def test_all_options_are_taken(taken):
         VolumeMount("fs-0123abcd:/x@fsap-4567", "/out"),
         DeviceMount("/dev/fuse", "/dev/fuse", "rw"),
     ]
-    definition, job = taken(request(changed(mounts=mounts), **given))
-    container = definition["containerProperties"]
+    replicas = 1 if kind is JobKind.CONTAINER else 2
+    made = request(changed(mounts=mounts, num_replicas=replicas), **given)
+    assert made.kind is kind
+    definition, job = taken(made)
+    if kind is JobKind.NODES:
+        container = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
+        overrides = job["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
+    else:
+        container = definition["containerProperties"]
+        overrides = job["containerOverrides"]
     assert (container["jobRoleArn"], container["executionRoleArn"]) == (
         "arn:aws:iam::1:role/job",
         "arn:aws:iam::1:role/run",
@@ -173,7 +183,7 @@ def test_all_options_are_taken(taken):
     assert (container["user"], container["privileged"]) == ("1000", True)
     assert container["logConfiguration"]["logDriver"] == "awslogs"
     assert container["logConfiguration"]["options"]["awslogs-group"] == "/team"
-    assert {"name": "A", "value": "1"} in job["containerOverrides"]["environment"]
+    assert {"name": "A", "value": "1"} in overrides["environment"]
     assert container["secrets"] == [
         {"name": "KEY", "valueFrom": "arn:aws:ssm:eu-west-1:1:parameter/key"}
     ]
