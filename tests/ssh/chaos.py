@@ -128,6 +128,7 @@ def run(cluster, directory, seed, minutes):
     assert "and the sum is right" in said, said[-8000:]
     assert done.returncode == 0, f"{done.stdout}\n{said[-8000:]}"
     check_clean(cluster)
+    (directory / "report.json").write_text(done.stdout)
     return json.loads(done.stdout)
 
 
@@ -148,6 +149,7 @@ def main():
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--with", dest="way", choices=WAYS, default="launcher")
+    parser.add_argument("--keep", type=Path, help="leave logs and the report in this directory")
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--ssh-config")
     parser.add_argument("--stop")
@@ -162,8 +164,10 @@ def main():
     print(f"{minutes:g} minutes of chaos with {way}, seed {seed}", flush=True)
     cluster = Cluster(3)
     try:
-        with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-            print(WAYS[way](cluster, Path(directory), seed, minutes))
+        with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+            directory = options.keep or Path(temporary)
+            directory.mkdir(parents=True, exist_ok=True)
+            print(WAYS[way](cluster, directory, seed, minutes))
     finally:
         cluster.close()
     return 0
@@ -173,13 +177,20 @@ def run_with_launcher(cluster, directory, seed, minutes):
     """`run`, in a line."""
     report = run(cluster, directory, seed, minutes)
     faults = [fault for fault in report["faults"] if not fault["problem"]]
-    return f"{len(faults)} faults, {report['rounds']} rounds, goodput {report['goodput']:.0%}"
+    median, longest = report["median_recovery_seconds"], report["longest_recovery_seconds"]
+    return (
+        f"{len(faults)} faults, {report['recovered']} recoveries (median {median:.1f} s, longest "
+        f"{longest:.1f} s), {report['rounds']} rounds, goodput {report['goodput']:.0%}"
+    )
 
 
 def run_with_etcd(cluster, directory, seed, minutes):
     """Likewise for hosts that meet by etcd."""
     report = etcd_chaos.run(cluster, directory, seed, minutes)
-    return f"{len(report.faults)} faults, {report.rounds} rounds, {report.steps} steps"
+    return (
+        f"{len(report.faults)} faults, {len(report.recoveries)} recoveries (longest "
+        f"{max(report.recoveries):.1f} s), {report.rounds} rounds, {report.steps} steps"
+    )
 
 
 WAYS = {"launcher": run_with_launcher, "etcd": run_with_etcd}

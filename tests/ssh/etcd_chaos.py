@@ -46,6 +46,8 @@ class Report:
     rounds: int
     """That the first host has begun."""
     steps: int
+    recoveries: list[float]
+    """Seconds after each burst of faults, all mended, until all hosts trained together."""
 
 
 class EtcdChaos:
@@ -62,6 +64,8 @@ class EtcdChaos:
         self.hosts = commands.cluster.hosts
         self.faults = []
         """(seconds, what, where) of those that were made."""
+        self.recoveries = []
+        """Seconds until all hosts trained together again, after each burst."""
         self._plan = plan(seed, RATES)
         self._burst = 0.0
         self._began = time.monotonic()
@@ -87,7 +91,9 @@ class EtcdChaos:
     def settle(self):
         """Mend what is broken, in its time; all hosts must train together then."""
         self._mend_until(None)
+        mended = time.monotonic()
         together(self.commands, self.hosts, LAST)
+        self.recoveries.append(time.monotonic() - mended)
 
     def _mend_until(self, until):
         """Mend what is due; without a time, all that there is."""
@@ -290,4 +296,5 @@ def run(cluster, directory, seed, minutes):
     finally:
         commands.stop()
         etcd.close()
-    return Report(chaos.faults, len(commands.begun(cluster.hosts[0])), steps)
+    rounds = len(commands.begun(cluster.hosts[0]))
+    return Report(chaos.faults, rounds, steps, chaos.recoveries)
