@@ -16,7 +16,7 @@ from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.client import EtcdStore
 from phalanx._rendezvous.etcd.proofs import ValueProof, without_proof
 from phalanx._rendezvous.etcd.settings import EtcdSettings, parse_endpoints
-from phalanx._rendezvous.etcd.store import KeyValue
+from phalanx._rendezvous.etcd.keys import KeyValue
 from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
 from tests.cluster.etcd import Etcd
 from tests.cluster.kubernetes_keys import Keys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx._chaos.chronicle import observation
+from phalanx._chaos.fault_history import observation
 from phalanx._chaos.hosts import ChaosHost, NotDone
 from phalanx._registry.recorded_app import apps
 from phalanx._remote import saboteur

@@ -16,7 +16,7 @@ from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.etcd.election import Election
 from phalanx._rendezvous.etcd.proofs import ValueProof
-from phalanx._rendezvous.etcd.store import KeyValue, StoreUnreachable
+from phalanx._rendezvous.etcd.keys import KeyValue, StoreUnreachable
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost

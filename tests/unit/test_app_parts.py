@@ -10,10 +10,11 @@ from phalanx._registry import recorded_app
 from phalanx._runner import docstrings, handles
 from phalanx._runner.component import Component
 from phalanx._runner.config import ConfigValue, variable_name
-from phalanx._schedulers.supervised import error_text, gpus
+from phalanx._schedulers.replicas import error_text
+from phalanx._schedulers.supervised import gpus
 from phalanx._schedulers.options import make, option, options, parse
 from phalanx.schedulers import make_app_id
-from phalanx._schedulers.supervised.request import AppRequest, ReplicaRequest, RoleRequest
+from phalanx._schedulers.replicas.request import AppRequest, ReplicaRequest, RoleRequest
 from phalanx.specs import AppDef, Role
 
 

@@ -45,8 +45,8 @@ LAYERS = [
     "_launcher.planning",
     "_launcher.payload _launcher.result _launcher.interrupts",
     "_schedulers.authoring",
-    "_schedulers.scheduler _schedulers.runopts _schedulers.dryrun_info",
-    "_schedulers.torchx_interface _schedulers.torchx_adapter _schedulers.factories",
+    "_schedulers.scheduler _schedulers.torchx.runopts _schedulers.torchx.dryrun_info",
+    "_schedulers.torchx.interface _schedulers.torchx.adapter _schedulers.factories",
     "_launcher.borrowing",
     "_launcher.warm",
     "_launcher.placement",
@@ -63,6 +63,8 @@ LAYERS = [
     "_launcher.detached_host",
     "_elastic.command",
     "_elastic",
+    "_schedulers.host_paths",
+    "_schedulers.replicas",
     "_schedulers",
     "_runner",
     "agent cli rendezvous runner schedulers specs",
@@ -150,6 +152,20 @@ def test_imports_point_to_lower_layers_only():
             if target in MODULES and target != name and not target.startswith("_torch"):
                 upper = LEVEL[room_of(target)] > LEVEL[room_of(module)]
                 assert not upper, f"{module} imports {target}, which is above it"
+
+
+def test_a_scheduler_knows_of_no_other_one():
+    """What several need is in `_schedulers` or `_schedulers.replicas`."""
+    shared = {"replicas", "torchx"}
+    for module, path in MODULES.items():
+        own = module.split(".")[1:3]
+        if not module.startswith("_schedulers.") or len(own) < 2 or own[0] in shared:
+            continue
+        for name in imports_of(path):
+            target = name.removeprefix("phalanx._schedulers.").split(".")
+            if name.startswith("phalanx._schedulers.") and len(target) > 1:
+                images = target == ["docker", "engine"]  # builds the images of other schedulers too
+                assert target[0] in {*shared, own[0]} or images, f"{module} imports {name}"
 
 
 def test_no_module_imports_what_imports_it():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._chaos.chronicle import Chronicle, FaultRecord, Observation
+from phalanx._chaos.fault_history import Chronicle, FaultRecord, Observation
 from phalanx._chaos.faults import Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.victims import Victim, choose, victims
 from phalanx._schedulers.scheduler import BUILT_IN

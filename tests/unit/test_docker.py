@@ -2,13 +2,13 @@
 
 import pytest
 
-from phalanx._schedulers.assessment import SeenApp, SeenContainer, assess
+from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker.engine import explain, moment
 from phalanx._schedulers.docker.gpus import choose
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import role_words
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import AppState, RetryPolicy
 from phalanx.errors import ConfigError, SchedulerError
 

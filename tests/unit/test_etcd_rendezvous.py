@@ -23,7 +23,7 @@ from phalanx._rendezvous.etcd.candidacy import (
 )
 from phalanx._rendezvous.errors import RendezvousStateError
 from phalanx._rendezvous.etcd.proofs import ValueProof
-from phalanx._rendezvous.etcd.store import KeyValue
+from phalanx._rendezvous.etcd.keys import KeyValue
 from phalanx._rendezvous.protocol import Handover, Reason
 from phalanx._wire.rendezvous_frames import AppEnded, LeaderElected, RoundFormed
 from tests.unit import simulation

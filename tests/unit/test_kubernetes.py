@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx._images.plan import plan_image
-from phalanx._schedulers.assessment import assess
+from phalanx._schedulers.replicas.assessment import assess
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.actions import again, seen_objects
 from phalanx._schedulers.kubernetes.archive import PackedFiles, pack_project

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._schedulers.supervised.lifecycle import (
+from phalanx._schedulers.replicas.lifecycle import (
     AppLifecycle,
     FinishApp,
     RoleLifecycle,

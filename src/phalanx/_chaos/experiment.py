@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from phalanx._chaos.chronicle import Chronicle, FaultRecord, Observation, observation
+from phalanx._chaos.fault_history import Chronicle, FaultRecord, Observation, observation
 from phalanx._chaos.faults import PlannedFault
 from phalanx._chaos.hosts import ChaosHosts, NotDone
 from phalanx._chaos.victims import choose, victims

@@ -20,12 +20,12 @@ from phalanx._runner.config import Config, ConfigValue
 from phalanx._runner.dryrun import check_capabilities, prepare
 from phalanx._runner.runner_schedulers import RunnerSchedulers
 from phalanx._runner.submitted_app import SubmittedApp, completed, to_stream
-from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
 from phalanx._schedulers.factories import Factory
 from phalanx._schedulers.options import Option, options, parse
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.scheduler_calls import asking, expect
-from phalanx._schedulers.torchx_adapter import TorchxAdapter
+from phalanx._schedulers.torchx.adapter import TorchxAdapter
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo, plain
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
 from phalanx._specs.mutable import frozen
 from phalanx.errors import ConfigError, SchedulerError

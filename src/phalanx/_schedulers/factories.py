@@ -10,8 +10,8 @@ from phalanx import _plugins as plugins
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._schedulers.options import options
 from phalanx._schedulers.scheduler import BUILT_IN, Scheduler
-from phalanx._schedulers.torchx_adapter import TorchxAdapter
-from phalanx._schedulers.torchx_interface import TorchxScheduler
+from phalanx._schedulers.torchx.adapter import TorchxAdapter
+from phalanx._schedulers.torchx.interface import TorchxScheduler
 from phalanx.errors import UnknownScheduler
 
 GROUP = "phalanx.schedulers"

@@ -27,7 +27,7 @@ from phalanx._schedulers.scheduler import (
     replicas,
     workspace_files,
 )
-from phalanx._schedulers.torchx_interface import TorchxScheduler
+from phalanx._schedulers.torchx.interface import TorchxScheduler
 
 __all__ = [
     "Capabilities",

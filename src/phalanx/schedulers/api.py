@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from phalanx._core.lazy import loader
 from phalanx._logs.lines import Stream
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
-from phalanx._schedulers.runopts import runopts
-from phalanx._schedulers.torchx_interface import (
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.torchx.interface import (
     DescribeAppResponse,
     ListAppResponse,
     TorchxScheduler,
 )
+from phalanx._schedulers.torchx.runopts import runopts
 from phalanx._specs import AppState
 
 Scheduler = TorchxScheduler

@@ -50,8 +50,8 @@ from phalanx._specs import (
 if TYPE_CHECKING:
     from phalanx._runner.builders import materialize_appdef
     from phalanx._runner.handles import ParsedAppHandle, make_app_handle, parse_app_handle
-    from phalanx._schedulers.dryrun_info import AppDryRunInfo
-    from phalanx._schedulers.runopts import runopt, runopts
+    from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+    from phalanx._schedulers.torchx.runopts import runopt, runopts
     from phalanx.errors import AppStatusError
     from phalanx.errors import UnknownApp as UnknownAppException
 
@@ -103,15 +103,15 @@ __all__ = [
 ]
 
 _LATER = {
-    "AppDryRunInfo": "phalanx._schedulers.dryrun_info",
+    "AppDryRunInfo": "phalanx._schedulers.torchx.dryrun_info",
     "AppStatusError": "phalanx.errors",
     "ParsedAppHandle": "phalanx._runner.handles",
     "UnknownAppException": "phalanx.errors:UnknownApp",
     "make_app_handle": "phalanx._runner.handles",
     "materialize_appdef": "phalanx._runner.builders",
     "parse_app_handle": "phalanx._runner.handles",
-    "runopt": "phalanx._schedulers.runopts",
-    "runopts": "phalanx._schedulers.runopts",
+    "runopt": "phalanx._schedulers.torchx.runopts",
+    "runopts": "phalanx._schedulers.torchx.runopts",
 }
 
 _ABSENT = {

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx._chaos.chronicle import FaultRecord
 from phalanx._chaos.experiment import Experiment
+from phalanx._chaos.fault_history import FaultRecord
 from phalanx._chaos.faults import DURATIONS, Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.hosts import ChaosHost, ChaosHosts
 from phalanx._cli import parsing

@@ -19,7 +19,7 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._runner.component import Component, HelpWanted
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 from phalanx._schedulers.options import parse
-from phalanx._schedulers.supervised.request import AppRequest
+from phalanx._schedulers.replicas.request import AppRequest
 from phalanx._specs import AppState, AppStatus
 from phalanx.errors import ComponentError, ConfigError, PhalanxError, UnknownScheduler, UsageError
 

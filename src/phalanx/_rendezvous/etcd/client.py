@@ -25,8 +25,8 @@ from requests.adapters import HTTPAdapter
 from phalanx._core.rounds import Endpoint
 from phalanx._core.sanitize import sanitize_line
 from phalanx._rendezvous.errors import RendezvousConnectionError
+from phalanx._rendezvous.etcd.keys import KeyValue, StoreUnreachable
 from phalanx._rendezvous.etcd.settings import EtcdSettings
-from phalanx._rendezvous.etcd.store import KeyValue, StoreUnreachable
 from phalanx._system import daemon_thread
 
 _NOT_FOUND, _DENIED, _UNAUTHENTICATED = 5, 7, 16

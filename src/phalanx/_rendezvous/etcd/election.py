@@ -21,6 +21,7 @@ from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
 from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.candidacy import Stand, View
+from phalanx._rendezvous.etcd.keys import KeyValue, Store, StoreUnreachable
 from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.records import (
     HOSTS,
@@ -30,7 +31,6 @@ from phalanx._rendezvous.etcd.records import (
     RoundRecord,
     claim_of,
 )
-from phalanx._rendezvous.etcd.store import KeyValue, Store, StoreUnreachable
 from phalanx._wire.rendezvous_frames import LeaderElected, RoundFormed
 
 _RETRY = 0.5

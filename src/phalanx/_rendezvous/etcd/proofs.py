@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 
-from phalanx._rendezvous.etcd.store import KeyValue
+from phalanx._rendezvous.etcd.keys import KeyValue
 
 _SIZE = 32
 

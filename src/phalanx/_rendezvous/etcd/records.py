@@ -21,8 +21,8 @@ from phalanx import _wire as wire
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._rendezvous.errors import RendezvousStateError
+from phalanx._rendezvous.etcd.keys import KeyValue
 from phalanx._rendezvous.etcd.proofs import without_proof
-from phalanx._rendezvous.etcd.store import KeyValue
 from phalanx._wire.rendezvous_frames import AppEnded, FailureTold, LeaderElected, RoundFormed
 from phalanx.errors import WireError
 

@@ -18,8 +18,8 @@ from phalanx._rendezvous.etcd.candidacy import (
     choose_step,
 )
 from phalanx._rendezvous.etcd.election import Election
+from phalanx._rendezvous.etcd.keys import StoreUnreachable
 from phalanx._rendezvous.etcd.records import Claim, LeaderRecord, RoundRecord
-from phalanx._rendezvous.etcd.store import StoreUnreachable
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import CONNECTING, PeerUnreachable
 from phalanx._rendezvous.tcp.follower import LONGEST, SHORTEST, Follower

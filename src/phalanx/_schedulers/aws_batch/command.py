@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from phalanx._core.ranks import REPLICA
 from phalanx._schedulers.aws_batch.names import JobKind
-from phalanx._schedulers.supervised.request import ROLE, with_python
+from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._specs import Role
 from phalanx._specs.substitution import Values
 from phalanx.errors import ConfigError

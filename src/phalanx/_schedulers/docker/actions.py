@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phalanx._schedulers.assessment import Assessment, SeenApp, SeenContainer, assess
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.creation import put_token
 from phalanx._schedulers.docker.engine import Engine, NameTaken
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.docker.request import TOKEN_FILE
 from phalanx._schedulers.parallel import for_all
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.assessment import Assessment, SeenApp, SeenContainer, assess
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 
 _LONGEST_TOKEN = 4096
 

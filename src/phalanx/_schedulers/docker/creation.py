@@ -20,7 +20,7 @@ from phalanx._schedulers.docker.request import (
     code_volume,
 )
 from phalanx._schedulers.parallel import for_all
-from phalanx._schedulers.supervised.request import RANK0_PORT
+from phalanx._schedulers.replicas.request import RANK0_PORT
 
 
 def have_images(engine: Engine, request: DockerRequest) -> dict[str, str]:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phalanx._core.sanitize import sanitize_line
 from phalanx._logs import logger
-from phalanx._schedulers.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.authoring import need
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import lifecycle_record
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._system import machine
 from phalanx.errors import SchedulerError
 

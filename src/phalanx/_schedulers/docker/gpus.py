@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from phalanx._schedulers.assessment import assess
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine
+from phalanx._schedulers.replicas.assessment import assess
 from phalanx.errors import SchedulerError
 
 ALL = "all"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 
 APP = "phalanx.app"
 SESSION = "phalanx.session"

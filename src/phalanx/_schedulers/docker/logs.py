@@ -16,7 +16,7 @@ from phalanx._schedulers.docker.engine import (
     moment,
     wait_for_engine,
 )
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 
 _STREAMS = {1: Stream.STDOUT, 2: Stream.STDERR}
 _HEADER = struct.Struct(">BxxxI")

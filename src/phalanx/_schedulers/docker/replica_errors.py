@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx._schedulers.assessment import SeenContainer
 from phalanx._schedulers.docker.engine import Engine, explain
 from phalanx._schedulers.docker.logs import last_output
 from phalanx._schedulers.docker.request import ERROR_PATH
-from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
+from phalanx._schedulers.replicas.assessment import SeenContainer
+from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
 from phalanx.errors import SchedulerError
 
 _LONGEST = 1 << 20

@@ -22,9 +22,9 @@ from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, needs_phal
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.docker.options import DockerOptions
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
-from phalanx._schedulers.supervised.request import ROLE, with_python
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._specs import AppDef, Role
 from phalanx._specs.instances import DEVICE_FILES
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount

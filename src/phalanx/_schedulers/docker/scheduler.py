@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 from phalanx._images.plan import ImagePlan, plan_image
-from phalanx._schedulers.assessment import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.actions import carry_out, stop_all
@@ -24,9 +23,10 @@ from phalanx._schedulers.docker.request import (
 from phalanx._schedulers.docker.supervisor import start_supervisor
 from phalanx._schedulers.lending import Lease, LeaseRequest
 from phalanx._schedulers.parallel import for_all
+from phalanx._schedulers.replicas.assessment import REMOVED, Assessment, SeenApp, assess
+from phalanx._schedulers.replicas.error_text import ReplicaError
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
-from phalanx._schedulers.supervised.error_text import ReplicaError
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
 from phalanx._specs import (
     AppDef,
     AppState,

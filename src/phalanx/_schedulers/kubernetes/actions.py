@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from phalanx._schedulers.assessment import Assessment, assess
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.cluster import Cluster, NotInCluster, ObjectExists
 from phalanx._schedulers.kubernetes.logs import has_log_ended
@@ -28,6 +27,7 @@ from phalanx._schedulers.kubernetes.seen import (
     seen_pod,
 )
 from phalanx._schedulers.parallel import for_all
+from phalanx._schedulers.replicas.assessment import Assessment, assess
 
 _AT_ONCE = 1
 """Seconds of `activeDeadlineSeconds` that are over by now."""

@@ -18,7 +18,7 @@ from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone, NotInCluster
 from phalanx._schedulers.kubernetes.pod import MAIN
 from phalanx._schedulers.kubernetes.seen import ReplicaPod, seen_pod
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx.errors import SchedulerError
 
 _PAUSE = 0.2

@@ -12,7 +12,7 @@ from phalanx._schedulers.authoring import UNSAID_MEMORY
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.archive import PackedFiles
 from phalanx._schedulers.kubernetes.options import KubernetesOptions, quantity
-from phalanx._schedulers.supervised.request import ROLE, with_python
+from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._specs import Role
 from phalanx._specs.instances import INSTANCE_TYPE
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._specs import RetryPolicy
 
 

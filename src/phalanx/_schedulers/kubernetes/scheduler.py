@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phalanx._images.plan import ImagePlan, plan_image
-from phalanx._schedulers.assessment import Assessment, assess
 from phalanx._schedulers.authoring import check_script, need, needs_phalanx, workspace_of
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.actions import (
@@ -37,6 +36,7 @@ from phalanx._schedulers.kubernetes.seen import SeenObjects
 from phalanx._schedulers.kubernetes.status import seconds_of, shown_state, status_of
 from phalanx._schedulers.kubernetes.supervisor import start_supervisor
 from phalanx._schedulers.lending import Lease, LeaseRequest
+from phalanx._schedulers.replicas.assessment import Assessment, assess
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
 from phalanx._specs.app_def import SCRIPT

@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from phalanx._core.sanitize import sanitize_line
-from phalanx._schedulers.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.pod import MAIN
 from phalanx._schedulers.kubernetes.record import AppAnnotation, RoleAnnotation
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 
 _LONGEST = 300
 _STOPPED_LATER = 60.0

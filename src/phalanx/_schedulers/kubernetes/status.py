@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phalanx._schedulers.assessment import Assessment
 from phalanx._schedulers.kubernetes.cluster import Cluster, Forbidden
 from phalanx._schedulers.kubernetes.logs import last_output
 from phalanx._schedulers.kubernetes.seen import ReplicaPod, SeenObjects, moment
-from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
-from phalanx._schedulers.supervised.replicas import ReplicaEnd
+from phalanx._schedulers.replicas.assessment import Assessment
+from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._specs import AppState, AppStatus, ReplicaStatus, RetryPolicy, RoleStatus
 
 _DELETED = "its Job was deleted"

@@ -18,13 +18,12 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx._channel.trust import NotTrusted
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.ray import command_stream, records
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, OUT, SIGNAL, RecordStream
 from phalanx._schedulers.ray.nodes import NodeNames, NodeServer, PlacedBundle, PlacedGroup
 from phalanx._schedulers.ray.status import status_file
-from phalanx._schedulers.supervised.error_text import ReplicaError, in_text, reported, shown
-from phalanx._schedulers.supervised.lifecycle import (
+from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
+from phalanx._schedulers.replicas.lifecycle import (
     AppLifecycle,
     FinishApp,
     LifecycleAction,
@@ -32,8 +31,9 @@ from phalanx._schedulers.supervised.lifecycle import (
     StartReplica,
     StopReplica,
 )
-from phalanx._schedulers.supervised.replicas import ReplicaEnd
-from phalanx._schedulers.supervised.request import RANK0_PORT
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
+from phalanx._schedulers.replicas.request import RANK0_PORT
 from phalanx._specs import AppState
 
 _LOOK = 0.1

@@ -362,7 +362,7 @@ class JobLease(_RayLease):
 
 
 def _last_words(job: dict[str, Any], log: str) -> str:
-    from phalanx._schedulers.supervised.error_text import in_text, shown
+    from phalanx._schedulers.replicas.error_text import in_text, shown
 
     if str(job.get("status")) == "STOPPED":
         return "the job on Ray was stopped"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 
 _SESSION = "phalanx/session"
 _USER = "phalanx/user"

@@ -22,7 +22,7 @@ from typing import Any
 from phalanx._schedulers.ray import command_stream
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, IN, OUT, PIECE, SIGNAL, RecordStream
 from phalanx._schedulers.ray.guarded_port import GuardedPort
-from phalanx._schedulers.supervised.request import with_python
+from phalanx._schedulers.replicas.request import with_python
 from phalanx._system import processes
 
 _STRANGERS = 64

@@ -16,13 +16,13 @@ from typing import Any
 from phalanx._core.ranks import REPLICA
 from phalanx._images.context import BuildContext
 from phalanx._schedulers.authoring import make_app_id, needs_phalanx, replicas
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.ray.names import JobMetadata, RayApp
 from phalanx._schedulers.ray.options import RayOptions
 from phalanx._schedulers.ray.package import DRIVER, executables
 from phalanx._schedulers.ray.resources import bundle_of
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
-from phalanx._schedulers.supervised.request import ROLE
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.request import ROLE
 from phalanx._specs import AppDef
 from phalanx.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx._schedulers.ray import records
 from phalanx._schedulers.ray.names import JobMetadata
-from phalanx._schedulers.supervised.error_text import in_text, shown
+from phalanx._schedulers.replicas.error_text import in_text, shown
 from phalanx._specs import AppState, AppStatus, ReplicaStatus, RoleStatus
 
 _STATES = {

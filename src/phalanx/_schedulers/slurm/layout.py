@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._registry import read
-from phalanx._schedulers.supervised.request import STREAMS
+from phalanx._schedulers.replicas.request import STREAMS
 
 SCRIPT_FILE = "script.sh"
 JOB_FILE = "job.json"

@@ -18,7 +18,7 @@ from phalanx._registry.submission import facts_of, make_directory
 from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
 from phalanx._schedulers.lending import Lease, LeaseRequest
-from phalanx._schedulers.replica_logs import (
+from phalanx._schedulers.replicas.log_files import (
     ReplicaStream,
     find_replica,
     read_streams,
@@ -26,6 +26,8 @@ from phalanx._schedulers.replica_logs import (
     replica_streams,
     unfinished_line,
 )
+from phalanx._schedulers.replicas.recorded_status import recorded_status
+from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.slurm.controller import ControllerDown, JobState, controller
 from phalanx._schedulers.slurm.layout import (
@@ -39,8 +41,6 @@ from phalanx._schedulers.slurm.layout import (
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, SlurmRequest, make_script
 from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
-from phalanx._schedulers.supervised.request import ROLE, with_python
-from phalanx._schedulers.supervised.supervised_scheduler import recorded_status
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import HOSTS, SCRIPT
 from phalanx._specs.substitution import Values

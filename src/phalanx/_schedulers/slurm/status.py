@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._schedulers.replicas.error_text import ReplicaError, first_error, in_text
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
+from phalanx._schedulers.replicas.request import ReplicaRequest
 from phalanx._schedulers.slurm.controller import JobState
 from phalanx._schedulers.slurm.layout import SLURM_LOG, JobDirectory
-from phalanx._schedulers.supervised.error_text import ReplicaError, first_error, in_text
-from phalanx._schedulers.supervised.replicas import ReplicaEnd
-from phalanx._schedulers.supervised.request import ReplicaRequest
 from phalanx._specs import AppState, ReplicaStatus
 
 _ENDS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from phalanx._registry import read, replace
 from phalanx._registry.recorded_app import get
-from phalanx._schedulers.supervised.request import AppRequest, ReplicaRequest
+from phalanx._schedulers.replicas.request import AppRequest, ReplicaRequest
 from phalanx._system import machine
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -10,15 +10,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 from phalanx._core.ranks import REPLICA
-from phalanx._core.rounds import signal_name
 from phalanx._core.stacks import RankStacks
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
-from phalanx._schedulers.supervised.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
+from phalanx._schedulers.replicas.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
 from phalanx._schedulers.supervised.supervisor_process import is_supervisor
 from phalanx._system import processes
 from phalanx._system.network import free_port
@@ -32,40 +31,6 @@ Wait = Callable[[str], bool]
 
 TellStacks = Callable[[Mapping[ReplicaKey, Sequence[RankStacks]]], None]
 """Called with what was found, by replica."""
-
-
-@dataclass(frozen=True)
-class ReplicaEnd:
-    """How a replica ended."""
-
-    exit_code: int | None = None
-    signal: str | None = None
-    error: str = ""
-    """What is known besides what it printed."""
-    asked: bool = False
-    """It had been asked to end before it did."""
-    python: str = ""
-    """The interpreter that another host has for it."""
-
-    @classmethod
-    def of(cls, code: int, error: str = "", *, asked: bool = False, python: str = "") -> ReplicaEnd:
-        """By its exit code, or minus the number of the signal that killed it."""
-        if code < 0:
-            return cls(signal=signal_name(-code), error=error, asked=asked, python=python)
-        return cls(exit_code=code, error=error, asked=asked, python=python)
-
-    @property
-    def succeeded(self) -> bool:
-        """It exited with 0."""
-        return self.exit_code == 0 and self.signal is None
-
-    @property
-    def code(self) -> int:
-        """What a shell would give for it."""
-        if self.signal is not None:
-            name, _, above = self.signal.partition("+")
-            return 128 + int(getattr(signal, name, 0)) + int(above or 0)
-        return 1 if self.exit_code is None else self.exit_code
 
 
 class ReplicaStarter(Protocol):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._launcher.planning.validation import check_fetch
+from phalanx._schedulers.replicas.request import ReplicaRequest
 from phalanx._schedulers.scheduler import option
 from phalanx._schedulers.supervised.gpus import distribute
-from phalanx._schedulers.supervised.request import ReplicaRequest
 from phalanx._schedulers.supervised.supervised_scheduler import SupervisedScheduler, check_grace
 from phalanx.errors import ConfigError
 

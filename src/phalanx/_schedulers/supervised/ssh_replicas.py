@@ -21,9 +21,10 @@ from phalanx._logs.lines import Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.spec import DefaultLogSpec, Handlers, LogSpec, RankFile
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
-from phalanx._schedulers.supervised.lifecycle import ReplicaKey
-from phalanx._schedulers.supervised.replicas import ReplicaEnd, TellStacks, Wait, open_log
-from phalanx._schedulers.supervised.request import RANK0_PORT, AppRequest, ReplicaRequest
+from phalanx._schedulers.replicas.lifecycle import ReplicaKey
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
+from phalanx._schedulers.replicas.request import RANK0_PORT, AppRequest, ReplicaRequest
+from phalanx._schedulers.supervised.replicas import TellStacks, Wait, open_log
 from phalanx._system.network import free_port
 from phalanx._worker import program
 from phalanx.errors import Cancelled, OutputLost, PhalanxError

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import shutil
 import signal
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from phalanx._registry import directory, owner, replace, reserve
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_directory
 from phalanx._schedulers.authoring import check_script, workspace_of
-from phalanx._schedulers.replica_logs import (
+from phalanx._schedulers.replicas.log_files import (
     ReplicaStream,
     find_replica,
     read_streams,
@@ -27,6 +26,8 @@ from phalanx._schedulers.replica_logs import (
     replica_streams,
     unfinished_line,
 )
+from phalanx._schedulers.replicas.recorded_status import recorded_status
+from phalanx._schedulers.replicas.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx._schedulers.scheduler import (
     Capabilities,
     LogLine,
@@ -35,7 +36,6 @@ from phalanx._schedulers.scheduler import (
     make_app_id,
     replicas,
 )
-from phalanx._schedulers.supervised.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx._schedulers.supervised.supervisor import LOG
 from phalanx._schedulers.supervised.supervisor_process import supervisor_of
 from phalanx._specs import (
@@ -43,10 +43,8 @@ from phalanx._specs import (
     AppState,
     AppStatus,
     AppSummary,
-    ReplicaStatus,
     RetryPolicy,
     Role,
-    RoleStatus,
 )
 from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError, SchedulerError, UnknownApp
@@ -317,27 +315,3 @@ def _start(path: Path) -> int:
     )
     _supervisors.add(pid)
     return pid
-
-
-def recorded_status(app: RecordedApp) -> AppStatus:
-    """An app's status, as it is recorded."""
-    status = app.status()
-    state = AppState(status["state"])
-    return AppStatus(
-        app=app.id,
-        state=state,
-        message=status.get("message", ""),
-        seconds=status.get("seconds"),
-        roles=tuple(
-            RoleStatus(role["role"], tuple(map(_replica_status, role["replicas"])))
-            for role in status["roles"]
-        ),
-        num_restarts=status.get("num_restarts", 0),
-        exit_code=status.get("exit_code", 1 if state is AppState.FAILED else None),
-    )
-
-
-def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
-    known = {field.name for field in dataclasses.fields(ReplicaStatus)}
-    facts = {key: value for key, value in replica.items() if key in known}
-    return ReplicaStatus(**{**facts, "state": AppState(replica["state"])})

@@ -30,8 +30,8 @@ from phalanx._registry import append, cancel_asked, read, replace, stack_request
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.host_paths import at_home
-from phalanx._schedulers.supervised.error_text import ReplicaError, first_error, with_interpreter
-from phalanx._schedulers.supervised.lifecycle import (
+from phalanx._schedulers.replicas.error_text import ReplicaError, first_error, with_interpreter
+from phalanx._schedulers.replicas.lifecycle import (
     AppLifecycle,
     FinishApp,
     LifecycleAction,
@@ -39,8 +39,9 @@ from phalanx._schedulers.supervised.lifecycle import (
     StartReplica,
     StopReplica,
 )
-from phalanx._schedulers.supervised.replicas import ReplicaEnd, ReplicaStarter
-from phalanx._schedulers.supervised.request import STREAMS, AppRequest, ReplicaRequest, times_file
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
+from phalanx._schedulers.replicas.request import STREAMS, AppRequest, ReplicaRequest, times_file
+from phalanx._schedulers.supervised.replicas import ReplicaStarter
 from phalanx._schedulers.supervised.supervisor_process import is_supervisor, supervisor_of
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes

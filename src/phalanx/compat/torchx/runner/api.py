@@ -12,12 +12,12 @@ from phalanx._runner.config import Config
 from phalanx._runner.handles import Handle, parse
 from phalanx._runner.runner import Runner as OurRunner
 from phalanx._runner.runner_schedulers import RunnerSchedulers
-from phalanx._schedulers.dryrun_info import AppDryRunInfo, plain
 from phalanx._schedulers.factories import Factory, adapted
-from phalanx._schedulers.runopts import as_dict, runopts
 from phalanx._schedulers.scheduler import Scheduler
-from phalanx._schedulers.torchx_adapter import TorchxAdapter
-from phalanx._schedulers.torchx_interface import ListAppResponse, TorchxScheduler
+from phalanx._schedulers.torchx.adapter import TorchxAdapter
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo, plain
+from phalanx._schedulers.torchx.interface import ListAppResponse, TorchxScheduler
+from phalanx._schedulers.torchx.runopts import as_dict, runopts
 from phalanx._specs import AppDef, is_started, macros
 from phalanx._specs.mutable import MutableAppDef, frozen, thawed
 from phalanx.compat.torchx.schedulers import get_scheduler_factories

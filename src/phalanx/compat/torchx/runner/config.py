@@ -12,7 +12,7 @@ from phalanx._logs import logger
 from phalanx._runner import torchx_config
 from phalanx._schedulers.factories import unknown_scheduler
 from phalanx._schedulers.options import Option
-from phalanx._schedulers.runopts import runopts
+from phalanx._schedulers.torchx.runopts import runopts
 from phalanx.compat.torchx.schedulers import get_scheduler_factories
 from phalanx.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from phalanx._schedulers import factories
 from phalanx._schedulers.factories import default_scheduler as get_default_scheduler_name
-from phalanx._schedulers.torchx_interface import TorchxScheduler as Scheduler
+from phalanx._schedulers.torchx.interface import TorchxScheduler as Scheduler
 from phalanx.compat.torchx.schedulers._wrapped import wrapped
 
 __all__ = [

@@ -9,17 +9,17 @@ from datetime import datetime
 from typing import Any
 
 from phalanx._logs.lines import Stream
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
 from phalanx._schedulers.factories import Factory, create_scheduler
 from phalanx._schedulers.options import make, options
-from phalanx._schedulers.runopts import runopts
 from phalanx._schedulers.scheduler import Scheduler
-from phalanx._schedulers.torchx_adapter import TorchxAdapter
-from phalanx._schedulers.torchx_interface import (
+from phalanx._schedulers.torchx.adapter import TorchxAdapter
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.torchx.interface import (
     DescribeAppResponse,
     ListAppResponse,
     TorchxScheduler,
 )
+from phalanx._schedulers.torchx.runopts import runopts
 from phalanx._specs import AppDef
 from phalanx._specs.mutable import frozen
 

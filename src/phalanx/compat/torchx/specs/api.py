@@ -10,9 +10,9 @@ from typing import Any, ClassVar, ParamSpec
 
 from phalanx._core.lazy import loader
 from phalanx._runner.handles import ParsedAppHandle, make_app_handle, parse_app_handle
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
-from phalanx._schedulers.runopts import runopt, runopts
-from phalanx._schedulers.torchx_interface import NONE
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.torchx.interface import NONE
+from phalanx._schedulers.torchx.runopts import runopt, runopts
 from phalanx._specs import (
     AppDef as FrozenAppDef,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from phalanx._schedulers.runopts import runopts
+from phalanx._schedulers.torchx.runopts import runopts
 from phalanx._specs import Role
 
 __all__ = ["WorkspaceMixin"]

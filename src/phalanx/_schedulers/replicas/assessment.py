@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from phalanx._schedulers.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.supervised.lifecycle import (
+from phalanx._schedulers.replicas.lifecycle import (
     AppLifecycle,
     FinishApp,
     LifecycleAction,
@@ -20,7 +19,8 @@ from phalanx._schedulers.supervised.lifecycle import (
     StartReplica,
     StopReplica,
 )
-from phalanx._schedulers.supervised.replicas import ReplicaEnd
+from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
+from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._specs import AppState
 
 _HALF_SUBMITTED = 300.0

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from phalanx._logs.lines import LogLine, Stream
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
-from phalanx._schedulers.runopts import as_dataclass, as_dict
 from phalanx._schedulers.scheduler import Capabilities, Scheduler
-from phalanx._schedulers.torchx_interface import (
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.torchx.interface import (
     NONE,
     DescribeAppResponse,
     ListAppResponse,
     TorchxScheduler,
 )
+from phalanx._schedulers.torchx.runopts import as_dataclass, as_dict
 from phalanx._specs import AppDef, AppStatus, AppSummary, ReplicaStatus, RetryPolicy, RoleStatus
 from phalanx._specs.mutable import thawed
 

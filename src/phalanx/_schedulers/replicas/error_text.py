@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx._schedulers.supervised.request import ReplicaRequest
+from phalanx._schedulers.replicas.request import ReplicaRequest
 from phalanx._worker import missing_package
 from phalanx._worker.error_file import ErrorOrigin
 

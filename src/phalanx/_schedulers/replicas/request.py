@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import AppDef, RetryPolicy
 
 STREAMS = ("stdout", "stderr")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from phalanx._schedulers.supervised.lifecycle import RoleLifecycle
+from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import RetryPolicy
 
 

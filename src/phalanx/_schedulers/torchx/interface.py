@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from phalanx._logs.lines import Stream
-from phalanx._schedulers.dryrun_info import AppDryRunInfo
-from phalanx._schedulers.runopts import runopts
+from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
+from phalanx._schedulers.torchx.runopts import runopts
 from phalanx._specs import NULL_RESOURCE, AppDef, AppState, Role, RoleStatus
 
 NONE = "<NONE>"

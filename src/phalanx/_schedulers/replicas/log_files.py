@@ -14,7 +14,7 @@ from phalanx._logs.lines import LogLine, Stream, read_unfinished
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._schedulers.host_paths import at_home
-from phalanx._schedulers.supervised.request import STREAMS, times_file
+from phalanx._schedulers.replicas.request import STREAMS, times_file
 
 _POLL = 0.05
 

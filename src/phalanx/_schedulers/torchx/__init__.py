@@ -1,0 +1,1 @@
+"""What plugins and programs written for TorchX expect of a scheduler."""
