@@ -12,7 +12,7 @@ from phalanx._schedulers.scheduler import BUILT_IN
 from phalanx.specs import HostState
 
 
-class Chronicle(events.EventHandler):
+class FaultHistory(events.EventHandler):
     def __init__(self):
         self.events = []
 
@@ -26,7 +26,7 @@ class Chronicle(events.EventHandler):
 
 @pytest.fixture
 def chronicle():
-    handler = Chronicle()
+    handler = FaultHistory()
     events.configure(handler)
     yield handler
     events.configure()

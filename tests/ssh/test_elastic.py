@@ -54,7 +54,7 @@ def check(result, hosts):
     assert list(result.results) == list(dict.fromkeys(hosts))
 
 
-class Chronicle(events.EventHandler):
+class FaultHistory(events.EventHandler):
     """Keeps what happened."""
 
     def __init__(self):
@@ -72,7 +72,7 @@ class Chronicle(events.EventHandler):
 
 @pytest.fixture
 def chronicle():
-    handler = Chronicle()
+    handler = FaultHistory()
     events.configure(handler)
     yield handler
     events.configure()

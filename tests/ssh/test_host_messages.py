@@ -13,12 +13,12 @@ from phalanx import events
 from phalanx.runner import get_runner
 from phalanx.specs import AppState
 from tests.conftest import wait_until
-from tests.ssh.test_elastic import Chronicle, is_training, train
+from tests.ssh.test_elastic import FaultHistory, is_training, train
 
 
 @pytest.fixture
 def chronicle():
-    handler = Chronicle()
+    handler = FaultHistory()
     events.configure(handler)
     yield handler
     events.configure()

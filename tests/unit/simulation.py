@@ -16,7 +16,7 @@ from phalanx._core.clock import ClockOffset, Interval
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.etcd.election import Election
 from phalanx._rendezvous.etcd.proofs import ValueProof
-from phalanx._rendezvous.etcd.keys import KeyValue, StoreUnreachable
+from phalanx._rendezvous.etcd.keys import KeyValue, EtcdUnreachable
 from phalanx._rendezvous.settings import Settings
 from phalanx._rendezvous.tcp.connections.link import PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
@@ -264,11 +264,11 @@ class SimulatedStore:
         self.net.etcd.expire()
         lost = self._loss(*arguments) if method == "write" else None
         if lost is not None and not lost[1]:
-            raise StoreUnreachable("no answer")
+            raise EtcdUnreachable("no answer")
         answer = getattr(self.net.etcd, method)(*arguments)
         await self._travel()  # what was done may be all the same, though nobody hears of it
         if lost is not None:
-            raise StoreUnreachable("no answer")
+            raise EtcdUnreachable("no answer")
         return answer
 
     def _loss(self, values, *_):
@@ -283,7 +283,7 @@ class SimulatedStore:
         await asyncio.sleep(self.net.delay())
         if not self.net.etcd.is_up or self.net.is_cut(self.host, ETCD):
             await asyncio.sleep(1.0)
-            raise StoreUnreachable("no answer")
+            raise EtcdUnreachable("no answer")
 
     async def read(self, key):
         return await self._ask("read", key)

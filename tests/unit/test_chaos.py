@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._chaos.fault_history import Chronicle, FaultRecord, Observation
+from phalanx._chaos.fault_history import FaultHistory, FaultRecord, Observation
 from phalanx._chaos.faults import Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.victims import Victim, choose, victims
 from phalanx._schedulers.scheduler import BUILT_IN
@@ -111,19 +111,19 @@ def seen(at, round_=1, running=True, state=AppState.RUNNING):
 
 def test_a_killed_worker_is_overcome_when_a_later_round_runs():
     """Not before: what the app says of the old one may be old."""
-    chronicle = Chronicle()
+    chronicle = FaultHistory()
     chronicle.observe(seen(0))
     chronicle.add(FaultRecord(10, Kind.KILL_WORKER, round=1))
     assert chronicle.observe(seen(10.1)) == []
     assert chronicle.observe(seen(11, 2, running=False)) == []
     (fault,) = chronicle.observe(seen(12, 2))
     assert fault.recovery == 2
-    assert chronicle.is_settled
+    assert chronicle.has_recovered
 
 
 def test_what_lasts_is_overcome_when_it_is_mended_and_the_app_runs():
     """It may have caused nothing."""
-    chronicle = Chronicle()
+    chronicle = FaultHistory()
     chronicle.add(FaultRecord(10, Kind.CUT, seconds=5, round=1))
     assert chronicle.observe(seen(12)) == []
     (fault,) = chronicle.observe(seen(15.5))
@@ -132,7 +132,7 @@ def test_what_lasts_is_overcome_when_it_is_mended_and_the_app_runs():
 
 def test_goodput_is_the_time_in_which_all_workers_ran():
     """From a fault on they do not, though the app has not noticed yet."""
-    chronicle = Chronicle()
+    chronicle = FaultHistory()
     chronicle.observe(seen(0))
     chronicle.observe(seen(10))
     chronicle.add(FaultRecord(10, Kind.KILL_WORKER, round=1))
@@ -151,7 +151,7 @@ def test_goodput_is_the_time_in_which_all_workers_ran():
 )
 def test_time_in_which_ranks_are_held_up_is_not_useful(kind, useful):
     """Though all workers are said to run; in a round without the host that is cut off they do."""
-    chronicle = Chronicle()
+    chronicle = FaultHistory()
     chronicle.observe(seen(0))
     chronicle.add(FaultRecord(0, kind, seconds=9, round=1))
     for at, round_ in ((3, 2), (9, 2), (10, 2)):
@@ -161,16 +161,16 @@ def test_time_in_which_ranks_are_held_up_is_not_useful(kind, useful):
 
 def test_a_fault_that_was_not_made_is_not_waited_for():
     """It is in the report, with the reason."""
-    chronicle = Chronicle()
+    chronicle = FaultHistory()
     chronicle.add(FaultRecord(1, Kind.CUT, problem="iptables needs root"))
-    assert chronicle.is_settled
+    assert chronicle.has_recovered
     assert chronicle.report()["faults"][0]["problem"] == "iptables needs root"
 
 
 def test_an_app_that_ends_well_has_overcome_everything():
     """One that fails has not."""
     for state, settled in ((AppState.SUCCEEDED, True), (AppState.FAILED, False)):
-        chronicle = Chronicle()
+        chronicle = FaultHistory()
         chronicle.add(FaultRecord(1, Kind.KILL_WORKER, round=1))
         chronicle.observe(seen(2, running=False, state=state))
-        assert chronicle.is_settled is settled
+        assert chronicle.has_recovered is settled

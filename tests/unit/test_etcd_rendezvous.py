@@ -17,7 +17,7 @@ from phalanx._rendezvous.etcd.candidacy import (
     FollowLeader,
     HearEnd,
     LookFor,
-    Stand,
+    StandForElection,
     View,
     choose_step,
 )
@@ -68,24 +68,24 @@ def view(leader=None, last=None, present=(), claims=()):
 def test_whoever_is_elected_is_followed():
     """Unless it has certainly ended, or is this host from before."""
     assert choose_step(view(leader(2)), 1, 0) == FollowLeader(leader(2))
-    assert choose_step(view(leader(2)), 1, 0, ended={2}) == Stand(5, 0)
-    assert choose_step(view(leader(1)), 1, 0) == Stand(5, 0)
-    assert choose_step(view(), 1, 0) == Stand(0, 0)
+    assert choose_step(view(leader(2)), 1, 0, ended={2}) == StandForElection(5, 0)
+    assert choose_step(view(leader(1)), 1, 0) == StandForElection(5, 0)
+    assert choose_step(view(), 1, 0) == StandForElection(0, 0)
 
 
 def test_a_member_of_the_last_round_goes_on_where_that_was():
     """It knows of whom nothing is left, and of whom nothing is heard."""
     there = view(leader(2), last(7, 1, 2, 3, 4), present={1, 2, 3})
     past = Handover(last(7, 1, 2, 3, 4).round, frozenset({2}), frozenset({3, 4}))
-    assert choose_step(there, 1, 7, ended={2}, silent={3}) == Stand(5, 3, past, floor=7)
+    assert choose_step(there, 1, 7, ended={2}, silent={3}) == StandForElection(5, 3, past, floor=7)
 
 
 def test_a_host_that_was_not_in_the_last_round_lets_its_members_go_first():
     """It begins anew, with higher numbers, once none of them is left."""
     there = view(None, last(7, 2, 3), present={1, 3})
     assert choose_step(there, 1, 0) == LookFor(frozenset({3}))
-    assert choose_step(there, 1, 0, ended={3}) == Stand(0, 3, floor=7)
-    assert choose_step(view(None, last(7, 2, 3)), 1, 0) == Stand(0, 3, floor=7)
+    assert choose_step(there, 1, 0, ended={3}) == StandForElection(0, 3, floor=7)
+    assert choose_step(view(None, last(7, 2, 3)), 1, 0) == StandForElection(0, 3, floor=7)
 
 
 def test_the_end_is_heard_by_those_that_were_there():
@@ -93,7 +93,7 @@ def test_the_end_is_heard_by_those_that_were_there():
     there = view(None, last(7, 2, 3, ended=True), present={1, 3})
     for own_round in (7, 6, 1):
         assert choose_step(there, 1, own_round) == HearEnd(there.last)
-    assert choose_step(there, 1, 0) == Stand(0, 3, floor=7)
+    assert choose_step(there, 1, 0) == StandForElection(0, 3, floor=7)
 
 
 def test_those_that_have_another_token_are_asked_for_before_anybody_stands():
@@ -102,8 +102,8 @@ def test_those_that_have_another_token_are_asked_for_before_anybody_stands():
     there = replace(view(claims=claims), at=(5, 3))
     assert choose_step(there, 1, 0) == Examine(claims)
     assert choose_step(there, 1, 0, refuted={5}) == Examine(claims[1:])
-    assert choose_step(there, 1, 0, refuted={5, 3}) == Stand(5, 3)
-    assert choose_step(there, 1, 7) == Stand(5, 3)
+    assert choose_step(there, 1, 0, refuted={5, 3}) == StandForElection(5, 3)
+    assert choose_step(there, 1, 7) == StandForElection(5, 3)
     ours = replace(view(None, last(7, 1), claims=claims[:1]), at=(5, 3))
     assert choose_step(ours, 1, 7).floor == 7
     ended = replace(view(None, last(7, 1, ended=True), claims=claims[:1]), at=(5, 3))

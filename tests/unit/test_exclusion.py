@@ -19,7 +19,7 @@ from tests.unit.test_elastic_rounds import Driver, begun, names
 
 def halted(d, number):
     """Have everybody who is left stop; gives what follows."""
-    actions = d.wait() if d.c.phase is Phase.SETTLING else []
+    actions = d.wait() if d.c.phase is Phase.COLLECTING else []
     members = [m.agent for m in d.c.round.members if m.agent in d.c._roster.joined]
     return actions + d.clear(number, *members)
 
@@ -41,13 +41,13 @@ def test_a_spare_takes_the_place_of_a_host_that_has_failed_too_often():
     assert excluded(actions) == []
     assert names(begins(actions)) == ["h0", "h1"]
     d.run(begins(actions))
-    d.c.take_happened()
+    d.c.take_progress()
     d.fail(1, 1, 2, after=60)
     actions = halted(d, 2)
     assert excluded(actions) == ["h1"]
     assert names(begins(actions)) == ["h0", "h2"]
     assert begins(actions).round.restarts == 2
-    (told,) = (h for h in d.c.take_happened() if h.name == "exclude")
+    (told,) = (h for h in d.c.take_progress() if h.name == "exclude")
     assert told.facts["hostname"] == "h1"
     assert told.facts["failures"] == 2
 

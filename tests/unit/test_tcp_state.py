@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from phalanx._core.rounds import Ended, Endpoint, Member, Outcome, Round
-from phalanx._rendezvous.protocol import Happening, Phase
+from phalanx._rendezvous.protocol import ProgressEvent, Phase
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._wire.rendezvous_frames import JoinRequest
 
@@ -16,7 +16,7 @@ CONTACTS = {1: Endpoint("h1", 1), 2: Endpoint("h2", 2)}
 class Leader:
     """One that has nothing to tell."""
 
-    def take_happened(self):
+    def take_progress(self):
         return []
 
 
@@ -42,14 +42,14 @@ def test_a_host_that_follows_knows_where_the_leader_is_reached(state):
     link = object()
     state.follow(link, 2, START)
     assert (state.link, state.leader_agent, state.leader_contact) == (link, 2, START)
-    state.round_formed(2, CONTACTS, Happening("round", 0.0))
+    state.round_formed(2, CONTACTS, ProgressEvent("round", 0.0))
     assert state.leader_contact == CONTACTS[2]
     state.lose_leader(object())
     assert state.link is link  # it was another's
     state.lose_leader(link)
     assert (state.link, state.leader_contact, state.leader_agent) == (None, None, 2)
-    assert [happening.name for happening in state.take_happened()] == ["round"]
-    assert state.take_happened() == []
+    assert [event.name for event in state.take_progress()] == ["round"]
+    assert state.take_progress() == []
 
 
 def test_a_host_either_follows_or_leads(state):

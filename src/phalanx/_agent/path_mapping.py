@@ -45,14 +45,14 @@ def localize(prepare: wire.Prepare) -> tuple[wire.Prepare, TreeLocation]:
     users = [move(entry) for entry in prepare.python_path]
     # What was sent here comes first among what is not the user's, behind the script's directory.
     entries = [*users[:1], own[0], *users[1:], *own]
-    settled = dataclasses.replace(
+    mapped = dataclasses.replace(
         prepare,
         python_path=tuple(dict.fromkeys(entries)),
         environment=environment,
         cwd=_directory(prepare.cwd, move),
         main_file=None if prepare.main_file is None else move(prepare.main_file),
     )
-    return settled, TreeLocation(tree, frozenset(root.name for root in missing))
+    return mapped, TreeLocation(tree, frozenset(root.name for root in missing))
 
 
 class _PathMap:

@@ -1,5 +1,5 @@
 """Faults for a running app, on purpose: `phalanx chaos`.
 
-`faults` says what breaks when, `victims` what it hits, `chronicle` what came of it; all of them are
-pure. `hosts` breaks and mends things, `experiment` puts it together.
+`faults` says what breaks when, `victims` what it hits, `fault_history` what came of
+it; all of them are pure. `hosts` breaks and mends things, `experiment` puts it together.
 """

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from phalanx._chaos.fault_history import Chronicle, FaultRecord, Observation, observation
+from phalanx._chaos.fault_history import FaultHistory, FaultRecord, Observation, observation
 from phalanx._chaos.faults import PlannedFault
 from phalanx._chaos.hosts import ChaosHosts, NotDone
 from phalanx._chaos.victims import choose, victims
@@ -27,7 +27,7 @@ class Experiment:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`told` hears of each fault twice: when it is made, and when it is overcome."""
-        self.chronicle = Chronicle()
+        self.history = FaultHistory()
         self._app = app
         self._hosts = hosts
         self._told = told
@@ -42,7 +42,7 @@ class Experiment:
             self._strike(fault)
         if self._watch_until(duration):
             limit = duration + settle
-            while not self.chronicle.is_settled and self._elapsed < limit and self._look():
+            while not self.history.has_recovered and self._elapsed < limit and self._look():
                 time.sleep(_LOOK)
 
     @property
@@ -66,7 +66,7 @@ class Experiment:
     def _see(self) -> tuple[Observation, dict[str, Any]]:
         status = self._app.status()
         seen = observation(status, self._elapsed)
-        for fault in self.chronicle.observe(seen):
+        for fault in self.history.observe(seen):
             self._told(fault)
         return seen, status
 
@@ -84,5 +84,5 @@ class Experiment:
                 record.effect = self._hosts.strike(fault, victim)
             except NotDone as error:
                 record.problem = str(error)
-        self.chronicle.add(record)
+        self.history.add(record)
         self._told(record)

@@ -51,7 +51,7 @@ class FaultRecord:
 
 
 @dataclass
-class Chronicle:
+class FaultHistory:
     """Takes down faults and how the app stands; tells what came of them."""
 
     faults: list[FaultRecord] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Chronicle:
         self.faults.append(fault)
 
     @property
-    def is_settled(self) -> bool:
+    def has_recovered(self) -> bool:
         """The app has recovered from everything."""
         return not any(fault.is_open for fault in self.faults)
 

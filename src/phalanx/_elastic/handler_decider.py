@@ -63,7 +63,7 @@ class HandlerDecider:
         self._wait = 0.0
         self._present = asyncio.Event()
         """This host's agent is there."""
-        self._happened: list[p.Happening] = []
+        self._progress: list[p.ProgressEvent] = []
         self._act: Callable[[p.CoordinatorAction], None] = lambda _: None
         self._fail: Callable[[BaseException], None] = lambda _: None
         self._background = Background(self._broken)
@@ -104,10 +104,10 @@ class HandlerDecider:
         """The number of the round that this host is in."""
         return self.round.number if self.round is not None and agent == self._own else None
 
-    def take_happened(self) -> list[p.Happening]:
+    def take_progress(self) -> list[p.ProgressEvent]:
         """What has come to pass since the last time."""
-        happened, self._happened = self._happened, []
-        return happened
+        events, self._progress = self._progress, []
+        return events
 
     # ── start and end ─────────────────────────────────────────────────────────
 
@@ -132,7 +132,7 @@ class HandlerDecider:
         self._fail(error)
 
     def _happen(self, name: str, **facts: object) -> None:
-        self._happened.append(p.Happening(name, self.now(), facts))
+        self._progress.append(p.ProgressEvent(name, self.now(), facts))
 
     # ── from this host ────────────────────────────────────────────────────────
 

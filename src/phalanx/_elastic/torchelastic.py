@@ -145,7 +145,7 @@ class LocalElasticAgent:
             raise app.error
         own = prepared.plan.members[0].agent
         if (member := _member_of(own, app.verdict.members)) is not None:
-            _settle(self._group, app.verdict, member)
+            _set_ranks(self._group, app.verdict, member)
         result = self._result(app.verdict, app.collect(), own)
         if not result.is_failed() and (lost := app.lost_output(result)) is not None:
             raise lost
@@ -225,7 +225,7 @@ class LocalElasticAgent:
         return RunResult(state, {}, failures)
 
 
-def _settle(group: WorkerGroup, verdict: Verdict, own: Member) -> None:
+def _set_ranks(group: WorkerGroup, verdict: Verdict, own: Member) -> None:
     """Give the workers the ranks of the round that there was."""
     hosts = verdict.hosts or runs_of(verdict.members)
     at = position(hosts, rank=own.first_rank)

@@ -44,7 +44,7 @@ class Coordinator:
         self.phase = p.Phase.GATHERING
         self.round: Round | None = None
         self._restarts = restarts
-        self._happened: list[p.Happening] = []
+        self._progress: list[p.ProgressEvent] = []
         self._roster = Roster(policy)
         self._failure_counts = FailureCounts(policy.host_failures)
         self._excluded: list[Exclusion] = []
@@ -119,10 +119,10 @@ class Coordinator:
         """The number of the round that an agent is in."""
         return self._round_of.get(agent)
 
-    def take_happened(self) -> list[p.Happening]:
+    def take_progress(self) -> list[p.ProgressEvent]:
         """What has come to pass since the last time."""
-        happened, self._happened = self._happened, []
-        return happened
+        events, self._progress = self._progress, []
+        return events
 
     def awaits(self, agent: AgentId) -> bool:
         """That an agent is clear of the round is waited for."""
@@ -177,7 +177,7 @@ class Coordinator:
         return False
 
     def _happen(self, name: str, now: float, **facts: object) -> None:
-        self._happened.append(p.Happening(name, now, facts))
+        self._progress.append(p.ProgressEvent(name, now, facts))
 
     # ── gathering ─────────────────────────────────────────────────────────────
 
@@ -333,7 +333,7 @@ class Coordinator:
     def _stop_failed(self, now: float) -> list[p.CoordinatorAction]:
         """Stop a round in which a worker has failed, once others had time to say that they did."""
         if self.policy.failure_window > 0:
-            self.phase = p.Phase.SETTLING
+            self.phase = p.Phase.COLLECTING
             self.deadline = now + self.policy.failure_window
             return []
         return self._halt_failed(now)
@@ -370,7 +370,7 @@ class Coordinator:
                 return self._time_out(self._roster.hosts, self._roster.joined, now)
             case p.Phase.RUNNING:
                 return self._due_in_round(now)
-            case p.Phase.SETTLING:
+            case p.Phase.COLLECTING:
                 return self._halt_failed(now) + self._conclude(now)
             case _:
                 return self._conclude(now, late=True)

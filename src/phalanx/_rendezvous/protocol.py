@@ -212,7 +212,7 @@ CoordinatorAction = BeginRoundAction | HaltRoundAction | ExpelAction | ExcludeAc
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class ProgressEvent:
     """Something worth an event, at a moment by the coordinator's clock."""
 
     name: str
@@ -261,6 +261,6 @@ class Phase(Enum):
 
     GATHERING = "gathering"
     RUNNING = "running"
-    SETTLING = "settling"
+    COLLECTING = "collecting"
     STOPPING = "stopping"
     DONE = "done"

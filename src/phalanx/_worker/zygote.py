@@ -79,7 +79,7 @@ class Zygote:
                 with _killed_by_end_of(self._control):
                     preload.preload(self._prepare, self._loaded, self._announce)
                 self._announce("")
-                self._settle()
+                self._prepare_to_fork()
             self._loaded.unsafe = self._loaded.unsafe or preload.unsafe_to_fork()
         unsafe = self._loaded.unsafe
         self._send(
@@ -93,7 +93,7 @@ class Zygote:
             )
         )
 
-    def _settle(self) -> None:
+    def _prepare_to_fork(self) -> None:
         """Make what was loaded ready to be forked from."""
         if "torch" in sys.modules:
             importlib.import_module("phalanx._torch.group").let_users_replace_it()

@@ -79,12 +79,12 @@ def main(arguments: list[str]) -> int:
         hosts.mend()
     if experiment is None:
         return code
-    report = {"app": app.id, "seed": seed, **experiment.chronicle.report()}
+    report = {"app": app.id, "seed": seed, **experiment.history.report()}
     if options.json:
         parsing.print_json(report)
     else:
         _print(report)
-    healthy = experiment.chronicle.is_settled and report["state"] != AppState.FAILED.value
+    healthy = experiment.history.has_recovered and report["state"] != AppState.FAILED.value
     return code or (0 if healthy else 1)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Member, Outcome, RankSteps, Round
-from phalanx._rendezvous.protocol import Happening, Reason, Verdict
+from phalanx._rendezvous.protocol import ProgressEvent, Reason, Verdict
 from phalanx._specs import HostState, HostStatus, RankState, RoundStatus, StepStatus, WorkerStatus
 
 _ROUNDS_KEPT = 100
@@ -189,11 +189,11 @@ class StatusTracker:
             self._seen = self.changes, len(outcomes)
             return True
 
-    def happen(self, happening: Happening) -> None:
+    def note(self, event: ProgressEvent) -> None:
         """Something has come to pass for the app as a whole; in the order in which it did."""
-        facts = happening.facts
+        facts = event.facts
         with self._lock:
-            match happening.name:
+            match event.name:
                 case "loss":
                     self._lose_other(facts["hostname"], facts["reason"])
                 case "restart" if "round" in facts:  # of these hosts alone

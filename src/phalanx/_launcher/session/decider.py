@@ -14,8 +14,8 @@ from phalanx._rendezvous.protocol import (
     CoordinatorAction,
     CoordinatorEvent,
     CoordinatorSettings,
-    Happening,
     Phase,
+    ProgressEvent,
 )
 from phalanx._rendezvous.restart_policy import RESTART_POLICIES
 
@@ -68,7 +68,7 @@ class Decider(Protocol):
     def tell(self, event: CoordinatorEvent) -> None:
         """Something has happened."""
 
-    def take_happened(self) -> list[Happening]:
+    def take_progress(self) -> list[ProgressEvent]:
         """What has come to pass since the last time."""
 
     async def close(self) -> None:
@@ -132,9 +132,9 @@ class LocalDecider:
         for action in self.coordinator.handle(event, self._now()):
             self._act(action)
 
-    def take_happened(self) -> list[Happening]:
+    def take_progress(self) -> list[ProgressEvent]:
         """What has come to pass since the last time."""
-        return self.coordinator.take_happened()
+        return self.coordinator.take_progress()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -15,7 +15,7 @@ from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Outcome, RankSteps, Round
 from phalanx._launcher.reporting.tracker import StatusTracker
-from phalanx._rendezvous.protocol import Happening, Phase
+from phalanx._rendezvous.protocol import Phase, ProgressEvent
 
 if TYPE_CHECKING:
     from phalanx._launcher.planning.plan import Plan
@@ -52,16 +52,16 @@ class Progress:
 
     # ── what happens ──────────────────────────────────────────────────────────
 
-    def happen(self, happening: Happening, asleep: float) -> None:
+    def note(self, event: ProgressEvent, asleep: float) -> None:
         """Something has come to pass for the app as a whole."""
-        moment = happening.at + asleep
-        self.tracker.happen(happening)
-        if happening.name == "end":
-            self._end(moment, happening.facts)
+        moment = event.at + asleep
+        self.tracker.note(event)
+        if event.name == "end":
+            self._end(moment, event.facts)
             return
-        self._tell(happening.name, moment, **happening.facts)
-        if happening.name == "round":
-            waited = float(happening.facts.get("rendezvous_seconds", 0.0))
+        self._tell(event.name, moment, **event.facts)
+        if event.name == "round":
+            waited = float(event.facts.get("rendezvous_seconds", 0.0))
             metrics.put_metric("rendezvous.duration.ms", waited * 1000)
             self._attempt.waited = waited
 
@@ -252,10 +252,10 @@ class _Attempt:
         return {name: max(0.0, seconds) for name, seconds in steps.items()}
 
 
-def in_words(happening: Happening, plan: Plan) -> str:
+def in_words(event: ProgressEvent, plan: Plan) -> str:
     """What the user should see of an app that goes on; empty for what is as usual."""
-    facts = happening.facts
-    match happening.name:
+    facts = event.facts
+    match event.name:
         case "restart":
             wait = f", after {facts['wait']:g} s" if facts.get("wait") else ""
             count = f"{facts['restarts']} of {plan.options.max_restarts}"

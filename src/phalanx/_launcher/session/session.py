@@ -241,9 +241,9 @@ class Session:
 
     def _feed(self, event: p.CoordinatorEvent) -> None:
         self.decider.tell(event)
-        for happening in self.decider.take_happened():
-            self.progress.happen(happening, time.monotonic() - self._now())
-            if self.plan.is_elastic and (said := in_words(happening, self.plan)):
+        for progress in self.decider.take_progress():
+            self.progress.note(progress, time.monotonic() - self._now())
+            if self.plan.is_elastic and (said := in_words(progress, self.plan)):
                 logger.warning("phalanx: %s", said)
         self._on_event(self)
 

@@ -42,7 +42,7 @@ class FollowLeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class StandForElection:
     """Stand for election: `leader` and `last` are the revisions that nobody may have changed."""
 
     leader: int
@@ -74,7 +74,7 @@ class HearEnd:
     last: RoundRecord
 
 
-Step = FollowLeader | Stand | LookFor | Examine | HearEnd
+Step = FollowLeader | StandForElection | LookFor | Examine | HearEnd
 
 
 def choose_step(
@@ -102,11 +102,11 @@ def choose_step(
         claims = tuple(claim for claim in view.claims if claim.revision not in refuted)
         if claims and not own_round:
             return Examine(claims)
-        return Stand(*revisions, floor=number)
+        return StandForElection(*revisions, floor=number)
     if own in last.members:
         closed = last.members & frozenset(ended)
         gone = (last.members - view.present) | (last.members & frozenset(silent))
         past = Handover(last.round, closed, gone - closed - {own})
-        return Stand(*revisions, past=past, floor=number)
+        return StandForElection(*revisions, past=past, floor=number)
     left = (last.members & view.present).difference(ended)
-    return LookFor(left) if left else Stand(*revisions, floor=number)
+    return LookFor(left) if left else StandForElection(*revisions, floor=number)

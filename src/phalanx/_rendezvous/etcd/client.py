@@ -25,7 +25,7 @@ from requests.adapters import HTTPAdapter
 from phalanx._core.rounds import Endpoint
 from phalanx._core.sanitize import sanitize_line
 from phalanx._rendezvous.errors import RendezvousConnectionError
-from phalanx._rendezvous.etcd.keys import KeyValue, StoreUnreachable
+from phalanx._rendezvous.etcd.keys import EtcdUnreachable, KeyValue
 from phalanx._rendezvous.etcd.settings import EtcdSettings
 from phalanx._system import daemon_thread
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class EtcdStore:
-    """The keys of one run in etcd; as `Store` has it."""
+    """The keys of one run in etcd; as `KeyStore` has it."""
 
     def __init__(self, members: Sequence[Endpoint], settings: EtcdSettings, run_id: str) -> None:
         """Nothing is asked yet. Raises `ConfigError`."""
@@ -165,7 +165,7 @@ class EtcdStore:
         return _text(f"{self._prefix}{key}".encode())
 
     async def _post(self, path: str, ask: Mapping[str, Any]) -> Any:
-        """Ask until a member answers. Raises `StoreUnreachable`, `RendezvousError`."""
+        """Ask until a member answers. Raises `EtcdUnreachable`, `RendezvousError`."""
         problem = ""
         async with self._calling:
             for _ in self._members:
@@ -177,7 +177,7 @@ class EtcdStore:
                     problem = f"{self._where()}: {error}"
                     await self.close()
                     self._members.append(self._members.pop(0))
-        raise StoreUnreachable(problem)
+        raise EtcdUnreachable(problem)
 
     def _where(self) -> str:
         member = self._members[0]

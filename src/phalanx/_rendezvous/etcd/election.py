@@ -20,8 +20,8 @@ from phalanx._core.rounds import Endpoint
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
 from phalanx._rendezvous.etcd import records
-from phalanx._rendezvous.etcd.candidacy import Stand, View
-from phalanx._rendezvous.etcd.keys import KeyValue, Store, StoreUnreachable
+from phalanx._rendezvous.etcd.candidacy import StandForElection, View
+from phalanx._rendezvous.etcd.keys import EtcdUnreachable, KeyStore, KeyValue
 from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.records import (
     HOSTS,
@@ -58,7 +58,7 @@ class Election:
 
     def __init__(
         self,
-        store: Store,
+        store: KeyStore,
         proof: ValueProof,
         agent: AgentId,
         host_timeout: float,
@@ -107,7 +107,7 @@ class Election:
                 await self._look()
                 self._heard()
                 await self._store.wait_change(LEADER, self._beat)
-            except StoreUnreachable as error:
+            except EtcdUnreachable as error:
                 await asyncio.sleep(_RETRY)
                 # A process that was stopped meanwhile has not asked for so long.
                 self._missed(min(self._now() - began, self._beat + _RETRY), str(error))
@@ -181,7 +181,7 @@ class Election:
     # ── standing and leading ──────────────────────────────────────────────────
 
     async def view(self) -> View:
-        """What there is. Raises `StoreUnreachable`, `RendezvousError`."""
+        """What there is. Raises `EtcdUnreachable`, `RendezvousError`."""
         leader, leader_there = await self._leader()
         last, round_there = await self._round()
         present = records.agents_of(await self._store.names(HOSTS))
@@ -205,8 +205,10 @@ class Election:
         there = await self._store.read(ROUND)
         return records.round_of(self._proof.open(ROUND, there)), there
 
-    async def stand(self, step: Stand, contact: Endpoint, last: RoundRecord | None) -> bool:
-        """Become the one that leads, unless another was faster. Raises `StoreUnreachable`.
+    async def stand(
+        self, step: StandForElection, contact: Endpoint, last: RoundRecord | None
+    ) -> bool:
+        """Become the one that leads, unless another was faster. Raises `EtcdUnreachable`.
 
         `last` is what the step was chosen by.
         """
@@ -241,7 +243,7 @@ class Election:
                 if await self._store.write(value, {LEADER: office.revision}):
                     return True
                 await self._win_back(office)
-            except StoreUnreachable:
+            except EtcdUnreachable:
                 await asyncio.sleep(_RETRY)
         return False
 
@@ -250,7 +252,7 @@ class Election:
         async with self._changing:
             office, self._office = self._office, None
             if office is not None:
-                with contextlib.suppress(StoreUnreachable):
+                with contextlib.suppress(EtcdUnreachable):
                     await self._store.revoke(office.lease)
 
     async def leave(self, told: Sequence[wire.Frame], *, is_alone: bool) -> None:
@@ -262,7 +264,7 @@ class Election:
         patience = _LAST_WORDS
         if told and not is_alone:
             patience = max(patience, self._etcd_timeout - self._unheard)
-        with contextlib.suppress(StoreUnreachable, RendezvousError, TimeoutError):
+        with contextlib.suppress(EtcdUnreachable, RendezvousError, TimeoutError):
             async with asyncio.timeout(patience):
                 if told and self._last is not None:
                     await self._write_end(self._last, told, patience)
@@ -284,7 +286,7 @@ class Election:
                 if await self._store.write(value, {LEADER: office.revision}, lease):
                     return
                 await self._win_back(office)
-            except StoreUnreachable as error:
+            except EtcdUnreachable as error:
                 await asyncio.sleep(_RETRY)
                 if not is_said and self._now() - began > _LAST_WORDS:
                     is_said = True

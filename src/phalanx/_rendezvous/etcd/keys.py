@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class StoreUnreachable(Exception):
+class EtcdUnreachable(Exception):
     """No member of etcd answers, or none that has a majority behind it; it may later."""
 
 
@@ -19,8 +19,8 @@ class KeyValue:
     revision: int
 
 
-class Store(Protocol):
-    """The keys of one run. All methods but `close` raise `StoreUnreachable`."""
+class KeyStore(Protocol):
+    """The keys of one run. All methods but `close` raise `EtcdUnreachable`."""
 
     async def read(self, key: str) -> KeyValue | None:
         """The latest value of a key, as a majority has it."""

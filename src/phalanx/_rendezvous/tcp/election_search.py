@@ -14,11 +14,11 @@ from phalanx._rendezvous.etcd.candidacy import (
     FollowLeader,
     HearEnd,
     LookFor,
-    Stand,
+    StandForElection,
     choose_step,
 )
 from phalanx._rendezvous.etcd.election import Election
-from phalanx._rendezvous.etcd.keys import StoreUnreachable
+from phalanx._rendezvous.etcd.keys import EtcdUnreachable
 from phalanx._rendezvous.etcd.records import Claim, LeaderRecord, RoundRecord
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import CONNECTING, PeerUnreachable
@@ -33,7 +33,7 @@ from phalanx._rendezvous.tcp.verdicts import verdict_of
 class Lead(Protocol):
     """Has this host decide, as it was elected to."""
 
-    def __call__(self, elected: Stand, last: RoundRecord | None) -> None:
+    def __call__(self, elected: StandForElection, last: RoundRecord | None) -> None:
         """`last` is the round that was there, where something of it is left."""
 
 
@@ -81,7 +81,7 @@ class ElectionSearch:
         while not self._state.is_over:
             try:
                 follows = await self._step(may_stand=self._now() >= began + hold_off)
-            except StoreUnreachable as error:
+            except EtcdUnreachable as error:
                 self._reason, follows = f"etcd: {error}", False
             if self._state.is_over or self._state.leader is not None:
                 return
@@ -116,7 +116,7 @@ class ElectionSearch:
             case HearEnd(last):
                 assert last.ended is not None
                 self._actions.finish(verdict_of(last.ended, last.failures, last.round))
-            case Stand() if may_stand:
+            case StandForElection() if may_stand:
                 won = await self._election.stand(step, request.contact, view.last)
                 if won and not self._state.is_over:
                     self._lead(step, view.last)

@@ -11,7 +11,7 @@ from phalanx._core.ranks import member_at
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
-from phalanx._rendezvous.protocol import BeginRoundAction, HaltRoundAction, Happening
+from phalanx._rendezvous.protocol import BeginRoundAction, HaltRoundAction, ProgressEvent
 from phalanx._rendezvous.tcp.connections.connector import Connector
 from phalanx._rendezvous.tcp.connections.link import Link, PeerUnreachable
 from phalanx._rendezvous.tcp.host import TcpHost
@@ -142,14 +142,14 @@ class Follower:
         members = sorted((*round_.members, member), key=lambda one: one.first_rank)
         return replace(round_, members=tuple(members))
 
-    def _round_event(self, round_: Round) -> Happening:
+    def _round_event(self, round_: Round) -> ProgressEvent:
         facts = {
             "round": round_.number,
             "hosts": [member.hostname for member in round_.members],
             "restarts": round_.restarts,
             "world_size": round_.world_size,
         }
-        return Happening("round", self._now(), facts)
+        return ProgressEvent("round", self._now(), facts)
 
     def say(self, contact: Endpoint, reason: str) -> None:
         """Say what is waited for, and why; once."""

@@ -27,10 +27,10 @@ from phalanx._rendezvous.protocol import (
     FinishAction,
     HaltRoundAction,
     Handover,
-    Happening,
     JoinedEvent,
     Phase,
     PreemptedEvent,
+    ProgressEvent,
     Reason,
     RoundClearedEvent,
     Verdict,
@@ -190,9 +190,9 @@ class Leader:
         """How many hosts are linked, and not in the last round."""
         return sum(1 for agent in self._links if self._coordinator.member(agent) is None)
 
-    def take_happened(self) -> list[Happening]:
+    def take_progress(self) -> list[ProgressEvent]:
         """What has come to pass since the last time."""
-        return self._coordinator.take_happened()
+        return self._coordinator.take_progress()
 
     @property
     def is_taking_over(self) -> bool:

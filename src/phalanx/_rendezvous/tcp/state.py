@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
-from phalanx._rendezvous.protocol import Happening, Phase
+from phalanx._rendezvous.protocol import Phase, ProgressEvent
 from phalanx._rendezvous.succession import successors
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.leader import Leader
@@ -46,7 +46,7 @@ class TcpState:
         self._runs = False
         self._clear = True
         self._cancelled = False
-        self._happened: list[Happening] = []
+        self._progress: list[ProgressEvent] = []
 
     # ── who decides ───────────────────────────────────────────────────────────
 
@@ -177,13 +177,13 @@ class TcpState:
         return self._clear
 
     def round_formed(
-        self, leader: AgentId, contacts: dict[AgentId, Endpoint], happening: Happening
+        self, leader: AgentId, contacts: dict[AgentId, Endpoint], event: ProgressEvent
     ) -> None:
         """The leader has told of a round, and where members of it are reached."""
         self._contacts = contacts
         self._successors = successors(tuple(contacts))
         self._leader_contact = contacts.get(leader, self._leader_contact)
-        self._happened.append(happening)
+        self._progress.append(event)
 
     def begin(self, round_: Round) -> bool:
         """A round begins; whether this host is in it. After the end here none does."""
@@ -222,10 +222,10 @@ class TcpState:
         """This host's own agent is gone, and its workers with it."""
         self._clear = True
 
-    def take_happened(self) -> list[Happening]:
+    def take_progress(self) -> list[ProgressEvent]:
         """What has come to pass since the last time."""
-        happened, self._happened = self._happened, []
-        return happened if self._leader is None else happened + self._leader.take_happened()
+        events, self._progress = self._progress, []
+        return events if self._leader is None else events + self._leader.take_progress()
 
     # ── the end ───────────────────────────────────────────────────────────────
 

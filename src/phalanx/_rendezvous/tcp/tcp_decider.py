@@ -26,7 +26,7 @@ from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.coordinator import CONFIRM_TIMEOUT
 from phalanx._rendezvous.errors import RendezvousConnectionError
-from phalanx._rendezvous.etcd.candidacy import Stand
+from phalanx._rendezvous.etcd.candidacy import StandForElection
 from phalanx._rendezvous.etcd.election import Election
 from phalanx._rendezvous.etcd.records import RoundRecord
 from phalanx._rendezvous.tcp.connections.connector import Connector
@@ -137,9 +137,9 @@ class TcpDecider:
             return None
         return self.round.number
 
-    def take_happened(self) -> list[p.Happening]:
+    def take_progress(self) -> list[p.ProgressEvent]:
         """What has come to pass since the last time."""
-        return self._state.take_happened()
+        return self._state.take_progress()
 
     # ── start and end ─────────────────────────────────────────────────────────
 
@@ -401,7 +401,7 @@ class TcpDecider:
     def _search(self, election: Election, hold_off: float = 0.0) -> None:
         """Look for the one that was elected, or stand; for so many seconds others may first."""
 
-        def lead(elected: Stand, last: RoundRecord | None) -> None:
+        def lead(elected: StandForElection, last: RoundRecord | None) -> None:
             if elected.past is not None and last is not None:
                 self._state.learn_contacts(last.formed.contacts)
             commit = functools.partial(election.commit, election.term)

@@ -131,18 +131,18 @@ class Job(Future[LaunchResult[R]]):
         if outcome is None and asks:
             outcome = found.end()
         if outcome is not None:
-            self._settle(outcome.result, outcome.error)
+            self._finish(outcome.result, outcome.error)
 
     def _follow(self) -> None:
         assert self._run is not None
         try:
             result = self._run.result()
         except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
-            self._settle(None, error)
+            self._finish(None, error)
         else:
-            self._settle(result, None)
+            self._finish(result, None)
 
-    def _settle(self, result: Any, error: BaseException | None) -> None:
+    def _finish(self, result: Any, error: BaseException | None) -> None:
         """Tell whoever waits; once, by whoever comes first."""
         with _SETTLING:
             if self._is_settled:
