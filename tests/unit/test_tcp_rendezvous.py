@@ -5,13 +5,19 @@ and store; round numbers only grow; a member of an old round cannot act in a new
 hosts left the group forms.
 """
 
+import asyncio
 import os
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from phalanx._core.rounds import Endpoint
+from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.protocol import Reason
+from phalanx._rendezvous.settings import Settings
+from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.tcp_decider import TcpDecider
 from tests.unit.simulation import simulate
 
 
@@ -161,3 +167,23 @@ def test_one_that_comes_back_takes_part_again(number):
     check_agreement(hosts)
     assert all(host.is_in for host in hosts), [(h.name, h.error, h.verdict) for h in hosts]
     check_formed(hosts, 3)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
+def test_a_host_that_is_cancelled_while_it_looks_up_the_endpoint_ends(address):
+    """It does not begin to lead or to follow, and takes no port."""
+    policy = p.CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=2, open=True)
+    host = TcpHost(1, "h", 1, "run", Endpoint(address, 0), policy, Settings())
+    done = []
+
+    async def run():
+        decider = TcpDecider(host)
+        starting = asyncio.create_task(decider.start(done.append, done.append))
+        await asyncio.sleep(0)
+        decider.tell(p.CancelEvent())
+        await starting
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await decider.close()
+
+    asyncio.run(run())
+    assert done == [p.FinishAction(p.Verdict(p.Reason.CANCELLED))]

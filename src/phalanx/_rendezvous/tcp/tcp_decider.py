@@ -150,6 +150,8 @@ class TcpDecider:
         if is_host is None:
             is_host = await self._look_up(machine.is_this_machine, self._host.endpoint.address)
         self._own = self._host.known_address or await self._look_up(self._host.own_address)
+        if self._state.is_over:
+            return  # it was cancelled while the resolver was asked
         leads = self._open(is_host=is_host)
         self._may_take_endpoint = is_host and not leads
         if self._listener is not None:
