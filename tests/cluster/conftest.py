@@ -94,7 +94,7 @@ def in_docker(docker, monkeypatch):
 def ray_cluster():
     """Four nodes."""
     with _waiting():
-        cluster = ray_box.RayCluster(4)
+        cluster = ray_box.RayCluster(4, autoscaled={"spot": 1, "app": 1})
     yield cluster
     cluster.close()
 

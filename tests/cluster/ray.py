@@ -52,9 +52,10 @@ class RayCluster:
         nodes: How many.
         python: The interpreter whose Ray it is.
         prestart: Start workers in advance, as Ray does by itself.
+        autoscaled: Resources of the nodes that an autoscaler adds when somebody waits for them.
     """
 
-    def __init__(self, nodes, python=sys.executable, *, prestart=False):
+    def __init__(self, nodes, python=sys.executable, *, prestart=False, autoscaled=None):
         self.python = python
         self._place = tempfile.TemporaryDirectory(
             prefix="ray-", dir="/tmp"
@@ -74,7 +75,7 @@ class RayCluster:
         orphan += "os.execv(sys.argv[1], sys.argv[1:])"
         nodes_of = (python, "-m", "tests.cluster.ray_nodes", f"{self._place.name}/ray")
         self._process = subprocess.Popen(
-            [python, "-c", orphan, *nodes_of, str(nodes), str(CPUS)],
+            [python, "-c", orphan, *nodes_of, str(nodes), str(CPUS), json.dumps(autoscaled)],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.PIPE,
@@ -97,14 +98,9 @@ class RayCluster:
             raise RuntimeError(f"no Ray cluster: {Path(self.errors.name).read_text()[-2000:]}")
         return json.loads(line)
 
-    def kill_node(self, number):
-        """As a loss of power would; not the head."""
-        self._tell(f"kill {number}")
-
-    def add_nodes(self, *resources):
-        """As many more, with such resources; gives the number of the first."""
-        words = [json.dumps(one, separators=(",", ":")) for one in resources]
-        return self._tell(" ".join(["add", *words]))["nodes"] - len(resources)
+    def kill_node_of(self, pid):
+        """The node of a process that is below Ray's, as a loss of power would; not the head."""
+        self._tell(f"kill {pid}")
 
     def _tell(self, command):
         self._process.stdin.write(f"{command}\n")

@@ -1,17 +1,20 @@
-"""The nodes of a Ray cluster, held by this process: `python -m tests.cluster.ray_nodes DIR NODES CPUS`.
+"""The nodes of a Ray cluster, held by this process.
 
-Commands come on stdin, a line each: `kill N` kills a node as a loss of power would, `add RESOURCES…`
-adds one for each. Each is answered by a line of JSON. All nodes end with stdin.
+`python -m tests.cluster.ray_nodes DIR NODES CPUS AUTOSCALED`, the last as JSON: the resources of a node
+that an autoscaler may add, or null for none.
+
+Commands come on stdin, a line each: `kill PID` kills the node of a process as a loss of power would.
+Each is answered by a line of JSON. All nodes end with stdin.
 """
 
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 
 from ray.cluster_utils import Cluster
+import psutil  # after Ray, which may bring it along itself
 
 
 def free_ports(count):
@@ -33,38 +36,77 @@ def ports():
     }
 
 
-def kill(node):
-    """All of a node's processes, at once: nobody says anything."""
-    import psutil  # which Ray may bring along itself
+def raylet_of(process):
+    """The process of Ray's that began it, or one above it."""
+    for one in (process, *process.parents()):
+        if raylet := one.environ().get("RAY_RAYLET_PID"):
+            return psutil.Process(int(raylet))
+    raise LookupError(process)
 
-    raylet = node.all_processes["raylet"][0].process.pid
-    own = [
-        psutil.Process(info.process.pid) for each in node.all_processes.values() for info in each
-    ]
+
+def kill(raylet):
+    """All of a node's processes, at once: nobody says anything."""
+    own = [raylet, *raylet.children(recursive=True)]
     for one in psutil.process_iter():
         # What workers have started may not be below them any more.
         with contextlib.suppress(psutil.Error):
-            if one.environ().get("RAY_RAYLET_PID") == str(raylet):
-                own.append(one)
-    below = [child for one in own for child in one.children(recursive=True)]
-    for one in [*own, *below]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
+            if one.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
+                own += [one, *one.children(recursive=True)]
+    for one in own:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def remains(directory):
+    """Processes of nodes that the autoscaler has added."""
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if one.pid != os.getpid() and directory in " ".join(one.cmdline()):
+                yield one
+
+
+def autoscaling(directory, resources):
+    """The path of a configuration with one type of node."""
+    from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
+
+    kind = {"node_config": {}, "max_workers": 3, "resources": resources}
+    config = {
+        **BASE_READONLY_CONFIG,
+        "max_workers": 3,
+        "idle_timeout_minutes": 0.5,
+        "provider": {
+            "type": "external",
+            "module": "local_nodes.LocalNodes",
+            "launch_multiple": True,
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+    }
+    config["available_node_types"] |= {"autoscaled": kind}
+    path = f"{directory}.autoscaling"
+    with open(path, "w") as file:
+        json.dump(config, file)
+    os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    os.environ["PYTHONPATH"] = os.path.join(os.path.dirname(__file__), "ray_autoscaler")
+    return path
 
 
 def main():
     directory, count, cpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    scaled = json.loads(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     (dashboard,) = free_ports(1)
     common = {
         "num_cpus": cpus,
         "object_store_memory": 80 << 20,
-        # Processes that no test asks anything of: they print what drivers do not want, and ask a
-        # cloud for machines.
+        # No test asks anything of it: it prints what drivers do not want.
         "include_log_monitor": False,
-        "no_monitor": True,
+        "no_monitor": scaled is None,
     }
+    if scaled is not None:
+        common["autoscaling_config"] = autoscaling(directory, scaled)
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
@@ -75,23 +117,20 @@ def main():
             "temp_dir": directory,
         },
     )
-    nodes = [cluster.head_node]
     try:
         for _ in range(count - 1):
-            nodes.append(cluster.add_node(wait=False, **common, **ports()))
+            cluster.add_node(wait=False, **common, **ports())
         cluster.wait_for_nodes(240)
         print(json.dumps({"dashboard": cluster.webui_url, "head": cluster.address}), file=answers)
         for line in sys.stdin:
             match line.split():
-                case ["kill", number]:
-                    kill(nodes[int(number)])
-                case ["add", *resources]:
-                    for one in resources:
-                        more = {**common, "resources": json.loads(one)}
-                        nodes.append(cluster.add_node(wait=False, **more, **ports()))
-            print(json.dumps({"nodes": len(nodes)}), file=answers)
+                case ["kill", pid]:
+                    kill(raylet_of(psutil.Process(int(pid))))
+            print(json.dumps({}), file=answers)
     finally:
         cluster.shutdown()
+        for one in remains(directory):
+            kill(one)
 
 
 if __name__ == "__main__":

@@ -375,35 +375,41 @@ def iter_until(stream, word):
     return seen
 
 
-def test_a_node_that_dies_is_replaced(in_ray):
-    """A lost host, and a lost replica: the next node with such resources takes its place."""
-    first = in_ray.add_nodes({"spot": 1, "app": 1}, {"spot": 1})
+def test_a_node_that_dies_is_replaced_by_the_autoscaler(in_ray, tmp_path):
+    """Nobody has such nodes: the autoscaler adds them, and another for the one that dies.
+
+    A function is whole again then, and a lost replica starts again.
+    """
+    killed = tmp_path / "killed"
 
     def work():
-        count = phalanx.context().restart_count
-        print("round", count, flush=True)
-        if count == 0:
+        size = phalanx.context().world_size
+        is_whole_again = size == 2 and killed.exists()
+        print(size, "workers", flush=True)
+        if not is_whole_again:
             time.sleep(600)
-        return count
+        return "whole again"
 
     runner = get_runner()
     command = (
-        "echo try $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 600"
+        "echo $$$$ $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 600"
     )
-    role = Role("role", entrypoint="sh", args=["-c", command], max_retries=1)
+    nothing = Resource(cpu=0, gpu=0, memMB=-1)
+    role = Role("role", entrypoint="sh", args=["-c", command], max_retries=1, resource=nothing)
     handle = runner.run(AppDef("app", [role]), "ray", {"resources": {"app": 1.0}})
     options = {"resources": {"spot": 1.0}, "cpus": 0}
-    app = make_launcher(2, scheduler_options=options, min_hosts=2, max_restarts=1).start(work)
+    app = make_launcher(2, scheduler_options=options, min_hosts=1, max_restarts=3).start(work)
     lines = lambda: [text_of(line) for line in runner.log_lines(handle, "role", 0)]
     try:
-        assert next(iter(app.logs(follow=True))).text == "round 0"
-        wait_until(lambda: lines() == ["try 0"], 120)
-        in_ray.kill_node(first)
-        in_ray.add_nodes({"spot": 1, "app": 1})
-        assert list(app.result(200)) == [1, 1]
+        both = (line for line in app.logs(follow=True) if line.text == "2 workers")
+        assert {next(both).rank, next(both).rank} == {0, 1}
+        (first,) = wait_until(lines, 120)
+        killed.touch()
+        in_ray.kill_node_of(int(first.split()[0]))
+        assert list(app.result(200)) == ["whole again"] * 2
         status = runner.wait(handle, 0.5)
         assert status.state is AppState.SUCCEEDED, status
-        assert lines() == ["try 0", "try 1"]
+        assert [line.split()[1] for line in lines()] == ["0", "1"]
     finally:
         app.cancel(0.0)
         app.wait(60)
@@ -423,7 +429,14 @@ def test_ray_of_another_version(other_ray, monkeypatch, tmp_path):
     code, _, errors = run("run", "-s", "ray", "--wait", "--log", *words, cwd=tmp_path)
     assert code == 0, errors
     assert f"brought along {OTHER_VERSION}" in errors
-    assert list(make_launcher(1).run(int)) == [0]
+
+    def work():
+        import brought
+
+        return brought.NAME
+
+    options = {"requirements": str(tmp_path / "wanted.txt")}
+    assert list(make_launcher(1, scheduler_options=options).run(work)) == ["brought along"]
     (tmp_path / "program.py").write_text(PROGRAM)
     environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     environ["PYTHONPATH"] = str(ROOT / "src")
