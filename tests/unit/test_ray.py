@@ -51,6 +51,7 @@ def test_a_bundle_is_what_was_asked_for():
     assert bundle_of(Resource(2, 1, 1024), {}) == {"CPU": 2.0, "GPU": 1.0}
     assert bundle_of(Resource(-1, 0, 2048), {"TPU": 4.0}) == {"memory": 2048 << 20, "TPU": 4.0}
     assert bundle_of(Resource(0, 0, -1), {}) == {"CPU": 0.001}
+    assert RayOptions(cpus=2, mem="1.5g").host_bundle == {"CPU": 2.0, "memory": 1536 << 20}
 
 
 NODES = [{"CPU": 4, "GPU": 1}, {"CPU": 8}]
@@ -160,6 +161,8 @@ def test_replicas_beyond_the_least_are_extra():
     [
         ({"resources": {"A": 0.0}}, "more than 0"),
         ({"cpus": -1.0}, "cpus must be 0 or more"),
+        ({"mem": "16000"}, "mem=16000: must be a size such as 512m or 8g"),
+        ({"mem": "much"}, "mem=much: must be a size"),
         ({"relay_port": 99999}, "not a port"),
         ({"cluster": "ray://head:10001"}, "Ray Client"),
     ],

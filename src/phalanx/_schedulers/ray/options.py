@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from phalanx._core import amounts
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
 
 _URI = "://"
+_LEAST = 1 << 20
+"""Bytes. Who writes fewer has forgotten the unit."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class RayOptions:
         None, help="CPUs per lent host, default 1; for apps, set the role's resource"
     )
     gpus: float | None = option(None, help="GPUs per lent host; for apps, set the role's resource")
-    mem_mb: int | None = option(
-        None, help="memory per lent host, in MB; for apps, set the role's resource"
+    mem: str | None = option(
+        None, help="memory per lent host, such as 16g; for apps, set the role's resource"
     )
     relay_port: int = option(
         0, help="port of the cluster's head that launchers outside connect to; 0: any free one"
@@ -58,10 +61,11 @@ class RayOptions:
         for name, number in self.resources.items():
             if not name or number <= 0:
                 raise ConfigError(f"ray: resources: {name}:{number:g} must be more than 0.")
-        for name in ("cpus", "gpus", "mem_mb", "stop_grace"):
+        for name in ("cpus", "gpus", "stop_grace"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"ray: {name} must be 0 or more, not {value:g}.")
+        _ = self.mem_bytes
         if not 0 <= self.relay_port < 1 << 16:
             raise ConfigError(f"ray: relay_port {self.relay_port} is not a port.")
         if self.cluster.startswith("ray://"):
@@ -71,6 +75,19 @@ class RayOptions:
             )
 
     @property
+    def mem_bytes(self) -> int:
+        """The memory of a lent host; 0 if it is not said."""
+        if self.mem is None:
+            return 0
+        try:
+            found = amounts.size(self.mem)
+        except ValueError:
+            found = 0
+        if found < _LEAST:
+            raise ConfigError(f"ray: mem={self.mem}: must be a size such as 512m or 8g.")
+        return found
+
+    @property
     def has_remote_directory(self) -> bool:
         """`working_dir` is a URI that nodes load themselves."""
         return self.working_dir is not None and _URI in self.working_dir
@@ -78,7 +95,7 @@ class RayOptions:
     @property
     def for_lent_hosts(self) -> str:
         """An option that is set and has no effect on apps; empty where there is none."""
-        names = ("cpus", "gpus", "mem_mb", "relay_port")
+        names = ("cpus", "gpus", "mem", "relay_port")
         return next((name for name in names if getattr(self, name)), "")
 
     @property
@@ -91,5 +108,5 @@ class RayOptions:
         """What a lent host needs, as Ray counts it."""
         bundle: dict[str, float] = {"CPU": 1.0 if self.cpus is None else self.cpus}
         bundle["GPU"] = self.gpus or 0.0
-        bundle["memory"] = float((self.mem_mb or 0) << 20)
+        bundle["memory"] = float(self.mem_bytes)
         return {name: n for name, n in {**bundle, **self.resources}.items() if n} or {"CPU": 0.001}
