@@ -168,8 +168,9 @@ def test_a_signal_while_one_hangs(script, tmp_path, find_it):
 
 
 @pytest.mark.parametrize("find_it", [the_zygote, the_agent])
-def test_cancel_while_one_hangs(script, tmp_path, find_it):
+def test_cancel_while_one_hangs(script, tmp_path, find_it, monkeypatch):
     """As from another terminal."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no other app runs there
     process = script.start(SLEEPING.replace("per_host=2", "per_host=2, stop_grace=0.5"))
     pids = wait_up(tmp_path)
     with Stopper(find_it()):

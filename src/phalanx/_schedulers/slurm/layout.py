@@ -88,6 +88,13 @@ class JobDirectory:
         ]
         return found[-1] if found else None
 
+    def is_requeued(self) -> bool:
+        """Whether Slurm may start the job again, as the script asks for."""
+        try:
+            return "#SBATCH --requeue\n" in (self.path / SCRIPT_FILE).read_text()
+        except OSError:
+            return False
+
     def may_run_again(self) -> bool:
         """A failure was written down while Slurm took the job back: only Slurm knows what is true.
 

@@ -188,7 +188,9 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         """Record anew how apps stand that had not ended."""
         going = [app for app in known if not app.state.is_final]
         files = {app.id: _files(app) for app in going}
-        jobs = {i: f.job() for i, f in files.items() if f.result() is None or f.may_run_again()}
+        # A failure may be of a try that Slurm has ended, also where it says so only a moment later.
+        open_ = {i: f for i, f in files.items() if f.result() != 0}
+        jobs = {i: f.job() for i, f in open_.items() if f.result() is None or f.is_requeued()}
         for app, view in zip(going, self._views(going, jobs), strict=True):
             status = assess(
                 _files(app),
