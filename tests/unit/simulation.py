@@ -364,6 +364,9 @@ class SimulatedHost:
         self.verdict = None
         self.error = None
         self.is_up = True
+        self.has_agent = True
+        self.vain = []
+        """The rounds that began here while there was no agent."""
         self.current = None
         settings = Settings(
             join_timeout=60.0,
@@ -423,6 +426,9 @@ class SimulatedHost:
             case p.BeginRoundAction(round_):
                 assert self.verdict is None, f"{self.name} begins {round_} after its end"
                 self.seen.append(round_)
+                if not self.has_agent:
+                    self.vain.append(round_)
+                    return
                 self.current = round_.number
                 self._later(lambda: self._run(round_.number))
             case p.HaltRoundAction(number, _):
@@ -459,6 +465,21 @@ class SimulatedHost:
             self.decider.tell(
                 p.WorkerEndedEvent(self.agent, self.current, outcome, Interval(now, now))
             )
+
+    def lose_agent(self, seconds):
+        """The agent here is killed; after a while there is another."""
+        if not self.is_in or not self.has_agent:
+            return
+        now = self.net.loop.time()
+        self.has_agent, self.current = False, None
+        self.decider.tell(p.AgentGoneEvent(self.agent, "it was killed", Interval(now, now)))
+
+        def come_back():
+            self.has_agent = True
+            if self.is_in:
+                self.decider.tell(p.JoinedEvent(self.agent, self._place()))
+
+        self.net.loop.call_later(seconds, come_back)
 
     def cancel(self):
         """Somebody wants the end here."""
@@ -505,6 +526,8 @@ async def play(history, count, least, most, seed, *, failure_window=40.0, **opti
                 hosts[target % count].crash()
             case "fail":
                 hosts[target % count].fail()
+            case "lose agent":
+                hosts[target % count].lose_agent(20.0)
             case "succeed":
                 hosts[target % count].succeed()
             case "cancel":

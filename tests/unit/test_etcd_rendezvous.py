@@ -196,7 +196,7 @@ def test_hosts_that_come_back_join_those_that_went_on(count, lost, seed):
     events=st.lists(
         st.tuples(
             PAUSES,
-            st.sampled_from(["crash", "fail", "fail", "etcd down", "etcd up"]),
+            st.sampled_from(["crash", "fail", "fail", "lose agent", "etcd down", "etcd up"]),
             st.integers(0, 3),
         ),
         max_size=6,

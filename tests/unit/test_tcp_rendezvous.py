@@ -187,3 +187,19 @@ def test_a_host_that_is_cancelled_while_it_looks_up_the_endpoint_ends(address):
 
     asyncio.run(run())
     assert done == [p.FinishAction(p.Verdict(p.Reason.CANCELLED))]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize("rendezvous", ["tcp", "etcd"])
+def test_no_round_begins_where_the_agent_is_lost(rendezvous, pause):
+    """Whoever decides is lost at the same time: then its host decides, and waits for its agent."""
+    for left, lost in ((1, 0), (0, 1)):  # one of them decides
+        both = [(0.0, "lose agent", left), (pause, "crash", lost)]
+        for events in (both, both[::-1]):
+            history = [(8.0, "nothing", 0), *events]
+            hosts = simulate(history, 2, 1, 2, seed=3, rendezvous=rendezvous)
+            check_agreement(hosts)
+            assert not hosts[left].vain
+            assert hosts[left].is_in, hosts[left].verdict
+            check_formed(hosts, 1)
+            assert hosts[left].seen[-1].restarts <= 1

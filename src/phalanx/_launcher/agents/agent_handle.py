@@ -57,6 +57,8 @@ class AgentHandle:
         self.is_silent = False
         """It was given up because it does not answer: there is nothing to wait for."""
         self.rests = False
+        self.has_joined = False
+        """It can begin a round; those from before are not its own."""
         self.has_begun = False
         """It was told to start workers."""
         self.is_cleared = False

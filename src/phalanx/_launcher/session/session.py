@@ -456,6 +456,7 @@ class Session:
         if not agent.is_gone:
             host = host_of(self.plan, agent_id)
             endpoint = Endpoint(agent.hello.address, agent.port)
+            agent.has_joined = True
             self._feed(p.JoinedEvent(agent_id, endpoint, host, torch))
 
     def _set_aside(self, agent_id: AgentId, agent: AgentHandle, problem: str) -> None:
@@ -578,7 +579,7 @@ class Session:
         for agent_id, agent in agents.items():
             if only is None or agent_id in only:
                 frame = await opening.frame(agent_id, parts[agent_id])
-                if self.decider.round_of(agent_id) == round_.number:
+                if agent.has_joined and self.decider.round_of(agent_id) == round_.number:
                     agent.has_begun = True
                     self._do(agent.send(frame))
 

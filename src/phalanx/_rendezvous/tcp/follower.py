@@ -72,13 +72,13 @@ class Follower:
 
     async def follow(self, contact: Endpoint, patience: float) -> FollowEnd:
         """Join whoever is there, and do what it says, to the end. Raises `RendezvousError`."""
-        request = await self._state.wait_request()
+        await self._state.wait_request()
         try:
             link = await self._connector.connect(contact, patience)
         except PeerUnreachable as error:
             return FollowEnd(str(error), error.closed, unreachable=error)
         limit = self._host.settings.host_timeout
-        await link.send(request)
+        await link.send(await self._state.wait_request())  # what is so by now
         frames = link.frames()
         try:
             async with asyncio.timeout(min(limit, self._host.settings.join_timeout)):

@@ -39,6 +39,7 @@ class TcpState:
         self._contacts: dict[AgentId, Endpoint] = {}
         self._successors: tuple[AgentId, ...] = ()
         self._request: JoinRequest | None = None
+        self._has_agent = False
         self._has_joined = asyncio.Event()
         self._phase = Phase.GATHERING
         self._round: Round | None = None
@@ -122,14 +123,22 @@ class TcpState:
     # ── joining ───────────────────────────────────────────────────────────────
 
     @property
+    def has_agent(self) -> bool:
+        """This host's agent is there: a round can begin here."""
+        return self._has_agent
+
+    @property
     def request(self) -> JoinRequest | None:
-        """What this host says of itself now; None before its agent is there."""
+        """What this host says of itself now; None before its agent is there.
+
+        While an agent that was lost is not back, it says that it is not clear of its last round:
+        no other one can begin here.
+        """
         request, round_ = self._request, self._round
         if request is None or round_ is None:
-            return request
-        return replace(
-            request, last_round=round_.number, restarts=round_.restarts, clear=self._clear
-        )
+            return request if self._has_agent else None
+        clear = self._clear and self._has_agent
+        return replace(request, last_round=round_.number, restarts=round_.restarts, clear=clear)
 
     async def wait_request(self) -> JoinRequest:
         """The same, once there is something to say."""
@@ -138,7 +147,8 @@ class TcpState:
         return self.request
 
     def join(self, request: JoinRequest) -> None:
-        """This host's agent is there."""
+        """This host's agent is there, and nothing runs in it."""
+        self._has_agent = self._clear = True
         self._request = request
         self._has_joined.set()
 
@@ -221,6 +231,9 @@ class TcpState:
     def lose_agent(self) -> None:
         """This host's own agent is gone, and its workers with it."""
         self._clear = True
+        self._runs = self._has_agent = False
+        if self._round is None:
+            self._has_joined.clear()
 
     def take_progress(self) -> list[ProgressEvent]:
         """What has come to pass since the last time."""

@@ -20,6 +20,7 @@ from typing import TypeVar
 from phalanx import __version__
 from phalanx import _wire as wire
 from phalanx._channel.background import Background
+from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
 from phalanx._logs import logger
@@ -47,6 +48,7 @@ from phalanx._wire.rendezvous_frames import JoinRequest, RendezvousClosed
 
 _LAST_WORDS = 3.0
 """Seconds for the others to take the end in."""
+_NO_AGENT = "its agent was lost, and is not back yet"
 Act = Callable[[p.CoordinatorAction], None]
 T = TypeVar("T")
 
@@ -298,6 +300,7 @@ class TcpDecider:
             role=host.role,
         )
         self._state.join(request)
+        request = self._state.request or request
         if (leader := self._state.leader) is not None:
             leader.join(request)
         elif (link := self._state.link) is not None:
@@ -363,6 +366,9 @@ class TcpDecider:
             self._do(self._incoming.look_for(past.round))
         if (request := self._state.request) is not None:
             leader.join(request)
+            if not self._state.has_agent:
+                now = self._now()
+                leader.feed(p.AgentGoneEvent(host.agent, _NO_AGENT, Interval(now, now)))
         self._incoming.answer()
 
     def _know(self, link: Link) -> None:
@@ -392,10 +398,12 @@ class TcpDecider:
 
     def _followed(self, link: Link) -> None:
         """Another decides."""
-        request, round_ = self._state.request, self._state.round
-        if self._state.is_clear and round_ is not None and request is not None:
+        request = self._state.request
+        if not self._state.has_agent:
+            self._do(link.send(wire.AgentGone(message=_NO_AGENT)))
+        elif request is not None and request.clear and request.last_round:
             # It may not have been so yet when we said who we are.
-            self._do(link.send(wire.RoundCleared(round=round_.number, port=request.port)))
+            self._do(link.send(wire.RoundCleared(round=request.last_round, port=request.port)))
         self._incoming.answer()
 
     # ── elections ─────────────────────────────────────────────────────────────
