@@ -170,7 +170,7 @@ class EtcdChaos:
     def _kill_command(self, host, _):
         process = self.commands.running[host.name]
         self._kill(host, "-m phalanx torchrun")
-        process.wait(30)
+        process.wait(LAST)
         return lambda: self.start(host)
 
     def _pause_worker(self, host, _):
@@ -192,7 +192,7 @@ class EtcdChaos:
 
     def _kill_host(self, host, _):
         host.kill()
-        self.commands.running[host.name].wait(30)
+        self.commands.running[host.name].wait(LAST)
         return lambda: self._boot(host)
 
     def _lose_host(self, host, _):
