@@ -1,10 +1,15 @@
 """A host of torch's own launcher and one of ours at one endpoint: both hear of it."""
 
+import asyncio
 import socket
 import struct
 import subprocess
 import sys
 
+import pytest
+
+from phalanx._core.rounds import Endpoint
+from phalanx._rendezvous.tcp.connections import torch_store
 from tests.conftest import wait_until
 from tests.process.test_torchrun import _listens, free_port, torchrun  # noqa: F401 a fixture
 
@@ -30,18 +35,26 @@ def test_a_store_of_torchs_at_the_endpoint_is_told_at_once(torchrun):  # noqa: F
     assert "Traceback" not in done.stderr
 
 
-def test_a_client_of_torchs_store_is_told_of_at_once(torchrun):  # noqa: F811
-    """The host that waits says who came; the client is turned away."""
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_client_of_torchs_store_is_told_of_at_once(torchrun, is_ours):  # noqa: F811
+    """The host that waits says who came; the client is turned away.
+
+    A host of ours that got no answer asks as such a client does, and is not taken for one.
+    """
     port = free_port()
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     host = torchrun.start("print(1)", "--nnodes", "2", *where, "--rdzv-conf", "join_timeout=20")
     wait_until(lambda: _listens(host.pid, port))
-    with socket.create_connection(("localhost", port), timeout=20) as client:
-        client.sendall(struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 7))
-        assert client.recv(4) == b""
+    if is_ours:
+        assert not asyncio.run(torch_store.listens_at(Endpoint("localhost", port)))
+    else:
+        with socket.create_connection(("localhost", port), timeout=20) as client:
+            client.sendall(struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 7))
+            assert client.recv(4) == b""
     host.terminate()
     _, errors = host.communicate(timeout=60)
-    assert "refused a host that was started with torch's own launcher" in errors
+    said = "refused a host that was started with torch's own launcher" in errors
+    assert said is not is_ours, errors
 
 
 STAYS = """

@@ -71,7 +71,7 @@ class Link:
         except TimeoutError:
             # One that takes connections and does not greet is as much a stranger as any.
             what = "no answer" if found else f"no answer from the resolver for {endpoint.address}"
-            problem = PeerUnreachable(f"{what} within {patience:g} s", closed=False)
+            problem = PeerUnreachable(f"{what} within {patience:.0f} s", closed=False)
         except trust.NotTrusted as error:
             problem = PeerUnreachable(
                 f"another program or run listens there: {error}",

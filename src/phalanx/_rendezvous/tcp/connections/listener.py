@@ -125,7 +125,7 @@ class Listener:
         The longer each of a flood takes, the longer others wait behind it.
         """
         try:
-            first = connection.recv(len(trust.GREETING), socket.MSG_PEEK)
+            first = connection.recv(torch_store.LONGEST, socket.MSG_PEEK)
         except BlockingIOError:
             return False  # it has said nothing yet
         except OSError:
@@ -211,7 +211,7 @@ class Listener:
 
     def _say_mixed_once(self, heard: bytes) -> None:
         """It cannot be told so itself: all that its client knows is to come again."""
-        if heard.startswith(torch_store.FIRST_WORDS) and not self._said_mixed:
+        if torch_store.is_from_torch(heard) and not self._said_mixed:
             self._said_mixed = True
             logger.warning(
                 "phalanx: refused a host that was started with torch's own launcher: %s",
@@ -221,7 +221,8 @@ class Listener:
 
 def _is_greeting(first: bytes) -> bool:
     """It may be the beginning of a peer's first word."""
-    return first.startswith(trust.GREETING[: len(first)])
+    size = len(trust.GREETING)
+    return first[:size] == trust.GREETING[: len(first)]
 
 
 def _origin_of(connection: socket.socket) -> Hashable:
