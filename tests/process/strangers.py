@@ -5,7 +5,9 @@ import contextlib
 import itertools
 import os
 import resource
+import select
 import socket
+import threading
 
 from phalanx._channel import trust
 from phalanx import _wire as wire
@@ -52,6 +54,38 @@ def room_for_descriptors(count):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def idle_connections(port, count):
+    """Hold so many that say nothing, and come again whenever one is closed."""
+    poll, held, is_over = select.epoll(), {}, threading.Event()
+
+    def connect():
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", port))
+        held[connection.fileno()] = connection
+        poll.register(connection, select.EPOLLIN)
+
+    def flood():
+        while not is_over.is_set():
+            for _ in range(min(200, count - len(held))):
+                connect()
+            for number, _ in poll.poll(0.05):
+                poll.unregister(number)
+                held.pop(number).close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield held
+    finally:
+        is_over.set()
+        thread.join()
+        poll.close()
+        for connection in held.values():
+            connection.close()
 
 
 def say(port, data, patience=5.0):

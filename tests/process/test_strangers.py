@@ -141,7 +141,7 @@ def test_nobody_comes_in_the_name_of_a_member(pair):
 
 def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
     """1,500 that say nothing, and some that announce a long record and send what they can of it: a
-    host can still join.
+    host can still join, also while 3,000 more come again whenever they are turned away.
     """
     two = pair()
     pid = two.leader.pid
@@ -149,7 +149,7 @@ def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
     began = most()
     before = len(os.listdir(f"/proc/{pid}/fd"))
     idle = []
-    with strangers.room_for_descriptors(1500):
+    with strangers.room_for_descriptors(4500):
         try:
             for _ in range(1500):
                 idle.append(socket.create_connection(("127.0.0.1", two.port), timeout=5))
@@ -161,7 +161,10 @@ def test_idle_connections_use_up_neither_descriptors_nor_memory(pair):
                     while connection.send(bytes(4 << 20)):  # as much as it takes
                         pass
             wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before + 300)
-            assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+            with strangers.idle_connections(two.port, 3000) as held:
+                wait_until(lambda: len(held) == 3000)
+                assert sorted(two.join()) == ["runs 0 2\n", "runs 1 2\n"]
+                assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 300
             assert most() - began < 64 << 20
         finally:
             for connection in idle:

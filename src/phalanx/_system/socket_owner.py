@@ -67,10 +67,15 @@ def is_on_this_machine(connection: socket.socket) -> bool:
         here = plain_address(connection.getsockname()[0])
     except OSError:
         return True
-    if there == here or ipaddress.ip_address(there).is_loopback:
+    return there == here or is_of_this_machine(there)
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Whether what has this address is reached without leaving the machine, as far as is known."""
+    if ipaddress.ip_address(address).is_loopback:
         return True
     try:
-        return _leads_nowhere_else(there)
+        return _leads_nowhere_else(address)
     except (OSError, struct.error):
         return False  # a kernel without this question
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import resource
@@ -227,14 +228,25 @@ def _is_greeting(first: bytes) -> bool:
 
 def _origin_of(connection: socket.socket) -> Hashable:
     """Where a connection is from: a user of this machine, by number, or a network's address."""
-    if (uid := socket_owner.peer_uid(connection)) is not None:
-        return uid
     try:
-        address = ipaddress.ip_address(socket_owner.plain_address(connection.getpeername()[0]))
+        address, here = connection.getpeername()[0], connection.getsockname()[0]
     except OSError:
         return ""  # it has gone already
+    is_near, network = _place_of(address)
+    uid = socket_owner.peer_uid(connection) if is_near or address == here else None
+    return network if uid is None else uid
+
+
+@functools.lru_cache(maxsize=1024)
+def _place_of(address: str) -> tuple[bool, Hashable]:
+    """Whether an address is of this machine; the network that it is of, or itself.
+
+    Kept, as most of a flood come from few: the longer each takes, the longer others wait behind it.
+    """
+    plain = socket_owner.plain_address(address)
+    packed = ipaddress.ip_address(plain).packed
     # Of version 6 a host has as many addresses as it likes.
-    return str(address) if address.version == 4 else address.packed[:8]
+    return socket_owner.is_of_this_machine(plain), plain if len(packed) == 4 else packed[:8]
 
 
 def _bind(port: int, *, anywhere: bool) -> socket.socket:
