@@ -9,6 +9,7 @@ import pytest
 
 from phalanx._system import machine
 from phalanx import _wire as wire
+from phalanx._core.rounds import Endpoint, Member, Round
 from phalanx._launcher.launcher import Launcher
 from phalanx._launcher.planning.imports import Needs
 from phalanx._launcher.planning.plan import make_plan
@@ -88,6 +89,30 @@ def test_frames_out_of_place_are_ignored():
     )
     assert isinstance(frames[0], wire.Hello)
     assert code == 0, errors
+
+
+def test_a_round_that_begins_before_the_last_is_clear_ends_that_one_first():
+    """Nobody sends it twice: if it were dropped, its workers would never start."""
+    app = first_frame().app
+
+    def begin(number):
+        round_ = Round(number, (Member(0, "here", 0, 1),), Endpoint("127.0.0.1", 1))
+        common = {"app": app, "round": number, "membership": round_, "function": f"{number:064x}"}
+        rest = {"agent": 0, "backend": None, "uses_torch": False, "process_group_timeout": 1.0}
+        return wire.encode(wire.BeginRound(**common, **rest))
+
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(machine.agent_command(), bufsize=0, **pipes) as process:
+        process.stdin.write(wire.encode(first_frame()) + begin(1) + begin(2) + begin(1))
+        decoder, frames = wire.Decoder(), []
+        digests = lambda: [f.digests for f in frames if isinstance(f, wire.WantContent)]
+        while len(digests()) < 2 and (data := process.stdout.read(1 << 16)):
+            frames += decoder.feed(data)
+        process.stdin.write(wire.encode(wire.ShutDown()))
+        process.communicate(timeout=30)
+    assert digests() == [(f"{1:064x}",), (f"{2:064x}",)]
+    assert [f.round for f in frames if isinstance(f, wire.RoundCleared)] == [1]
+    assert process.returncode == 0
 
 
 def test_an_agent_that_hears_nothing_at_all_just_ends():

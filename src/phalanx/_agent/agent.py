@@ -214,8 +214,8 @@ class Agent:
                 # Not awaited: what the launcher does not read must not keep us from hearing it.
                 clock = time.monotonic()
                 self._spawn(self._tell(wire.Pong(app=frame.app, sent=frame.sent, clock=clock)))
-            case wire.BeginRound() if self._host_rounds.may_begin(frame.round):
-                self._begin(frame)
+            case wire.BeginRound() if self._host_rounds.is_new(frame.round):
+                await self._begin(frame)
             case wire.Piece():
                 if not self._functions.receive(frame):
                     await self._project.receive(frame)
@@ -276,7 +276,21 @@ class Agent:
             self._listening, self._beside = network.bind_pair(anywhere=self._prepare.networked)
         return int(self._listening.getsockname()[1])
 
-    def _begin(self, begin: wire.BeginRound) -> None:
+    async def _begin(self, begin: wire.BeginRound) -> None:
+        last = self._host_rounds.current
+        if last is None or last.cleared.is_set():
+            self._begin_now(begin)
+            return
+        # Who decides takes it for ended, and does not send the next one twice.
+        await self._stop(wire.HaltRound(app=begin.app, round=last.begin.round, grace=0.0))
+        self._spawn(self._begin_after(last, begin))
+
+    async def _begin_after(self, last: HostRound, begin: wire.BeginRound) -> None:
+        await last.cleared.wait()
+        if self._host_rounds.is_new(begin.round):
+            self._begin_now(begin)
+
+    def _begin_now(self, begin: wire.BeginRound) -> None:
         directory = os.path.join(self._spool, f"{begin.app}-{begin.round}")
         environment = {**self._zygote.environment, **self._prepare.environment}
         host_round = HostRound(begin, directory, environment, self._tell, self._spawn)

@@ -23,13 +23,10 @@ class HostRounds:
         self._stopped = 0
         self._asked = False
 
-    def may_begin(self, number: int) -> bool:
-        """A round of this number is new, was not given up, and nothing runs."""
-        host_round = self.current
-        last = 0 if host_round is None else host_round.begin.round
-        return number > max(last, self._stopped) and (
-            host_round is None or host_round.cleared.is_set()
-        )
+    def is_new(self, number: int) -> bool:
+        """A round of this number has not begun here, and was not given up."""
+        last = 0 if self.current is None else self.current.begin.round
+        return number > max(last, self._stopped)
 
     def begin(self, host_round: HostRound) -> None:
         """Have this one be what runs now."""
