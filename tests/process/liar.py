@@ -5,6 +5,7 @@ hello and was told to begin, unless its name begins with `first_`.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import pickle
@@ -255,6 +256,134 @@ def want_without_end(host):
 
 def arrival_of_less_than_nothing(host):
     host.send(wire.ProjectArrived(size=-(1 << 60)))
+
+
+# ── files that `fetch` names ──────────────────────────────────────────────────
+
+BIG = bytes(3 * wire.PIECE)
+
+
+def written(path="ckpt/new", data=b"forged", **changes):
+    """A file as it is told of: what is told, and what is sent for it."""
+    told = wire.WrittenFile(path, len(data), hashlib.sha256(data).hexdigest())
+    return dataclasses.replace(told, **changes), data
+
+
+def greet_and_work(host):
+    host.prepared()
+    host.hello(apart=True)
+    host.begin()
+
+
+def give(host, *files, parts=lambda asked, data: data[asked.offset :][: asked.size]):
+    """Work, then tell of these files and send them, until the launcher has heard enough."""
+    greet_and_work(host)
+    host.value()
+    host.stop()
+    tell_and_send(host, files, parts)
+
+
+def tell_and_send(host, files, parts=lambda asked, data: data[asked.offset :][: asked.size]):
+    known = {told.path: data for told, data in files}
+    while not isinstance(asked := host.until(*FILES, wire.ShutDown), wire.ShutDown):
+        number = asked.number
+        match asked:
+            case wire.ListWritten():
+                for at in range(0, len(files), 1000):
+                    some = tuple(told for told, _ in files[at : at + 1000])
+                    host.send(wire.WrittenList(number=number, files=some))
+                host.send(wire.WrittenList(number=number, complete=True))
+            case wire.FetchSmall():
+                data = b"".join(known[file.path] for file in asked.files)
+                host.send(wire.SmallFiles(number=number, data=data, problems={}))
+            case wire.FetchFile():
+                data = parts(asked, known[asked.path])
+                for at in range(0, len(data), wire.PIECE):
+                    piece = {"offset": asked.offset + at, "data": data[at : at + wire.PIECE]}
+                    host.send(wire.FilePart(number=number, **piece))
+    sys.exit(0)
+
+
+FILES = wire.ListWritten, wire.FetchSmall, wire.FetchFile
+
+
+def first_file_above_the_tree(host):
+    give(host, written("ckpt/../../outside/new"))
+
+
+def first_file_at_a_path_of_its_own(host):
+    give(host, written("/tmp/phalanx-forged"))
+
+
+def first_file_that_nobody_named(host):
+    give(host, written(".bashrc"))
+
+
+def first_file_behind_a_link(host):
+    give(host, written("ckpt/link/new"))
+
+
+def first_file_behind_a_link_large(host):
+    give(host, written("ckpt/link/new", BIG))
+
+
+def first_file_of_another_digest(host):
+    give(host, written(digest="0" * 64))
+
+
+def first_file_of_another_digest_large(host):
+    give(host, written(data=BIG, digest="0" * 64))
+
+
+def first_file_of_no_digest(host):
+    give(host, written(digest="../../x\x1b[2J"))
+
+
+def first_file_of_another_size(host):
+    give(host, written(size=3))
+
+
+def first_file_that_fills_the_disk(host):
+    give(host, written(size=1 << 61))
+
+
+def first_file_of_less_than_nothing(host):
+    give(host, written(size=-1))
+
+
+def first_file_at_another_offset(host):
+    give(host, written(data=BIG), parts=lambda asked, data: data[: asked.size - 7])
+
+
+def first_file_of_more_than_was_asked_for(host):
+    give(host, written(data=BIG[:-7]), parts=lambda asked, data: data * 40)
+
+
+def first_files_too_many(host):
+    give(host, *(written(f"ckpt/{i}") for i in range(21_000)))
+
+
+def first_files_in_too_many_directories(host):
+    give(host, *(written("ckpt/" + "d/" * 400 + str(i)) for i in range(4000)))
+
+
+def first_files_nobody_asked_for(host):
+    """Unasked, of numbers that are none, and answers to what was not the question."""
+    greet_and_work(host)
+    file, data = written()
+    for number in (0, 1, 2, 7, 1 << 31):
+        host.send(wire.WrittenList(number=number, files=(file,), complete=True))
+        host.send(wire.FilePart(number=number, offset=0, data=data))
+        host.send(wire.SmallFiles(number=number, data=data, problems={9: "x"}))
+        host.send(wire.FileStored(number=number, problems={1 << 31: "\x1b[2J"}))
+    host.value()
+    host.stop()
+    asked = host.until(wire.ListWritten)
+    host.send(wire.FileStored(number=asked.number, problems={}))
+    host.send(wire.FetchFile(number=asked.number, path="secret", offset=0, size=6))
+    host.send(wire.WrittenList(number=asked.number, complete=True, problem="no \x1b[2J way"))
+    host.until(wire.ShutDown)
+    sys.exit(0)
 
 
 # ── values ────────────────────────────────────────────────────────────────────

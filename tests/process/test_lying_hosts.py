@@ -141,6 +141,55 @@ def test_a_value_that_does_not_come_is_that_ranks_failure(second, lie, why):
     assert failed.value.rank == 1
 
 
+FILE_LIES = {
+    "first_file_above_the_tree": "it offers ckpt/../../outside/new, which was not requested",
+    "first_file_at_a_path_of_its_own": "it offers /tmp/phalanx-forged, which was not requested",
+    "first_file_that_nobody_named": "it offers .bashrc, which was not requested",
+    "first_file_behind_a_link": "ckpt/link/new .*link is a link",
+    "first_file_behind_a_link_large": "ckpt/link/new .*link is a link",
+    "first_file_of_another_digest": "ckpt/new .*changed or damaged",
+    "first_file_of_another_digest_large": "ckpt/new .*changed or damaged",
+    "first_file_of_no_digest": "ckpt/new .*cannot be read",
+    "first_file_of_another_size": "ckpt/new .*it sent other bytes",
+    "first_file_that_fills_the_disk": "ckpt/new .*(No space left|too large)",
+    "first_file_of_less_than_nothing": "the host was lost",
+    "first_file_at_another_offset": "ckpt/new .*it sent other bytes",
+    "first_file_of_more_than_was_asked_for": "ckpt/new .*it sent other bytes",
+    "first_files_too_many": "more than 20000 files match",
+    "first_files_in_too_many_directories": "too many directories",
+    "first_files_nobody_asked_for": r"no \\x1b\[2J way",
+}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A directory with files of ours, and a link that leads out of it."""
+    (tmp_path / "home" / "ckpt").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    (tmp_path / "home" / "secret").write_text("secret")
+    (tmp_path / "home" / "ckpt" / "new").write_text("mine")
+    (tmp_path / "home" / "ckpt" / "link").symlink_to(tmp_path / "outside")
+    return tmp_path
+
+
+def files_below(place):
+    return {str(p.relative_to(place)): p.read_text() for p in place.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("lie", FILE_LIES)
+def test_a_lie_about_files_fails_their_way_home_alone(second, lie, home):
+    """All values are there, home is as it was, and so is what is outside of it."""
+    second(lie)
+    quiet = phalanx.DefaultLogSpec.nothing()
+    before = files_below(home)
+    with pytest.raises(phalanx.FetchError, match=FILE_LIES[lie]) as caught:
+        launcher(fetch=["ckpt/**"], log_spec=quiet).run(work)
+    assert caught.value.result.values == ("value of rank 0", "the liar's value")
+    assert "\x1b" not in str(caught.value)
+    assert files_below(home) == before
+
+
 def test_another_version_cannot_write_to_the_terminal(second):
     """Its version is told in one line of text."""
     second("first_another_version")
