@@ -54,6 +54,9 @@ PROGRAM = """
             time.sleep(0.01)
         return 7
 
+    def large():
+        return "x" * 100_000 + str(quiet())
+
     def deep(frames=90):
         return deep(frames - 1) if frames else quiet()
 
@@ -613,6 +616,59 @@ def events_as_lines(disk, case, trouble):
         assert re.search(reason[trouble], warning)
 
 
+def checkpoint_of_a_map(disk, case, trouble):
+    """What could not be kept is said once, and is done again the next time."""
+    (case.place / "items.jsonl").write_text("{}\n")
+    words = ["map", "program.py:quiet", "items.jsonl", "--checkpoint", disk / "done" / "all"]
+    case.start(*words)
+    wait_until(lambda: has_begun(case.place / "logs"))
+    disk.harm(trouble)
+    case.finish()
+    assert case.code == 0, case.err
+    reason = {"full": "No space left", "read-only": "Read-only file system"}
+    assert case.err.count("cannot save a result") == (trouble != "gone")
+    assert reason.get(trouble, "") in case.err
+    disk.repair()
+    kept = [path.name for path in disk.path.glob("done/all/*")]
+    assert [name.endswith(".result") for name in kept] == [True] * (trouble == "gone")
+
+
+def result_of_a_detached_launch(disk, case, trouble):
+    """Who hosts it stays until it is written."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    done = case.ask("launch", "program.py:large", "--detach", "--log-dir", str(case.place / "logs"))
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: has_begun(case.place / "logs"))
+    (record,) = (disk / "phalanx" / "apps").iterdir()
+    host = json.loads((record / "app.json").read_text())["owner"]["pid"]
+    children = Path(f"/proc/{host}/task/{host}/children")
+    disk.harm(trouble)
+    case.go()
+    if trouble == "gone":
+        wait_until(lambda: not children.exists())
+        return
+    wait_until(lambda: not children.read_text())
+    assert not (record / "result.pickle").exists()
+    disk.repair()
+    code = f"""if True:
+        import phalanx
+        try:
+            result = phalanx.app({record.name!r}).result(60)
+        except phalanx.OutputLost as error:
+            print(error)
+            result = error.result
+        print(result.rank(0)[-2:])
+    """
+    words = [sys.executable, "-c", code]
+    found = subprocess.run(words, env=case.environ, capture_output=True, text=True, timeout=90)
+    *lost, value = found.stdout.splitlines() or [found.stderr]
+    assert value == "x7"
+    if trouble == "full":
+        assert not lost
+    assert all(line.endswith("status.json (Read-only file system)") for line in lost)
+    assert not list(record.glob("*.new"))
+
+
 def _as_json(line):
     try:
         return json.loads(line)
@@ -639,6 +695,8 @@ TABLE = {
     "results over 4 MiB in transit": values_on_their_way_in,
     "rendezvous token of this machine": token_of_hosts_that_meet_here,
     "events": events_as_lines,
+    "checkpoint of `map`": checkpoint_of_a_map,
+    "result of a detached launch": result_of_a_detached_launch,
 }
 
 

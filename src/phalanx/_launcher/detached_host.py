@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from typing import Any
 
 from phalanx import _aliases
@@ -23,6 +24,9 @@ from phalanx._logs.spec import DefaultLogSpec
 from phalanx._registry import directory
 from phalanx._system import processes
 from phalanx.errors import ConfigError
+
+_RETRY = 1.0
+"""Seconds between two attempts to write down what came of an app."""
 
 
 def main() -> None:
@@ -82,8 +86,17 @@ def _keep(run: Run[Any]) -> None:
         kept = run.result()
     except BaseException as error:  # noqa: BLE001 it is kept, to be raised by who asks
         kept = error  # type: ignore[assignment]
-    with contextlib.suppress(FileNotFoundError):  # somebody has removed the record
-        result_file.keep(directory() / run.id, kept)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    record = directory() / run.id
+    while True:
+        try:
+            result_file.keep(record, kept)
+        except FileNotFoundError:  # somebody has removed the record
+            return
+        except OSError:  # a full disk may have room again: nobody else has the values
+            time.sleep(_RETRY)
+        else:
+            return
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ class Checkpoint:
         return self._directory / f"{digest}{_SUFFIX}"
 
     def _write(self, path: Path, data: bytes) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         number, temporary = tempfile.mkstemp(prefix=".new-", dir=self._directory)
         try:
             with open(number, "wb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -33,9 +34,14 @@ def keep(record: Path, result: LaunchResult[Any] | BaseException) -> None:
         data = pickle.dumps(LaunchError(said))
     path = [entry for entry in sys.path if entry and not is_installed(entry + os.sep)]
     new = record / f"{_NAME}.new"
-    with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        pickle.dump((path, data), file)
-    os.replace(new, record / _NAME)
+    try:
+        with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            pickle.dump((path, data), file)
+        os.replace(new, record / _NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def read(record: Path) -> LaunchResult[Any] | BaseException:
