@@ -16,7 +16,7 @@ import yaml
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.kubernetes import lease as kubernetes_lease
-from phalanx._schedulers.lending import LentHost
+from phalanx._schedulers.leases import LentHost
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
 from tests.cluster.conftest import take_turn
 from tests.cluster.docker import NO_SHELL

@@ -20,7 +20,7 @@ from phalanx._schedulers.aws_batch.names import (
 from phalanx._schedulers.aws_batch.options import AwsBatchOptions
 from phalanx._schedulers.aws_batch.request import definition_name, make_request
 from phalanx._schedulers.aws_batch.status import SeenJobs, state_of
-from phalanx._schedulers.aws_batch.waiting import vcpus_of, why_waiting
+from phalanx._schedulers.aws_batch.wait_reasons import vcpus_of, why_waiting
 from phalanx._schedulers.options import make
 from phalanx._specs import AppDef, AppState, RetryPolicy, Role
 from phalanx._specs.resources import get_named_resources

@@ -22,7 +22,7 @@ from phalanx._agent.stack_reader import StackReader
 from phalanx._agent.watchdog import Watchdog
 from phalanx._core import heartbeats
 from phalanx._core.environment import defaults
-from phalanx._core.nesting import DEPTH
+from phalanx._core.launch_guard import DEPTH
 from phalanx._core.ranks import (
     APP,
     HEARTBEAT_FILE,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx._core import nesting
+from phalanx._core import launch_guard
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher.planning import imports
 from phalanx.errors import ConfigError
@@ -60,7 +60,7 @@ class FunctionTarget:
 
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
-        with nesting.loading(self.source):
+        with launch_guard.loading(self.source):
             module = self._load_file() if self.is_file else self._load_module()
         found: Any = module
         for part in self.function.split("."):

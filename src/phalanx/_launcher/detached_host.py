@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx import _aliases
 from phalanx._launcher.detached import result_file
-from phalanx._launcher.detached.starting import DetachedLaunch
+from phalanx._launcher.detached.detached_launch import DetachedLaunch
 from phalanx._launcher.launcher import Launcher, start_work
 from phalanx._launcher.session.app import Run
 from phalanx._launcher.start import Work

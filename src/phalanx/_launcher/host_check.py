@@ -28,7 +28,7 @@ from phalanx.errors import StartFailed
 if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptions
     from phalanx._launcher.transport.login import Login
-    from phalanx._schedulers.lending import LeaseStatus
+    from phalanx._schedulers.leases import LeaseStatus
 
 _PINGS = 5
 _PATIENCE = 60.0
@@ -103,7 +103,7 @@ def check(options: LaunchOptions) -> HostsReport:
     check_fields(options)
     if options.scheduler is None:
         return _check_hosts(options, list_hosts(options, os.environ))
-    from phalanx._launcher.borrowing import find_lender
+    from phalanx._launcher.borrowed_hosts import find_lender
     from phalanx._launcher.warm import contexts
 
     borrowed = contexts.borrow(options, find_lender(options, "check"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from phalanx._core.nesting import check_may_launch
+from phalanx._core.launch_guard import check_may_launch
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launch_options import (
     NAMES,
@@ -157,8 +157,8 @@ class Launcher(LaunchOptions):
         return App(self._prepare(work).start())
 
     def _detach(self, work: Work) -> App[Any]:
+        from phalanx._launcher.detached.detached_launch import start_host
         from phalanx._launcher.detached.recorded_run import app
-        from phalanx._launcher.detached.starting import start_host
         from phalanx._launcher.planning.validation import check
 
         check(self)
@@ -274,7 +274,7 @@ class Launcher(LaunchOptions):
         return prepare_app(self, work, pools=pools(own, self.keep_warm), known=known)
 
     def _queue(self, work: Work) -> QueuedApp:
-        from phalanx._launcher.borrowing import find_lender
+        from phalanx._launcher.borrowed_hosts import find_lender
         from phalanx._launcher.queued_run import QueuedApp, draft_unplaced
         from phalanx._launcher.warm import contexts
         from phalanx._launcher.warm.pool import pools

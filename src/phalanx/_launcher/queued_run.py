@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx._core.stacks import RankStacks
-from phalanx._launcher.borrowing import BorrowedHosts
+from phalanx._launcher.borrowed_hosts import BorrowedHosts
 from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, unknown_hosts
 from phalanx._launcher.planning.plan import Draft, draft_plan, make_launch_id
 from phalanx._launcher.reporting.report import add_note
@@ -29,7 +29,7 @@ from phalanx._logs import logger
 from phalanx._logs.console import STATUS, is_terminal
 from phalanx._logs.lines import LogLine
 from phalanx._registry.app_record import AppRecord
-from phalanx._schedulers.lending import LeasePhase, LeaseStatus
+from phalanx._schedulers.leases import LeasePhase, LeaseStatus
 from phalanx._specs import AppState, AppStatus
 from phalanx._system.daemon_thread import in_daemon_thread
 from phalanx.errors import Cancelled, ConfigError, LaunchError, PhalanxError, StartFailed

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from phalanx import _plugins as plugins
-from phalanx._core import nesting
+from phalanx._core import launch_guard
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._plugins import Plugin
@@ -305,7 +305,7 @@ def _from_file(text: str) -> Component:
         sys.path.insert(0, os.path.dirname(path))
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a dry run leaves no file
     try:
-        with nesting.loading(file):
+        with launch_guard.loading(file):
             loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from phalanx._core.environment import users
-from phalanx._core.nesting import DEPTH
+from phalanx._core.launch_guard import DEPTH
 from phalanx._core.ranks import HOST, RANK_VARIABLES
 from phalanx._system.machine import is_installed, program_path
 from phalanx._system.network import address_towards, free_port

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from phalanx import _aliases
 from phalanx import _wire as wire
-from phalanx._core import nesting
+from phalanx._core import launch_guard
 from phalanx._core.environment import PASSING
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
 from phalanx._core.rounds import Outcome
@@ -222,7 +222,7 @@ def _flush() -> OSError | None:
 
 
 def _load_function(path: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    with open(path, "rb") as file, nesting.loading("the module of the function"):
+    with open(path, "rb") as file, launch_guard.loading("the module of the function"):
         function, args, kwargs = outcome.load(file)
     names = _namespace(function)
     if names.get("__name__") == "__main__":

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from phalanx._launcher.transport.lease import lent_target
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.options import make
 from phalanx._schedulers.scheduler import Scheduler
 

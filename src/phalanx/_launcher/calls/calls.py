@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from phalanx._launcher import payload
-from phalanx._launcher.borrowing import find_lender
+from phalanx._launcher.borrowed_hosts import find_lender
 from phalanx._launcher.calls.call_logs import CallLogSpec, new_directory
 from phalanx._launcher.calls.call_record import CallRecord
 from phalanx._launcher.calls.call_run import CallItems, CallRun

@@ -14,13 +14,13 @@ from phalanx._logs import logger
 from phalanx.errors import AgentLost, Cancelled, PhalanxError, StartFailed, StartTimeout
 
 if TYPE_CHECKING:
-    from phalanx._launcher.borrowing import BorrowedHosts
+    from phalanx._launcher.borrowed_hosts import BorrowedHosts
     from phalanx._launcher.payload import Function
     from phalanx._launcher.planning.plan import Draft
     from phalanx._launcher.result import LaunchResult
     from phalanx._launcher.session.app_run import AppRun
     from phalanx._logs.spec import LogSpec
-    from phalanx._schedulers.lending import LeaseStatus
+    from phalanx._schedulers.leases import LeaseStatus
 
 
 class LaunchedCalls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx._launcher.transport.targets import Target
-from phalanx._schedulers.lending import LentHost
+from phalanx._schedulers.leases import LentHost
 
 
 def lent_target(host: LentHost, pythons: Sequence[str]) -> Target:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx._core.nesting import DEPTH
+from phalanx._core.launch_guard import DEPTH
 from phalanx._launcher.transport.targets import Target
 from phalanx.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from phalanx._launcher.borrowing import BorrowedHosts, Lender
+from phalanx._launcher.borrowed_hosts import BorrowedHosts, Lender
 from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.warm.pool import KeptPool, Pool
 

@@ -19,7 +19,7 @@ from phalanx._schedulers.aws_batch.request import AwsBatchRequest, make_request
 from phalanx._schedulers.aws_batch.rights import RIGHTS
 from phalanx._schedulers.aws_batch.service import EXTRA, Denied, Service
 from phalanx._schedulers.aws_batch.status import CANCEL_REASON, SeenJobs, seconds_of, state_of
-from phalanx._schedulers.aws_batch.waiting import why_waiting
+from phalanx._schedulers.aws_batch.wait_reasons import why_waiting
 from phalanx._schedulers.replicas.error_text import in_text, shown
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy

@@ -25,7 +25,7 @@ from phalanx._schedulers.docker.gpus import ALL, chosen
 from phalanx._schedulers.docker.leftovers import remove_leftovers, remove_network
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import gpu_request, user_name, writable_tmp
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.parallel import for_all
 from phalanx.errors import PhalanxError, SchedulerError
 

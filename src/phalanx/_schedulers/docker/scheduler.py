@@ -21,7 +21,7 @@ from phalanx._schedulers.docker.request import (
     user_name,
 )
 from phalanx._schedulers.docker.supervisor import start_supervisor
-from phalanx._schedulers.lending import Lease, LeaseRequest
+from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.parallel import for_all
 from phalanx._schedulers.replicas.assessment import REMOVED, Assessment, SeenApp, assess
 from phalanx._schedulers.replicas.error_text import ReplicaError

@@ -25,7 +25,7 @@ from phalanx._schedulers.kubernetes.lent_pods import SeenPod
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
 from phalanx._schedulers.kubernetes.pod import merged
 from phalanx._schedulers.kubernetes.seen import moment
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx.errors import PhalanxError, SchedulerError
 
 RECONNECT_TIMEOUT = 90.0

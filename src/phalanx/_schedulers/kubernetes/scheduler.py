@@ -35,7 +35,7 @@ from phalanx._schedulers.kubernetes.rights import RIGHTS
 from phalanx._schedulers.kubernetes.seen import SeenObjects
 from phalanx._schedulers.kubernetes.status import seconds_of, shown_state, status_of
 from phalanx._schedulers.kubernetes.supervisor import start_supervisor
-from phalanx._schedulers.lending import Lease, LeaseRequest
+from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.replicas.assessment import Assessment, assess
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy

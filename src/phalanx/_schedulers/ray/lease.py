@@ -19,7 +19,7 @@ from phalanx._channel import trust
 from phalanx._channel.trust import NotTrusted
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import make_app_id
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.ray import command_stream, records
 from phalanx._schedulers.ray.addresses import dashboard_of, within_program
 from phalanx._schedulers.ray.command_stream import RecordStream

@@ -13,7 +13,7 @@ from phalanx._channel import trust
 from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
-from phalanx._schedulers.lending import Lease, LeaseRequest
+from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.ray import records
 from phalanx._schedulers.ray.addresses import dashboard_of
 from phalanx._schedulers.ray.dashboard import Dashboard

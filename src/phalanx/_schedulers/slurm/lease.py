@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from phalanx._core.sanitize import sanitize
 from phalanx._launcher.transport.slurm import STEP_OPTIONS
 from phalanx._logs import logger
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.slurm.controller import (
     DOWN,
     INTERVAL,

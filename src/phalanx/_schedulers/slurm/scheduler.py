@@ -17,7 +17,7 @@ from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_directory
 from phalanx._remote import slurm_replica
 from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
-from phalanx._schedulers.lending import Lease, LeaseRequest
+from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.replicas.log_files import (
     ReplicaStream,
     find_replica,

@@ -13,7 +13,7 @@ from phalanx._launcher.planning.listed_hosts import ListedHost
 from phalanx._launcher.transport import targets
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._logs import logger
-from phalanx._schedulers.lending import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.scheduler_calls import asking, expect
 from phalanx.errors import Cancelled, ConfigError, PhalanxError, QueueTimeout, SchedulerError
 
