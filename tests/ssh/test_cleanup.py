@@ -112,10 +112,13 @@ launcher.run(stubborn)
     wait_until(lambda: quiet(cluster), 5)
 
 
-def test_an_app_on_hosts_is_cancelled_from_another_terminal(remote_script, cluster):
+def test_an_app_on_hosts_is_cancelled_from_another_terminal(
+    remote_script, cluster, tmp_path, monkeypatch
+):
     """It is in the registry like any other."""
     import sys
 
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no other app runs there
     started = remote_script.start(BUSY)
     wait_until(lambda: running(cluster), 30)
     phalanx = [sys.executable, "-m", "phalanx"]
