@@ -180,6 +180,27 @@ def service_of(nodeid):
     return None
 
 
+_KINDS = ("tests/cluster", "tests/ssh", "tests/docs", "tests/process")
+"""Those that take longest come first: no process is to begin with one when others have ended."""
+
+
+def pytest_configure(config):
+    """Have xdist keep the order of `pytest_collection_modifyitems`."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Those of a costly service first, then by their kind."""
+
+    def rank(item):
+        if service_of(item.nodeid):
+            return -1
+        return next((i for i, k in enumerate(_KINDS) if item.nodeid.startswith(k)), len(_KINDS))
+
+    items.sort(key=rank)
+
+
 def pytest_xdist_make_scheduler(config, log):
     """Tests go by files; those of a service go together, so that it is there no longer than they."""
     from xdist.scheduler import LoadFileScheduling

@@ -496,7 +496,6 @@ NEEDS_AWS = {
     "test_replicas_run_with_the_workspace": "read the files of its image",
     "test_replicas_know_who_they_are": "print its variables",
     "test_no_line_is_lost": "print",
-    "test_lines_say_whose_they_are": "print",
     "test_following_goes_on_until_the_end": "print",
     "test_without_follow_it_returns_at_once": "print, and go on",
     "test_lines_have_times": "print",
