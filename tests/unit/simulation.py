@@ -411,12 +411,12 @@ class SimulatedHost:
             self.decider.tell(p.TickEvent())
             await asyncio.sleep(0.1)
 
-    def _later(self, call):
+    def _later(self, call, seconds=0.0):
         def act():
             if self.is_up and self.verdict is None and self.error is None:
                 call()
 
-        self.net.loop.call_later(self.net.delay(), act)
+        self.net.loop.call_later(seconds + self.net.delay(), act)
 
     def _failed(self, error):
         self.error = error
@@ -431,8 +431,10 @@ class SimulatedHost:
                     return
                 self.current = round_.number
                 self._later(lambda: self._run(round_.number))
-            case p.HaltRoundAction(number, _):
-                self._later(lambda: self._clear(number))
+            case p.HaltRoundAction(number, grace):
+                # Workers may take all of the grace to end.
+                seconds = self.net.random.choice((0.0, self.net.random.uniform(0.0, grace)))
+                self._later(lambda: self._clear(number), seconds)
             case p.FinishAction(verdict):
                 self.verdict = verdict
                 self.current = None
@@ -445,6 +447,8 @@ class SimulatedHost:
     def _clear(self, number):
         if self.current == number:
             self.current = None
+            if self.decider.round_of(self.agent) != number:
+                return  # as a session takes it: the agent speaks of a round that it is not in
             self.decider.tell(p.RoundClearedEvent(self.agent, number, self._place()))
 
     def fail(self):

@@ -82,7 +82,7 @@ def test_a_round_from_its_begin_until_it_is_clear(state):
     assert (state.phase, state.is_clear, state.round.number) == (Phase.GATHERING, True, 1)
     assert state.begin(round_of(2, 1, 2))
     state.workers_started()
-    state.worker_ended(Outcome(0, Ended.RETURNED, 0.0))
+    state.worker_ended(2, Outcome(0, Ended.RETURNED, 0.0))
     assert (state.phase, state.is_clear, state.is_running) == (Phase.RUNNING, False, True)
     assert list(state.outcomes) == [0]
     assert state.stop() == 2
@@ -124,3 +124,14 @@ def test_one_that_is_cancelled_decides_no_more(state):
     assert state.cancel()
     assert state.leader is None
     assert state.is_cancelled
+
+
+def test_others_begin_while_workers_of_an_earlier_round_are_here(state):
+    """It is theirs that are stopped and cleared; how they end is not of the others' round."""
+    assert state.begin(round_of(2, 1, 2))
+    assert not state.begin(round_of(3, 2))
+    assert (state.own_round, state.stop()) == (2, 2)
+    state.worker_ended(2, Outcome(0, Ended.KILLED, 0.0, signal=15))
+    assert not state.outcomes
+    state.clear(None)
+    assert (state.own_round, state.stop()) == (None, None)

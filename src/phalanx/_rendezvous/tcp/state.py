@@ -43,6 +43,8 @@ class TcpState:
         self._has_joined = asyncio.Event()
         self._phase = Phase.GATHERING
         self._round: Round | None = None
+        self._own_round: int | None = None
+        """The last one that this host was in: others may have begun without it since."""
         self._outcomes: dict[int, Outcome] = {}
         self._runs = False
         self._clear = True
@@ -177,6 +179,11 @@ class TcpState:
         )
 
     @property
+    def own_round(self) -> int | None:
+        """The round that this host is in, or is not clear of yet."""
+        return self._own_round if self.is_member or not self._clear else None
+
+    @property
     def is_running(self) -> bool:
         """The workers here were started."""
         return self._runs
@@ -204,22 +211,24 @@ class TcpState:
         if self.is_member:
             self._phase = Phase.RUNNING
             self._clear = False
+            self._own_round = round_.number
         return self.is_member
 
     def workers_started(self) -> None:
         """The workers here run."""
         self._runs = True
 
-    def worker_ended(self, outcome: Outcome) -> None:
-        """A worker here has ended."""
-        self._outcomes[outcome.rank] = outcome
+    def worker_ended(self, number: int, outcome: Outcome) -> None:
+        """A worker of a round has ended here."""
+        if self._round is not None and self._round.number == number:
+            self._outcomes[outcome.rank] = outcome
 
     def stop(self) -> int | None:
-        """The workers here are to be stopped; the round's number, or None if there are none."""
-        if self._round is None or self._clear:
+        """The workers here are to be stopped; their round's number, or None if there are none."""
+        if self._clear:
             return None
         self._phase = Phase.STOPPING
-        return self._round.number
+        return self._own_round
 
     def clear(self, port: int | None) -> None:
         """Nothing is left of the round here; the next one's store can be at the port."""

@@ -134,10 +134,8 @@ class TcpDecider:
         return int(self.phase is p.Phase.STOPPING)
 
     def round_of(self, agent: AgentId) -> int | None:
-        """The number of the round that this host is in."""
-        if self.round is None or all(m.agent != agent for m in self.round.members):
-            return None
-        return self.round.number
+        """The number of the round that this host is in, or is not clear of yet."""
+        return self._state.own_round if agent == self._host.agent else None
 
     def take_progress(self) -> list[p.ProgressEvent]:
         """What has come to pass since the last time."""
@@ -266,7 +264,7 @@ class TcpDecider:
                 self._state.workers_started()
                 self._forward(event, wire.WorkersStarted(round=event.round, pids={}))
             case p.WorkerEndedEvent(_, number, outcome, _):
-                self._state.worker_ended(outcome)
+                self._state.worker_ended(number, outcome)
                 report = wire.WorkerEnded(round=number, rank=outcome.rank, outcome=outcome)
                 self._forward(event, report)
             case p.RoundClearedEvent():
