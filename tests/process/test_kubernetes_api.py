@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx._schedulers.kubernetes import logs
-from phalanx._schedulers.kubernetes.cluster import Cluster, ClusterGone
+from phalanx._schedulers.kubernetes.apps import logs
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterGone
 from phalanx.errors import SchedulerError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"

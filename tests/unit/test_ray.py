@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from phalanx._logs.lines import Stream
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.ray import records
-from phalanx._schedulers.ray.addresses import DEFAULT, dashboard_of
-from phalanx._schedulers.ray.names import JobMetadata, RayApp
+from phalanx._schedulers.ray.api.addresses import DEFAULT, dashboard_of
+from phalanx._schedulers.ray.apps.names import JobMetadata, RayApp
 from phalanx._schedulers.ray.options import RayOptions
-from phalanx._schedulers.ray.request import make_request
+from phalanx._schedulers.ray.apps.request import make_request
 from phalanx._schedulers.ray.resources import bundle_of, strictly_placed, why_waiting
-from phalanx._schedulers.ray.status import ObservedApp
+from phalanx._schedulers.ray.apps.status import ObservedApp
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx.errors import ConfigError
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from phalanx import __version__
 from phalanx import _wire as wire
-from phalanx._agent import path_mapping, warm_wait
-from phalanx._agent.function_files import FunctionFiles
+from phalanx._agent import warm_wait
+from phalanx._agent.files import path_mapping
+from phalanx._agent.files.function_files import FunctionFiles
+from phalanx._agent.files.project_tree import ProjectTree
+from phalanx._agent.files.written_files import WrittenFiles
 from phalanx._agent.host_checks import run_checks
-from phalanx._agent.host_round import HostRound
-from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach, whereabouts
-from phalanx._agent.project_tree import ProjectTree
-from phalanx._agent.written_files import WrittenFiles
+from phalanx._agent.rounds.host_round import HostRound
+from phalanx._agent.rounds.host_rounds import HostRounds
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._channel.background import Background
 from phalanx._channel.channel import PipeChannel, wait_for_silence

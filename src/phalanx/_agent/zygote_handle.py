@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 
 from phalanx import _wire as wire
-from phalanx._agent.output_files import tail
+from phalanx._agent.rounds.output_files import tail
 from phalanx._core.environment import acts_at_start, defaults
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
 from phalanx._core.rounds import signal_name

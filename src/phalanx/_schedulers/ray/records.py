@@ -34,6 +34,11 @@ def relay(value: dict[str, Any]) -> str:
     return _line(_RELAY, value)
 
 
+def status_file(app: str) -> str:
+    """The name, among a node's logs, of the file in which a driver says how its app stands."""
+    return f"phalanx-{app}.json"
+
+
 def _line(*parts: Any) -> str:
     return f"{MARK}{json.dumps(parts)}\n"
 

@@ -15,18 +15,19 @@ from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.ray import records
-from phalanx._schedulers.ray.addresses import dashboard_of
-from phalanx._schedulers.ray.dashboard import Dashboard
-from phalanx._schedulers.ray.names import JobMetadata, RayApp
-from phalanx._schedulers.ray.options import RayOptions
-from phalanx._schedulers.ray.package import (
+from phalanx._schedulers.ray.api.addresses import dashboard_of
+from phalanx._schedulers.ray.api.dashboard import Dashboard
+from phalanx._schedulers.ray.api.job import seconds_of, state_of, with_driver
+from phalanx._schedulers.ray.api.package import (
     pack_driver,
     pack_project,
     plan_project,
     read_requirements,
 )
-from phalanx._schedulers.ray.request import RayRequest, make_request, with_driver
-from phalanx._schedulers.ray.status import ObservedApp, seconds_of, state_of, status_file
+from phalanx._schedulers.ray.apps.names import JobMetadata, RayApp
+from phalanx._schedulers.ray.apps.request import RayRequest, make_request
+from phalanx._schedulers.ray.apps.status import ObservedApp
+from phalanx._schedulers.ray.options import RayOptions
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import SCRIPT
@@ -234,7 +235,7 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
 
     def lend(self, request: LeaseRequest) -> Lease:
         """Ask for a placement group; does not wait."""
-        from phalanx._schedulers.ray.lease import lend
+        from phalanx._schedulers.ray.hosts.lease import lend
 
         return lend(request)
 
@@ -251,7 +252,7 @@ def _said(dashboard: Dashboard, name: str, job: dict[str, Any]) -> dict[str, Any
     node = job.get("driver_node_id")
     if not node or state_of(job) is AppState.PENDING:
         return None
-    text = dashboard.file(node, status_file(name))
+    text = dashboard.file(node, records.status_file(name))
     try:
         found = json.loads(text[text.index("{") :]) if text and "{" in text else None
     except ValueError:
