@@ -20,7 +20,7 @@ from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.apps.actions import again, seen_objects
 from phalanx._schedulers.kubernetes.apps.archive import PackedFiles, pack_project
 from phalanx._schedulers.kubernetes.api.cluster import (
-    ClusterGone,
+    ClusterUnreachable,
     Forbidden,
     NotInCluster,
     ObjectExists,
@@ -381,8 +381,8 @@ def test_a_large_project_is_refused_with_its_size(tmp_path):
         (403, "no such account", Forbidden, "cannot create jobs in ns: no such account"),
         (403, "forbidden: exceeded quota: q, requested: pods=1", Forbidden, "exceeded quota: q"),
         (401, "Unauthorized", SchedulerError, "does not know you"),
-        (503, "busy", ClusterGone, "busy"),
-        (500, "etcdserver: request timed out", ClusterGone, "request timed out"),
+        (503, "busy", ClusterUnreachable, "busy"),
+        (500, "etcdserver: request timed out", ClusterUnreachable, "request timed out"),
         (422, "spec invalid.", SchedulerError, "spec invalid"),
     ],
 )

@@ -74,7 +74,7 @@ class ZygoteHandle:
         """The zygote runs."""
         return self._process.poll() is None
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """Have the zygote, which has no workers any more, end; does not wait."""
         self._process.kill()
 

@@ -19,7 +19,7 @@ class HostRounds:
         self.current: HostRound | None = None
         self._spawn = spawn
         self._past: dict[int, HostRound] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._finishing: set[asyncio.Task[None]] = set()
         self._stopped = 0
         self._asked = False
 
@@ -63,8 +63,8 @@ class HostRounds:
     def _put_away(self, host_round: HostRound) -> None:
         self._past[host_round.begin.round] = host_round
         task = self._spawn(self._finish(host_round))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
 
     async def _finish(self, host_round: HostRound) -> None:
         await host_round.close(drain=True)
@@ -83,8 +83,8 @@ class HostRounds:
             *([self.current] if self.current is not None else []),
         ):
             await host_round.close(drain=drain)
-        while drain and self._leaving:
-            await asyncio.wait(self._leaving)
+        while drain and self._finishing:
+            await asyncio.wait(self._finishing)
 
     async def forget(self) -> None:
         """Hand on what is left of the logs, and remove all that there is."""

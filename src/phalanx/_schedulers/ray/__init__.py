@@ -4,7 +4,7 @@
 |---|---|
 | `options` | what a user can ask for, checked |
 | `resources` | pure: bundles of a placement group, and which resources are missing |
-| `records` | pure: what a driver writes into its job's log, and reads back |
+| `job_log` | pure: what a driver writes into its job's log, and reads back |
 | `command_stream` | a command's streams over a connection, as both sides speak |
 | **`api`** | the cluster from outside: no app, no lease |
 | `api.addresses` | where its dashboard is |

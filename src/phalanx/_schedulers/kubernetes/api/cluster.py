@@ -29,7 +29,7 @@ _AGAIN = (429, 502, 503, 504)
 """Answers that say nothing but to come again."""
 
 
-class ClusterGone(SchedulerError):
+class ClusterUnreachable(SchedulerError):
     """The API server does not answer."""
 
 
@@ -48,7 +48,7 @@ class Forbidden(SchedulerError):
 class Cluster:
     """A namespace of a cluster; a context manager. All methods may be called from any thread.
 
-    Everything raises `SchedulerError`: `ClusterGone` where the API server does not answer.
+    Everything raises `SchedulerError`: `ClusterUnreachable` where the API server does not answer.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Cluster:
             self._check(response, verb, resource, data)
             known = json.loads(data)
         if not isinstance(known, dict):
-            raise ClusterGone(f"{self.access.server} is no Kubernetes API server.")
+            raise ClusterUnreachable(f"{self.access.server} is no Kubernetes API server.")
         return known
 
     def _send(
@@ -225,7 +225,7 @@ class Cluster:
             yield
         except (HTTPError, OSError, json.JSONDecodeError) as error:
             said = sanitize_line(_innermost(error), _LONGEST)
-            raise ClusterGone(
+            raise ClusterUnreachable(
                 f"cannot {verb} {resource}: the API server {self.access.server} does not answer "
                 f"({said}). Look at it: kubectl cluster-info"
             ) from error
@@ -264,7 +264,7 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
         )
     kind = {404: NotInCluster, 409: ObjectExists}.get(status, SchedulerError)
     if status in _AGAIN or status >= 500:
-        kind = ClusterGone
+        kind = ClusterUnreachable
     return kind(f"cannot {verb} {resource} {where}: {said}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterGone, NotInCluster
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable, NotInCluster
 from phalanx._schedulers.kubernetes.apps.seen import ReplicaPod, seen_pod
 from phalanx._schedulers.kubernetes.manifest import MAIN
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
@@ -23,7 +23,7 @@ from phalanx.errors import SchedulerError
 
 _PAUSE = 0.2
 _PATIENCE = 60.0
-"""Seconds that an API server may be away from somebody who follows."""
+"""Seconds that an API server may be unreachable for somebody who follows."""
 _SILENCE = 45.0
 """Seconds without a line after which a log is asked for anew: the connection may be dead."""
 _LAST = 200
@@ -110,7 +110,7 @@ class PodOutput:
                 if not follow:
                     return
                 is_last_look = self.has_app_ended(cluster)
-            except ClusterGone:
+            except ClusterUnreachable:
                 if not follow:
                     raise
                 away = away or time.monotonic()
@@ -200,7 +200,7 @@ def _lines(
     except NotInCluster:
         return  # it was deleted meanwhile
     except SchedulerError as error:
-        if isinstance(error, ClusterGone) or not _NO_LOG.search(str(error)):
+        if isinstance(error, ClusterUnreachable) or not _NO_LOG.search(str(error)):
             raise
 
 

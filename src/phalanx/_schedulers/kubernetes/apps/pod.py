@@ -49,7 +49,7 @@ _START_PROGRAM = 'exec "$@"\n'
 
 
 @dataclass(frozen=True)
-class PodMaking:
+class PodMaker:
     """What all pods of an app have in common."""
 
     name: str

@@ -17,7 +17,7 @@ from typing import Any
 from phalanx._images.plan import ImagePlan
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.apps.archive import PackedFiles
-from phalanx._schedulers.kubernetes.apps.pod import REPLICA_ID, PodMaking
+from phalanx._schedulers.kubernetes.apps.pod import REPLICA_ID, PodMaker
 from phalanx._schedulers.kubernetes.apps.record import AppAnnotation, RoleAnnotation
 from phalanx._schedulers.kubernetes.names import AppName, job_name, label, role_words
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
@@ -127,16 +127,16 @@ def make_request(
     record = AppAnnotation(
         app.name, session, user_name(), time.time(), options.stop_grace, options.ttl, roles
     )
-    making = _Making(name, options, rank0_env, version, record, files)
+    maker = _ObjectMaker(name, options, rank0_env, version, record, files)
     hidden = options.copied(environ)
     for variable in hidden:
         if not _SECRET_KEY.fullmatch(variable):
             raise ConfigError(f"copy_env: a Secret cannot have the variable {variable!r}.")
     return KubernetesRequest(
         app=name,
-        service=making.service(),
-        secrets=tuple(making.secrets()),
-        jobs=tuple(job for role in app.roles for job in making.jobs(role, plans.get(role.name))),
+        service=maker.service(),
+        secrets=tuple(maker.secrets()),
+        jobs=tuple(job for role in app.roles for job in maker.jobs(role, plans.get(role.name))),
         record=record,
         options=options,
         plans={words[role]: plan for role, plan in plans.items()},
@@ -153,7 +153,7 @@ def _role_record(role: Role, word: str, version: tuple[int, int]) -> RoleAnnotat
 
 
 @dataclass(frozen=True)
-class _Making:
+class _ObjectMaker:
     app: AppName
     options: KubernetesOptions
     rank0_env: str
@@ -228,7 +228,7 @@ class _Making:
             **({} if number is None else {names.REPLICA: str(number)}),
         }
         name = job_name(self.app.name, part.word, number, 0)
-        pods = PodMaking(
+        pods = PodMaker(
             self.app.name,
             self.options,
             env_secret(self.app.name),

@@ -10,9 +10,9 @@ import signal
 import sys
 import time
 
-from phalanx._schedulers.detached import start_detached
+from phalanx._schedulers.daemon import start_daemon
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterGone
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
 from phalanx._schedulers.kubernetes.apps.actions import carry_out, find, is_due
 from phalanx._schedulers.kubernetes.names import AppName
 
@@ -26,7 +26,7 @@ _A_WHILE = 120.0
 
 def start_supervisor(app_id: str) -> None:
     """Start one, in a session of its own, with nothing of ours but the environment."""
-    start_detached(_LOG, "phalanx._schedulers.kubernetes.apps.supervisor", app_id)
+    start_daemon(_LOG, "phalanx._schedulers.kubernetes.apps.supervisor", app_id)
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
                     if is_due(assessed):
                         now = None  # until it is done, also where no Job tells of it
                 before = now
-            except ClusterGone:
+            except ClusterUnreachable:
                 before = None
             time.sleep(_INTERVAL if time.monotonic() - began < _A_WHILE else _LATER)
 

@@ -41,7 +41,7 @@ class Guard:
             start_new_session=True,
         )
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """There is nothing left to delete. Idempotent."""
         self._process.kill()
         self._process.communicate()

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterGone
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
 from phalanx._schedulers.kubernetes.api.credentials import SharedCredentials, credentials_of
 from phalanx._schedulers.kubernetes.api.exec_stream import GONE, exec_command
 from phalanx._schedulers.kubernetes.hosts import lent_pods
@@ -30,7 +30,7 @@ from phalanx.errors import PhalanxError, SchedulerError
 
 RECONNECT_TIMEOUT = 90.0
 """Seconds for which an agent waits for a launcher whose stream has broken, unless asked for: an API
-server that is away for a minute, and its start."""
+server that is unreachable for a minute, and its start."""
 _SOON, _LATER = 0.2, 1.0
 """Seconds between two looks at the pods: at first, and after a while."""
 _AT_ONCE = 16
@@ -232,7 +232,7 @@ class KubernetesLease(Lease):
         return True
 
     def give_back(self) -> None:
-        """Delete the pods. Where the API server is away, a process of ours goes on trying."""
+        """Delete the pods. Where no API server answers, a process of ours goes on trying."""
         self._given_back.set()
         if self._is_deleted:
             return
@@ -240,14 +240,16 @@ class KubernetesLease(Lease):
         self._is_deleted = True
         try:
             self._delete()
-        except ClusterGone as error:
+        except ClusterUnreachable as error:
             self._guard.take_over()
-            raise ClusterGone(f"{error}. The pods are deleted as soon as it answers") from None
+            raise ClusterUnreachable(
+                f"{error}. The pods are deleted as soon as it answers"
+            ) from None
         except SchedulerError:
-            self._guard.dismiss()
+            self._guard.stop()
             raise
         else:
-            self._guard.dismiss()
+            self._guard.stop()
         finally:
             self._credentials.close()
             self._cluster.close()

@@ -30,7 +30,7 @@ _TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 the variable's name
 _TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 likewise
 
 
-class DashboardGone(SchedulerError):
+class DashboardUnreachable(SchedulerError):
     """Nobody answers."""
 
 
@@ -147,7 +147,7 @@ class Dashboard:
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, socket.gaierror):
                 reason = reason.strerror
-            raise DashboardGone(
+            raise DashboardUnreachable(
                 f"no answer from the Ray dashboard at {self.address}: {reason}. Is the cluster up? "
                 "Name it with -cfg dashboard_address=http://HOST:8265"
             ) from None
@@ -170,7 +170,7 @@ def _again(ask: Callable[[], bytes], tries: int) -> bytes:
     for left in range(tries - 1, -1, -1):
         try:
             return ask()
-        except (ClusterStarting, DashboardGone):
+        except (ClusterStarting, DashboardUnreachable):
             if not left:
                 raise
             time.sleep(_PAUSE)

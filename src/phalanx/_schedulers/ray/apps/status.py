@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx._schedulers.ray import records
+from phalanx._schedulers.ray import job_log
 from phalanx._schedulers.ray.api.job import seconds_of, state_of
 from phalanx._schedulers.ray.apps.names import JobMetadata
 from phalanx._schedulers.replicas.error_text import in_text, shown
@@ -21,7 +21,7 @@ _PREFIXES = (
 
 
 @dataclass(frozen=True)
-class ObservedApp:
+class SeenRayApp:
     """All that the cluster knows of an app."""
 
     app_id: str
@@ -80,7 +80,7 @@ class ObservedApp:
             return f"{cause[0]}/{cause[1]} {found.describe()}{worker}"
         # The driver was killed, or could not begin: what it or Ray said last.
         text = str(self.job.get("message") or "")
-        own = shown(in_text(records.last_words(self.log)))
+        own = shown(in_text(job_log.last_words(self.log)))
         is_ray = any(text.startswith(prefix) for prefix in _PREFIXES)
         return f"the job on Ray failed: {shown(in_text(text)) if is_ray or not own else own}"
 

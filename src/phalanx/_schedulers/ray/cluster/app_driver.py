@@ -1,6 +1,6 @@
 """Runs an app on the cluster: `AppLifecycle` decides, replicas are commands on nodes.
 
-What replicas print and how they stand goes into the job's log, as records; how they stand also into
+What replicas print and how they stand goes into the job's log, as entries; how they stand also into
 a file among the node's logs, so that nobody has to read all of the log for it.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx._channel.trust import NotTrusted
-from phalanx._schedulers.ray import command_stream, records
+from phalanx._schedulers.ray import command_stream, job_log
 from phalanx._schedulers.ray.cluster.nodes import NodeNames, NodeServer, PlacedBundle, PlacedGroup
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, OUT, SIGNAL, RecordStream
 from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
@@ -275,7 +275,7 @@ class _RunningApp:
                 replica.stream = None
 
     async def _listen(self, replica: _Replica, stream: RecordStream) -> ReplicaEnd:
-        lines = {OUT: records.LineSplitter(), ERR: records.LineSplitter()}
+        lines = {OUT: job_log.LineSplitter(), ERR: job_log.LineSplitter()}
         end: ReplicaEnd | None = None
         async for record in stream.records():
             kind, data = record[:1], record[1:]
@@ -305,7 +305,7 @@ class _RunningApp:
         role, number = replica.key
         stream = 1 if kind == OUT else 2
         for line in lines:
-            sys.stdout.write(records.output(role, number, stream, now, line))
+            sys.stdout.write(job_log.output(role, number, stream, now, line))
             if stream == 2:
                 replica.last_words = f"{replica.last_words}{line}\n"[-_LAST_WORDS:]
         if lines:
@@ -316,7 +316,7 @@ class _RunningApp:
     def _cause(self) -> ReplicaKey | None:
         """The replica that the app's failure is told of: not one that only heard of another's."""
         first = self._lifecycle.first_failure
-        if first is not None and self._replicas[first].error.is_elsewhere:
+        if first is not None and self._replicas[first].error.is_remote:
             own = (key for key, one in self._replicas.items() if one.error.is_own)
             return next(own, first)
         return first
@@ -357,7 +357,7 @@ class _RunningApp:
         self._said = said
         _write_file(self._request["app"], said)
         if final:
-            sys.stdout.write(records.status(said))
+            sys.stdout.write(job_log.status(said))
             sys.stdout.flush()
 
 
@@ -367,7 +367,7 @@ def _write_file(app: str, said: dict[str, Any]) -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         node = ray._private.worker._global_node
-        path = os.path.join(node.get_logs_dir_path(), records.status_file(app))
+        path = os.path.join(node.get_logs_dir_path(), job_log.status_file(app))
         with open(f"{path}.new", "w") as file:
             json.dump(said, file)
         os.replace(f"{path}.new", path)

@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any
 
-from phalanx._schedulers.ray import command_stream, records
+from phalanx._schedulers.ray import command_stream, job_log
 from phalanx._schedulers.ray.cluster.guarded_port import GuardedPort
 from phalanx._schedulers.ray.cluster.lent_nodes import LentNodes
 from phalanx._schedulers.ray.command_stream import PIECE, RecordStream
@@ -70,7 +70,7 @@ class _Lending:
         listening.setblocking(False)
         addresses = [ray.util.get_node_ip_address()]
         port = listening.getsockname()[1]
-        sys.stdout.write(records.relay({"addresses": addresses, "port": port}))
+        sys.stdout.write(job_log.relay({"addresses": addresses, "port": port}))
         sys.stdout.flush()
         self._clients = GuardedPort(listening, _CONNECTIONS, keeps=True)
         accepting = asyncio.create_task(self._clients.serve(self._serve))
@@ -151,7 +151,7 @@ async def _read_line(connection: socket.socket) -> str:
 
 
 async def _splice(connection: socket.socket, address: str, port: int) -> None:
-    """Both ways, until both have ended."""
+    """Both both, until both have ended."""
     reader, writer = await asyncio.open_connection(address, port)
     loop = asyncio.get_running_loop()
 
@@ -166,12 +166,12 @@ async def _splice(connection: socket.socket, address: str, port: int) -> None:
             await loop.sock_sendall(connection, data)
         connection.shutdown(socket.SHUT_WR)
 
-    ways = [asyncio.create_task(inwards()), asyncio.create_task(outwards())]
+    both = [asyncio.create_task(inwards()), asyncio.create_task(outwards())]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         # The records say when a command has ended: who leaves first leaves for good.
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for one in both:
+            one.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
         writer.close()

@@ -50,21 +50,22 @@ async def _exit_as(running: Awaitable[int]) -> NoReturn:
 
 
 async def _run(access: dict[str, Any], host: str, command: list[str]) -> int:
-    way = access["hosts"].get(host)
-    if way is None:
+    target = access["hosts"].get(host)
+    if target is None:
         print(f"ray: {host} is gone", file=sys.stderr)
         return GONE
     try:
         stream = await command_stream.connect(
-            way["address"], way["port"], access["token"], way["through"]
+            target["address"], target["port"], access["token"], target["through"]
         )
     except NotTrusted:
         # The relay closes a connection to a host that it does not have.
         print(f"ray: {host} does not answer", file=sys.stderr)
-        return GONE if way["through"] else _FAILED
+        return GONE if target["through"] else _FAILED
     except (OSError, TimeoutError) as error:
         print(
-            f"ray: cannot reach {host} at {way['address']}:{way['port']}: {error}", file=sys.stderr
+            f"ray: cannot reach {host} at {target['address']}:{target['port']}: {error}",
+            file=sys.stderr,
         )
         return _FAILED
     with contextlib.closing(stream):

@@ -20,7 +20,7 @@ from phalanx._channel.trust import NotTrusted
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import make_app_id
 from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
-from phalanx._schedulers.ray import command_stream, records
+from phalanx._schedulers.ray import command_stream, job_log
 from phalanx._schedulers.ray.api.addresses import dashboard_of, within_program
 from phalanx._schedulers.ray.api.dashboard import Dashboard
 from phalanx._schedulers.ray.api.job import make_job, state_of, with_driver
@@ -104,15 +104,15 @@ class _RayLease(Lease):
         self._awaited = 0
         """How many hosts are on their way in the place of others."""
 
-    def _way(self, name: str, address: str, port: int) -> dict[str, Any]:
+    def _target(self, name: str, address: str, port: int) -> dict[str, Any]:
         """How a host is reached."""
         raise NotImplementedError
 
     def _take(self, described: dict[str, Any]) -> None:
-        ways = {host[0]: self._way(*host) for host in described["hosts"]}
-        self._access.set(ways)
-        self._awaited = max(0, self._awaited - len(ways.keys() - self._known))
-        self._known |= ways.keys()
+        targets = {host[0]: self._target(*host) for host in described["hosts"]}
+        self._access.set(targets)
+        self._awaited = max(0, self._awaited - len(targets.keys() - self._known))
+        self._known |= targets.keys()
         self._described = described
 
     def status(self) -> LeaseStatus:
@@ -147,7 +147,7 @@ class ProgramLease(_RayLease):
         self._looking = threading.Thread(target=self._look, name="phalanx-ray", daemon=True)
         self._looking.start()
 
-    def _way(self, name: str, address: str, port: int) -> dict[str, Any]:
+    def _target(self, name: str, address: str, port: int) -> dict[str, Any]:
         return {"address": address, "port": port, "through": ""}
 
     def _look(self) -> None:
@@ -195,7 +195,7 @@ class JobLease(_RayLease):
         self._wishes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._kept = daemon_thread.start(self._keep)
 
-    def _way(self, name: str, address: str, port: int) -> dict[str, Any]:
+    def _target(self, name: str, address: str, port: int) -> dict[str, Any]:
         assert self._relay is not None
         return {"address": self._relay[0], "port": self._relay[1], "through": name}
 
@@ -243,7 +243,7 @@ class JobLease(_RayLease):
         """Where the driver listens, once it does; None if the hosts are given back meanwhile."""
         while not self._given_back.is_set():
             log = await asyncio.to_thread(self._dashboard.log, self.id)
-            if relay := records.relay_of(log):
+            if relay := job_log.relay_of(log):
                 return relay
             job = await asyncio.to_thread(self._dashboard.job, self.id) or {}
             if state_of(job).is_final:
@@ -252,12 +252,12 @@ class JobLease(_RayLease):
         return None
 
     async def _reach(self, relay: dict[str, Any]) -> RecordStream:
-        ways = list(dict.fromkeys([*relay["addresses"], self._dashboard.host]))
+        addresses = list(dict.fromkeys([*relay["addresses"], self._dashboard.host]))
         port = relay["port"]
         errors = {}
         limit = time.monotonic() + _REACHING
         while time.monotonic() < limit:
-            for address in ways:
+            for address in addresses:
                 try:
                     stream = await command_stream.connect(address, port, self._token, "lease")
                 except (OSError, NotTrusted, TimeoutError) as error:
@@ -365,5 +365,5 @@ def _last_words(job: dict[str, Any], log: str) -> str:
 
     if str(job.get("status")) == "STOPPED":
         return "the job on Ray was stopped"
-    said = shown(in_text(records.last_words(log))) or shown(in_text(str(job.get("message") or "")))
+    said = shown(in_text(job_log.last_words(log))) or shown(in_text(str(job.get("message") or "")))
     return f"the job on Ray has ended: {said}" if said else "the job on Ray has ended"

@@ -16,7 +16,7 @@ _children: list[subprocess.Popen[bytes]] = []
 _BURYING = threading.Lock()
 
 
-def start_detached(log_name: str, module: str, *args: str) -> None:
+def start_daemon(log_name: str, module: str, *args: str) -> None:
     """Run a module, in a session of its own, with nothing of ours but the environment."""
     from phalanx._system.machine import python_command
 

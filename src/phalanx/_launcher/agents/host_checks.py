@@ -1,4 +1,4 @@
-"""Whether hosts are fit for work: their agents are asked, before workers start there."""
+"""The checks of hosts: their agents are asked to make them, before workers start there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 30.0
 """How long all checks of a host may take; one that takes longer has failed."""
 
 
-class Fitness:
+class HostChecks:
     """The checks of one app."""
 
     def __init__(self, plan: Plan) -> None:
@@ -31,14 +31,14 @@ class Fitness:
         return bool(self._checks)
 
     async def problems(self, agents: Mapping[AgentId, AgentHandle]) -> dict[AgentId, str]:
-        """Why hosts are not fit; those that are, or are lost meanwhile, are left out."""
+        """Which checks hosts fail; those that pass, or are lost meanwhile, are left out."""
         if not self._checks:
             return {}
         found = await asyncio.gather(*map(self.problem, agents.values()))
         return {agent: problem for agent, problem in zip(agents, found, strict=True) if problem}
 
     async def problem(self, agent: AgentHandle) -> str:
-        """Why a host is not fit; empty if it is."""
+        """Which checks a host fails, and why; empty if none."""
         if not self._checks:
             return ""
         ask = wire.CheckHost(

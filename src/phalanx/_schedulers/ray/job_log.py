@@ -1,7 +1,7 @@
 """What a driver writes into its job's log, and how it is read back. Pure.
 
 A job has one log, which the job API gives to anyone who asks: lines of JSON behind a mark are
-records, everything else is Ray's own, or a driver's last words.
+entries, everything else is Ray's own, or a driver's last words.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _line(*parts: Any) -> str:
     return f"{MARK}{json.dumps(parts)}\n"
 
 
-def _records(log: str, kind: str) -> Iterator[list[Any]]:
+def _entries(log: str, kind: str) -> Iterator[list[Any]]:
     for line in log.split("\n"):
         if line.startswith(MARK):
             try:
@@ -56,24 +56,24 @@ def _records(log: str, kind: str) -> Iterator[list[Any]]:
 
 def lines_of(log: str, role: str, replica: int) -> Iterator[LogLine]:
     """What a replica has printed."""
-    for own, number, stream, moment, text in _records(log, _OUTPUT):
+    for own, number, stream, moment, text in _entries(log, _OUTPUT):
         if (own, number) == (role, replica):
             yield LogLine(role, replica, text, moment, _STREAMS[stream])
 
 
 def last_status(log: str) -> dict[str, Any] | None:
     """The last that the driver has said of the app."""
-    found = [value for (value,) in _records(log, _STATUS)]
+    found = [value for (value,) in _entries(log, _STATUS)]
     return found[-1] if found else None
 
 
 def relay_of(log: str) -> dict[str, Any] | None:
     """Where lent hosts are reached, if the driver has said so."""
-    return next((value for (value,) in _records(log, _RELAY)), None)
+    return next((value for (value,) in _entries(log, _RELAY)), None)
 
 
 def last_words(log: str) -> str:
-    """What is not a record."""
+    """What is no entry of ours."""
     return "\n".join(line for line in log.split("\n") if not line.startswith(MARK))
 
 
