@@ -1,11 +1,12 @@
 """Phalanx runs a Python function or program on every rank and returns results, errors and logs.
 
-Modules without an underscore are public. The others are layers, from the bottom: `_core`, `_wire`,
-`_plugins`, `_specs`, `_system`, `_remote`, `_channel`, `_logs`, `_delivery`, `_rendezvous` (who
-decides), `_worker`, `_agent`, `_registry`, `_launcher`, `_elastic`, `_schedulers`, `_runner`,
-`_cli`; `docs/design.md` says what each must not know. `_torch` is the only package that imports
-torch, and only workers load it. Importing `phalanx` itself loads next to nothing: what is public is
-loaded when it is first named.
+Modules without an underscore are public. The others are layers, from the bottom: `_core`,
+`_aliases`, `_wire`, `_plugins`, `_specs`, `_system`, `_remote`, `_channel`, `_logs`, `_delivery`,
+`_rendezvous` (who decides), `_worker`, `_agent`, `_registry`, `_launcher`, `_elastic`,
+`_schedulers` (and `_images`, of which these make use), `_runner`, `_chaos`, `_cli`;
+`docs/design.md` says what each must not know. `_torch` is the only package that imports torch; it
+is loaded where the user's code runs. Importing `phalanx` itself loads next to nothing: what is
+public is loaded when it is first named.
 """
 
 from __future__ import annotations

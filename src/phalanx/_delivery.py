@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from phalanx._logs.stuck_handlers import forget_stuck, warn, warn_aside
+from phalanx._logs.stuck_handlers import forget_stuck, warn, warn_on_thread
 from phalanx.errors import ConfigError
 
 BOUND = 10_000
@@ -110,7 +110,7 @@ class Delivery:
             told, self._told_behind = self._told_behind, True
         if not told:
             text = "phalanx: %s is too slow: %d items are queued, dropping further ones"
-            warn_aside(text, self.name, BOUND)
+            warn_on_thread(text, self.name, BOUND)
 
     def _is_idle(self) -> bool:
         with self._lock:

@@ -113,7 +113,7 @@ def test_an_engine_that_is_not_there_is_said_with_the_next_command(tmp_path, mon
         print(told)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("EngineGone permission denied: ")
+    assert done.stdout.startswith("EngineUnreachable permission denied: ")
     assert "usermod -aG docker" in done.stdout
 
 

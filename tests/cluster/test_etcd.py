@@ -13,7 +13,7 @@ import pytest
 
 from phalanx._core.rounds import Endpoint, Member, Round
 from phalanx._rendezvous.etcd import records
-from phalanx._rendezvous.etcd.client import EtcdStore
+from phalanx._rendezvous.etcd.client import EtcdClient
 from phalanx._rendezvous.etcd.proofs import ValueProof, without_proof
 from phalanx._rendezvous.etcd.settings import EtcdSettings, parse_endpoints
 from phalanx._rendezvous.etcd.keys import KeyValue
@@ -267,7 +267,7 @@ def test_a_change_is_watched_for_and_a_login_that_has_ended_is_made_anew(monkeyp
 
 async def _watch_and_log_in_anew(etcd):
     members, settings = parse_endpoints(etcd.endpoint), EtcdSettings(user="trainer")
-    watching, writing = (EtcdStore(members, settings, "watched") for _ in range(2))
+    watching, writing = (EtcdClient(members, settings, "watched") for _ in range(2))
     try:
         assert await watching.read("leader") is None
         waiting = asyncio.create_task(watching.wait_change("leader", 100.0))

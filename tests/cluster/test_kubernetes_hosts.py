@@ -15,7 +15,7 @@ import yaml
 
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
-from phalanx._schedulers.kubernetes import lease as kubernetes_lease
+from phalanx._schedulers.kubernetes.hosts import lease as kubernetes_lease
 from phalanx._schedulers.leases import LentHost
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
 from tests.cluster.conftest import take_turn

@@ -15,7 +15,7 @@ import pytest
 
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
-from phalanx._schedulers.ray import exec_stream
+from phalanx._schedulers.ray.hosts import exec_stream
 from phalanx._schedulers.ray import scheduler as ray_scheduler
 from phalanx.runner import get_runner
 from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_scheduler
@@ -319,7 +319,7 @@ def test_a_launcher_that_is_killed_gives_its_hosts_back(script, in_ray):
     program = script.start(
         """
         import time, phalanx
-        from phalanx._schedulers.ray import lease
+        from phalanx._schedulers.ray.hosts import lease
 
         lease._ALONE = 1.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx._agent import flight_records
+from phalanx._agent.stacks import flight_records
 from phalanx._elastic.command import numa
 from phalanx._system import machine
 from tests.process.kernel import Kernel

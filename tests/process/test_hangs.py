@@ -15,7 +15,7 @@ import pytest
 
 import phalanx
 from phalanx import metrics
-from phalanx._agent import native_frames
+from phalanx._agent.stacks import native_frames
 from tests.conftest import wait_until
 from tests.process.commands import phalanx as command
 

@@ -10,7 +10,7 @@ import pytest
 
 import phalanx
 from phalanx import _cli as cli
-from phalanx._launcher.agents import fitness
+from phalanx._launcher.agents import host_checks
 from phalanx._launcher.session import session
 from phalanx.specs import HostState
 from tests.conftest import wait_until
@@ -57,7 +57,7 @@ def test_what_a_check_raises_is_told():
 
 def test_a_check_that_hangs_has_failed(monkeypatch):
     """And leaves nothing behind."""
-    monkeypatch.setattr(fitness, "SECONDS", 3.0)
+    monkeypatch.setattr(host_checks, "SECONDS", 3.0)
 
     def hang():
         child = subprocess.Popen(["sleep", "1000"])

@@ -20,7 +20,7 @@ def test_a_process_is_named_for_good():
     assert identity.is_alive(known) and not identity.is_gone(known)
     for other in ({"start": 1}, {"boot": "another"}):
         assert identity.is_gone({**known, **other})
-    assert not identity.is_here({**known, "space": "pid:[1]"})
+    assert not identity.is_local({**known, "space": "pid:[1]"})
 
 
 def test_where_nothing_can_be_read_names_are_empty(monkeypatch):

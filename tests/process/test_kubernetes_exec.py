@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from phalanx._schedulers.kubernetes.credentials import Credentials, SharedCredentials
-from phalanx._schedulers.kubernetes.exec_stream import GONE, exec_command
+from phalanx._schedulers.kubernetes.api.credentials import Credentials, SharedCredentials
+from phalanx._schedulers.kubernetes.api.exec_stream import GONE, exec_command
 
 SUCCESS = b"\x03" + json.dumps({"status": "Success"}).encode()
 NEW, OLD = (1, 31), (1, 20)

@@ -20,7 +20,7 @@ from phalanx.specs import AppDef, Role
 from tests.conftest import wait_until
 
 TOKEN = "a token of these tests"
-SERVER = "from phalanx._schedulers.ray.node_server import main; main()"
+SERVER = "from phalanx._schedulers.ray.cluster.node_server import main; main()"
 
 
 def test_ray_is_not_imported_here(tmp_path):
@@ -35,7 +35,7 @@ def test_ray_is_not_imported_here(tmp_path):
     )
     assert "no answer from the Ray dashboard" in done.stderr
     imported = set(re.findall(r"^import time:.*\|\s+(\S+)$", done.stderr, re.MULTILINE))
-    assert "phalanx._schedulers.ray.request" in imported
+    assert "phalanx._schedulers.ray.apps.request" in imported
     assert "ray" not in imported
 
 

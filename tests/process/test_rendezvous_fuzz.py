@@ -75,12 +75,14 @@ async def play(seed):
     """A host that decides, liars that come and go, and in the end one that is honest."""
     chance = random.Random(seed)
     failures, begun = [], []
-    policy = p.CoordinatorSettings(
+    coordinator_settings = p.CoordinatorSettings(
         hosts=(), start_timeout=600.0, stop_grace=1.0, min_hosts=2, max_hosts=2, open=True,
         quorum=True, max_restarts=10**6, backoff=0.0,
     )  # fmt: skip
     settings = Settings(is_host=True)
-    host = TcpHost(1, "here", 1, "run", Endpoint("localhost", 0), policy, settings, KEY)
+    host = TcpHost(
+        1, "here", 1, "run", Endpoint("localhost", 0), coordinator_settings, settings, KEY
+    )
     decider = TcpDecider(host)
 
     def act(action):

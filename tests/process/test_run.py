@@ -1368,7 +1368,7 @@ if elsewhere is (order == "real"):  # then the other one ends first
         pass
 if how == "killed" and not elsewhere:
     os.kill(os.getpid(), signal.SIGKILL)
-facts = {"rank": int(real), "hostname": "h", "elsewhere": elsewhere, "py_callstack": ""}
+facts = {"rank": int(real), "hostname": "h", "is_remote": elsewhere, "py_callstack": ""}
 text = "heard of it" if elsewhere else "ValueError: boom"
 Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(
     json.dumps({"message": {"message": text, "extraInfo": facts}})

@@ -254,7 +254,7 @@ READY = pathlib.Path("ready")
 
 def report(message, elsewhere):
     extra = {"py_callstack": "in full\\nE: x", "rank": 1, "hostname": "far"}
-    said = {"message": message, "extraInfo": {**extra, "elsewhere": elsewhere}}
+    said = {"message": message, "extraInfo": {**extra, "is_remote": elsewhere}}
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
         json.dump({"message": said}, file)
     sys.exit(1)

@@ -80,12 +80,12 @@ def test_a_listening_socket_has_no_peer():
 
 
 @pytest.mark.parametrize(
-    ("address", "is_here"),
+    ("address", "is_local"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("198.51.100.1", False)],
 )
-def test_the_way_to_an_address_stays_on_this_machine(address, is_here):
+def test_the_way_to_an_address_stays_on_this_machine(address, is_local):
     """Asked of the kernel, so that no address of ours is forgotten."""
-    assert socket_owner._leads_nowhere_else(address) is is_here
+    assert socket_owner._leads_nowhere_else(address) is is_local
     for _, own in network.interfaces():
         assert socket_owner._leads_nowhere_else(own)
 

@@ -54,7 +54,7 @@ def test_a_warning_aside_does_not_wait_for_the_handler(stuck):
     handler = Waits()
     logger.addHandler(handler)
     try:
-        stuck_handlers.warn_aside("phalanx: %s", "slow")
+        stuck_handlers.warn_on_thread("phalanx: %s", "slow")
         assert not got.is_set()
     finally:
         logger.removeHandler(handler)

@@ -108,7 +108,7 @@ def test_two_runs_at_once_on_a_warm_launcher_are_two_apps():
         assert launcher.run(parents).rank(0)[0] in both
 
 
-def test_changed_surroundings_get_another_zygote(monkeypatch):
+def test_a_changed_environment_gets_another_zygote(monkeypatch):
     """What a process takes over when it starts cannot be changed later."""
 
     def look():
@@ -343,7 +343,7 @@ def runtime(tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
     yield place / "phalanx" / "warm"
-    for agent in pool.kept_agents(place / "phalanx" / "warm"):
+    for agent in pool.warm_agents(place / "phalanx" / "warm"):
         agent.stop()
 
 
@@ -354,7 +354,7 @@ print(phalanx.launch(os.getppid, workers_per_host=2, keep_warm=60).rank(0))
 
 
 def kept(runtime):
-    return list(pool.kept_agents(runtime))
+    return list(pool.warm_agents(runtime))
 
 
 def test_the_next_command_finds_the_agent_of_the_last(script, runtime):
@@ -795,7 +795,7 @@ def test_a_second_pool_that_fits_leaves_the_first_alone(caplog):
     """Nothing is ended, and nothing is said."""
     with phalanx.warm("wave") as first, phalanx.warm("colorsys", workers_per_host=1):
         phalanx.launch(int, workers_per_host=1)
-        assert len(first._idle) == 1
+        assert len(first._warm) == 1
     assert caplog.text == ""
 
 

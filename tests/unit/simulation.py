@@ -375,7 +375,7 @@ class SimulatedHost:
             is_host=number == 0,
             local_addr=self.name,
         )
-        policy = p.CoordinatorSettings(
+        coordinator_settings = p.CoordinatorSettings(
             hosts=(),
             start_timeout=60.0,
             stop_grace=2.0,
@@ -387,7 +387,9 @@ class SimulatedHost:
             max_restarts=max_restarts,
             quorum=True,
         )
-        host = TcpHost(self.agent, self.name, 1, "run", Endpoint("h0", PORT), policy, settings)
+        host = TcpHost(
+            self.agent, self.name, 1, "run", Endpoint("h0", PORT), coordinator_settings, settings
+        )
         election = None
         key = b"another" if number in strangers else b"key"
         if rendezvous == "etcd":

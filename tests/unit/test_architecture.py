@@ -35,6 +35,8 @@ LAYERS = [
     "_rendezvous.handlers",
     "_worker.hooks",
     "_worker",
+    "_agent.files _agent.stacks",
+    "_agent.rounds",
     "_agent",
     "_registry",
     "_launcher.launch_options",
@@ -63,8 +65,16 @@ LAYERS = [
     "_launcher.detached_host",
     "_elastic.command",
     "_elastic",
-    "_schedulers.host_paths",
+    "_schedulers.host_paths _schedulers.parallel _schedulers.daemon",
     "_schedulers.replicas",
+    "_schedulers.docker.labels _schedulers.docker.engine",
+    "_schedulers.kubernetes.api _schedulers.ray.options _schedulers.ray.resources",
+    "_schedulers.kubernetes.options _schedulers.kubernetes.names _schedulers.kubernetes.manifest",
+    "_schedulers.ray.job_log _schedulers.ray.command_stream",
+    "_schedulers.ray.api",
+    "_schedulers.ray.cluster",
+    "_schedulers.kubernetes.apps _schedulers.ray.apps",
+    "_schedulers.kubernetes.hosts _schedulers.ray.hosts",
     "_schedulers",
     "_runner",
     "agent cli rendezvous runner schedulers specs",
@@ -166,6 +176,26 @@ def test_a_scheduler_knows_of_no_other_one():
             if name.startswith("phalanx._schedulers.") and len(target) > 1:
                 images = target == ["docker", "engine"]  # builds the images of other schedulers too
                 assert target[0] in {*shared, own[0]} or images, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("room", "other"),
+    [
+        ("_schedulers.kubernetes.hosts", "_schedulers.kubernetes.apps"),
+        ("_schedulers.ray.hosts", "_schedulers.ray.apps"),
+        ("_schedulers.ray.apps", "_schedulers.ray.cluster"),
+        ("_agent.stacks", "_agent.files"),
+        ("_agent.rounds", "_agent.files"),
+    ],
+)
+def test_a_room_does_not_know_of_the_one_beside_it(room, other):
+    """Where the layers alone would allow it."""
+    inside = [path for module, path in MODULES.items() if module.startswith(f"{room}.")]
+    assert inside
+    assert any(module.startswith(f"{other}.") for module in MODULES)
+    for path in inside:
+        for name in imports_of(path):
+            assert not name.startswith(f"phalanx.{other}."), f"{path} imports {name}"
 
 
 def test_no_module_imports_what_imports_it():

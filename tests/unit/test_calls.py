@@ -103,7 +103,7 @@ def test_a_host_that_is_lost_twice_in_a_row_is_not_used_again():
 
 def test_this_machine_is_never_given_up():
     """There is nowhere else to go."""
-    schedule = CallSchedule(range(5), [HostSlots(1, is_here=True)], max_parallel=1)
+    schedule = CallSchedule(range(5), [HostSlots(1, is_local=True)], max_parallel=1)
     for item in range(5):
         assert [a.item for a in take_all(schedule)] == [item]
         schedule.ended(item, CallEnd.LOST)

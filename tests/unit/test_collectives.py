@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx._agent.flight_records import parse
+from phalanx._agent.stacks.flight_records import parse
 from phalanx._core.collectives import LastCollective, describe_missing
 
 

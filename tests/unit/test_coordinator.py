@@ -33,10 +33,10 @@ STORE = Endpoint("127.0.0.1", 1234)
 
 def coordinator(*workers, failure_window=0.0, start_window=0.0):
     table = tuple(Host(i, f"h{i}", count, (i,)) for i, count in enumerate(workers))
-    policy = CoordinatorSettings(
+    settings = CoordinatorSettings(
         table, 10, 3, failure_window=failure_window, start_window=start_window
     )
-    return Coordinator(policy, RestartAll(policy), now=0.0)
+    return Coordinator(settings, RestartAll(settings), now=0.0)
 
 
 def at(t):

@@ -35,8 +35,8 @@ class Driver:
     def __init__(self, count, *, restart="all", past=None, workers=1, **options):
         self.now = 0.0
         self.hosts = tuple(Host(i, f"h{i}", workers, (i,)) for i in range(count))
-        policy = CoordinatorSettings(() if options.get("open") else self.hosts, 100, 3, **options)
-        self.c = Coordinator(policy, RESTART_POLICIES[restart](policy), 0.0, past)
+        settings = CoordinatorSettings(() if options.get("open") else self.hosts, 100, 3, **options)
+        self.c = Coordinator(settings, RESTART_POLICIES[restart](settings), 0.0, past)
         self.ports = 1000
 
     def feed(self, event):
@@ -47,7 +47,7 @@ class Driver:
         for agent in agents:
             self.ports += 1
             host = Host(agent, f"h{agent}", 1, (agent,)) if agent >= len(self.hosts) else None
-            if self.c.policy.open:
+            if self.c.settings.open:
                 host = Host(agent, f"h{agent}", 1, (agent,))
             actions += self.feed(JoinedEvent(agent, Endpoint(f"h{agent}", self.ports), host))
         return actions
@@ -88,8 +88,8 @@ def names(action):
     return [member.hostname for member in action.round.members]
 
 
-def begun(count, **policy):
-    d = Driver(count, last_call=5, **policy)
+def begun(count, **settings):
+    d = Driver(count, last_call=5, **settings)
     (begin,) = d.join(*range(count))
     d.run(begin)
     return d
@@ -116,7 +116,7 @@ def test_the_last_failure_is_final():
     d.fail(0, 0, 3)
     (finish,) = d.clear(3, 0)
     assert finish.verdict.reason is Reason.FAILED
-    assert len(finish.verdict.attempts) == 2
+    assert len(finish.verdict.restart_causes) == 2
 
 
 def test_early_failures_in_a_row_are_waited_after():
@@ -397,8 +397,8 @@ def test_one_that_takes_over_goes_on_counting():
 # ── hosts that do not communicate ─────────────────────────────────────────────
 
 
-def hostwise(count, **policy):
-    return begun(count, restart="host", **policy)
+def hostwise(count, **settings):
+    return begun(count, restart="host", **settings)
 
 
 def test_a_failure_restarts_its_own_host_alone():

@@ -468,8 +468,8 @@ def test_what_vanishes_while_it_is_sent_is_said(tmp_path):
 def test_time_in_which_files_move_does_not_count_against_the_start():
     """A round that waits for them is begun so much later; another one's word does not count."""
     host = Host(0, "a", 1, (0,))
-    policy = p.CoordinatorSettings((host,), start_timeout=10.0, stop_grace=1.0, max_restarts=1)
-    coordinator = Coordinator(policy, RestartAll(policy), 0.0)
+    settings = p.CoordinatorSettings((host,), start_timeout=10.0, stop_grace=1.0, max_restarts=1)
+    coordinator = Coordinator(settings, RestartAll(settings), 0.0)
     coordinator.handle(p.JoinedEvent(0, Endpoint("", 1)), 1.0)
     assert coordinator.deadline == 10.0
     assert coordinator.handle(p.DelayedEvent(1), 8.0) == []

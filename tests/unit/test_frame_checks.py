@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx import _wire as wire
-from phalanx._agent import output_files
+from phalanx._agent.rounds import output_files
 from phalanx._core.clock import Interval
 from phalanx.errors import WireError
 from phalanx._launcher.host_check import read_facts

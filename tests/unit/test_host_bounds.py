@@ -40,9 +40,9 @@ def test_what_is_no_number_of_hosts_is_refused(fewest, most, said):
         check_bounds(fewest, most)
 
 
-def test_a_handler_and_a_policy_have_the_same_bounds():
+def test_a_handler_and_a_coordinator_have_the_same_bounds():
     """A handler knows no hosts: at most the fewest."""
     handler = get_handler("tcp", min_hosts=2)
     assert (handler.min_hosts, handler.max_hosts) == (2, 2)
-    policy = CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=4)
-    assert (policy.least, policy.most) == (2, 4)
+    settings = CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=4)
+    assert (settings.least, settings.most) == (2, 4)

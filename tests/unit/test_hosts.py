@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from phalanx._system import network
 from phalanx import _wire as wire
-from phalanx._agent import path_mapping
-from phalanx._agent.project_tree import ProjectFile, pack, unpack
+from phalanx._agent.files import path_mapping
+from phalanx._agent.files.project_tree import ProjectFile, pack, unpack
 from phalanx.errors import ConfigError
 from phalanx._launcher.transport import slurm, targets
 from phalanx._launcher.host_check import HostReport, warnings
@@ -196,7 +196,7 @@ def test_a_tree_in_use_is_not_taken_for_an_old_one(tmp_path):
     """However long its app has run: its agent says so now and then."""
     import asyncio
 
-    from phalanx._agent.project_tree import KEPT_DAYS, ProjectTree
+    from phalanx._agent.files.project_tree import KEPT_DAYS, ProjectTree
     from phalanx._remote.bootstrap import remove_unused
 
     used, forgotten = tmp_path / "trees" / "used", tmp_path / "trees" / "forgotten"

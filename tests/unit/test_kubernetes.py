@@ -17,25 +17,26 @@ from hypothesis import strategies as st
 from phalanx._images.plan import plan_image
 from phalanx._schedulers.replicas.assessment import assess
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.actions import again, seen_objects
-from phalanx._schedulers.kubernetes.archive import PackedFiles, pack_project
-from phalanx._schedulers.kubernetes.cluster import (
-    ClusterGone,
+from phalanx._schedulers.kubernetes.apps.actions import again, seen_objects
+from phalanx._schedulers.kubernetes.apps.archive import PackedFiles, pack_project
+from phalanx._schedulers.kubernetes.api.cluster import (
+    ClusterUnreachable,
     Forbidden,
     NotInCluster,
     ObjectExists,
     parse_version,
     refusal,
 )
-from phalanx._schedulers.kubernetes.creation import with_image
-from phalanx._schedulers.kubernetes.logs import parse_line
+from phalanx._schedulers.kubernetes.apps.creation import with_image
+from phalanx._schedulers.kubernetes.apps.logs import parse_line
 from phalanx._schedulers.kubernetes.names import AppName
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
-from phalanx._schedulers.kubernetes.pod import merged
-from phalanx._schedulers.kubernetes.record import AppAnnotation
-from phalanx._schedulers.kubernetes.request import RequestFiles, make_request
+from phalanx._schedulers.kubernetes.manifest import merged
+from phalanx._schedulers.kubernetes.apps.record import AppAnnotation
+from phalanx._schedulers.kubernetes.apps.request import RequestFiles, make_request
 from phalanx._schedulers.kubernetes.rights import RIGHTS
-from phalanx._schedulers.kubernetes.seen import indexes, moment, seen_pod
+from phalanx._schedulers.kubernetes.apps.seen import indexes, seen_pod
+from phalanx._schedulers.kubernetes.manifest import moment
 from phalanx._specs import AppDef, AppState, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx.errors import ConfigError, SchedulerError
@@ -380,8 +381,8 @@ def test_a_large_project_is_refused_with_its_size(tmp_path):
         (403, "no such account", Forbidden, "cannot create jobs in ns: no such account"),
         (403, "forbidden: exceeded quota: q, requested: pods=1", Forbidden, "exceeded quota: q"),
         (401, "Unauthorized", SchedulerError, "does not know you"),
-        (503, "busy", ClusterGone, "busy"),
-        (500, "etcdserver: request timed out", ClusterGone, "request timed out"),
+        (503, "busy", ClusterUnreachable, "busy"),
+        (500, "etcdserver: request timed out", ClusterUnreachable, "request timed out"),
         (422, "spec invalid.", SchedulerError, "spec invalid"),
     ],
 )

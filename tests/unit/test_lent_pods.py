@@ -3,9 +3,9 @@
 import kubernetes_validate
 import pytest
 
-from phalanx._schedulers.kubernetes import lent_pods
+from phalanx._schedulers.kubernetes.hosts import lent_pods
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
-from phalanx._schedulers.kubernetes.lent_pods import SeenPod, seen, summary
+from phalanx._schedulers.kubernetes.hosts.lent_pods import SeenPod, seen, summary
 
 EVERYTHING = KubernetesOptions(
     service_account="trainer",

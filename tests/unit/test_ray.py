@@ -1,4 +1,4 @@
-"""The pure parts of the `ray` scheduler: ids, resources, records, requests and statuses."""
+"""The pure parts of the `ray` scheduler: ids, resources, the log of a job, requests and statuses."""
 
 import json
 
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from phalanx._logs.lines import Stream
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
-from phalanx._schedulers.ray import records
-from phalanx._schedulers.ray.addresses import DEFAULT, dashboard_of
-from phalanx._schedulers.ray.names import JobMetadata, RayApp
+from phalanx._schedulers.ray import job_log
+from phalanx._schedulers.ray.api.addresses import DEFAULT, dashboard_of
+from phalanx._schedulers.ray.apps.names import JobMetadata, RayApp
 from phalanx._schedulers.ray.options import RayOptions
-from phalanx._schedulers.ray.request import make_request
+from phalanx._schedulers.ray.apps.request import make_request
 from phalanx._schedulers.ray.resources import bundle_of, strictly_placed, why_waiting
-from phalanx._schedulers.ray.status import ObservedApp
+from phalanx._schedulers.ray.apps.status import SeenRayApp
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx.errors import ConfigError
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role
@@ -107,24 +107,24 @@ def test_what_replicas_print_is_read_back(lines):
     """Every character, among what others print into the same log."""
     log = "ray says hello\n"
     for stream, text in lines:
-        log += records.output("role", 0, stream, 5.0, text)
-        log += records.output("role", 1, stream, 5.0, "another's") + "noise\n"
+        log += job_log.output("role", 0, stream, 5.0, text)
+        log += job_log.output("role", 1, stream, 5.0, "another's") + "noise\n"
     streams = {1: Stream.STDOUT, 2: Stream.STDERR}
-    found = [(line.stream, line.text) for line in records.lines_of(log, "role", 0)]
+    found = [(line.stream, line.text) for line in job_log.lines_of(log, "role", 0)]
     assert found == [(streams[stream], text) for stream, text in lines]
-    assert "another" not in records.last_words(log)
+    assert "another" not in job_log.last_words(log)
 
 
 def test_a_record_that_is_still_written_is_not_read():
     """Its beginning may be there already."""
-    log = records.output("role", 0, 1, 5.0, "one") + records.output("role", 0, 1, 5.0, "two")[:-9]
-    assert [line.text for line in records.lines_of(log, "role", 0)] == ["one"]
+    log = job_log.output("role", 0, 1, 5.0, "one") + job_log.output("role", 0, 1, 5.0, "two")[:-9]
+    assert [line.text for line in job_log.lines_of(log, "role", 0)] == ["one"]
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6))
 def test_lines_are_whole(pieces):
     """However they arrive."""
-    splitter = records.LineSplitter()
+    splitter = job_log.LineSplitter()
     found = [line for piece in pieces for line in splitter.take(piece)] + splitter.end()
     whole = b"".join(pieces)
     wanted = whole.split(b"\n")
@@ -244,7 +244,7 @@ def said(*replicas, **facts):
 )
 def test_how_an_app_stands(job, told, log, state, message):
     """By its job, and by what its driver has said."""
-    status = ObservedApp("id", METADATA, job, told, log).status(2.0)
+    status = SeenRayApp("id", METADATA, job, told, log).status(2.0)
     assert (status.state, status.message) == (state, message)
     (role,) = status.roles
     assert len(role.replicas) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import phalanx
 from phalanx._core import ranks
-from phalanx._agent import output_files
+from phalanx._agent.rounds import output_files
 from phalanx.errors import PhalanxError
 from phalanx._launcher.result import LaunchResult
 from phalanx._logs import spec

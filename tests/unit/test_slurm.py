@@ -12,7 +12,7 @@ from phalanx._schedulers.options import make, make_from_python
 from phalanx._schedulers.slurm import controller as slurm_controller
 from phalanx._schedulers.slurm.controller import (
     Controller,
-    ControllerDown,
+    ControllerUnreachable,
     JobState,
     environment,
     parse_jobs,
@@ -20,7 +20,7 @@ from phalanx._schedulers.slurm.controller import (
 from phalanx._schedulers.slurm.layout import JobDirectory
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, make_script
-from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
+from phalanx._schedulers.slurm.status import SeenSlurmJob, RecordedRole, assess
 from phalanx._specs import AppState, Resource
 from phalanx.errors import ConfigError, SchedulerError
 
@@ -225,7 +225,7 @@ def test_questions_of_all_kinds_and_threads_have_one_turn_each(monkeypatch):
 
     def look():
         while not submitted.wait(0.01):
-            with pytest.raises(ControllerDown):
+            with pytest.raises(ControllerUnreachable):
                 controller.jobs(["1"])
 
     began = time.monotonic()
@@ -245,7 +245,7 @@ def test_a_controller_that_is_down_is_a_fact():
     commands = FakeCommands(squeue=(1, "", "slurm_load_jobs error: Unable to contact (x)\n"))
     controller = Controller(commands)
     for _ in range(5):
-        with pytest.raises(ControllerDown, match="Unable to contact"):
+        with pytest.raises(ControllerUnreachable, match="Unable to contact"):
             controller.jobs(["1"])
     assert len(commands.asked) == 1
 
@@ -301,7 +301,7 @@ def test_a_replica_of_an_earlier_try_says_nothing_of_this_one(tmp_path):
     new = {"state": "PENDING", "hostname": "", "pid": None, "exit_code": None, "error": ""}
     for control, state in (("try 0\n", "PENDING"), ("try 1\n", "RUNNING")):
         (tmp_path / "control").write_text(control)
-        job = JobView("3", JobState(state, "BeginTime"))
+        job = SeenSlurmJob("3", JobState(state, "BeginTime"))
         found = assess(files, roles, job, cancel_asked=False, created=0.0)
         assert found["replicas"][0].items() >= new.items()
     assert found["num_restarts"] == 1
@@ -310,11 +310,11 @@ def test_a_replica_of_an_earlier_try_says_nothing_of_this_one(tmp_path):
 @pytest.mark.parametrize(
     ("slurm", "state"),
     [
-        (JobView("3", JobState("PENDING", "BeginTime")), "PENDING"),
-        (JobView("3", JobState("COMPLETING")), "RUNNING"),
-        (JobView("3", silence="timed out"), "PENDING"),
-        (JobView("3", JobState("FAILED", "NonZeroExitCode")), "FAILED"),
-        (JobView("3"), "FAILED"),
+        (SeenSlurmJob("3", JobState("PENDING", "BeginTime")), "PENDING"),
+        (SeenSlurmJob("3", JobState("COMPLETING")), "RUNNING"),
+        (SeenSlurmJob("3", silence="timed out"), "PENDING"),
+        (SeenSlurmJob("3", JobState("FAILED", "NonZeroExitCode")), "FAILED"),
+        (SeenSlurmJob("3"), "FAILED"),
     ],
 )
 def test_a_failure_that_a_requeue_has_caused_is_none_while_the_job_goes_on(tmp_path, slurm, state):

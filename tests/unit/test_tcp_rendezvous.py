@@ -172,8 +172,8 @@ def test_one_that_comes_back_takes_part_again(number):
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
 def test_a_host_that_is_cancelled_while_it_looks_up_the_endpoint_ends(address):
     """It does not begin to lead or to follow, and takes no port."""
-    policy = p.CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=2, open=True)
-    host = TcpHost(1, "h", 1, "run", Endpoint(address, 0), policy, Settings())
+    coordinator_settings = p.CoordinatorSettings((), 1.0, 1.0, min_hosts=2, max_hosts=2, open=True)
+    host = TcpHost(1, "h", 1, "run", Endpoint(address, 0), coordinator_settings, Settings())
     done = []
 
     async def run():

@@ -142,7 +142,7 @@ def asked_of_docker(role):
 
 def asked_of_kubernetes(role):
     from phalanx._schedulers.kubernetes.options import KubernetesOptions
-    from phalanx._schedulers.kubernetes.request import RequestFiles, make_request
+    from phalanx._schedulers.kubernetes.apps.request import RequestFiles, make_request
 
     options, files = KubernetesOptions(), RequestFiles()
     made = make_request(AppDef("a", [role]), "s", options, "R0", "ns", (1, 29), files, {}, {})

@@ -259,7 +259,7 @@ OF_RENDEZVOUS = [
         torch=False,
     ),
     rendezvous_frames.FailureTold(
-        agent=1, hostname="h", outcome=_FAULT, consequence=False, role="cause"
+        agent=1, hostname="h", outcome=_FAULT, consequence=False, kind="cause"
     ),
     rendezvous_frames.AppEnded(reason="r", missing=("h",), note="", hosts=_RUNS),
     rendezvous_frames.RendezvousClosed(),

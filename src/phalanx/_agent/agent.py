@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from phalanx import __version__
 from phalanx import _wire as wire
-from phalanx._agent import path_mapping, warm_wait
-from phalanx._agent.function_files import FunctionFiles
+from phalanx._agent import warm_wait
+from phalanx._agent.files import path_mapping
+from phalanx._agent.files.function_files import FunctionFiles
+from phalanx._agent.files.project_tree import ProjectTree
+from phalanx._agent.files.written_files import WrittenFiles
 from phalanx._agent.host_checks import run_checks
-from phalanx._agent.host_round import HostRound
-from phalanx._agent.host_rounds import HostRounds
 from phalanx._agent.probe_port import ProbePort, reach, whereabouts
-from phalanx._agent.project_tree import ProjectTree
-from phalanx._agent.written_files import WrittenFiles
+from phalanx._agent.rounds.host_round import HostRound
+from phalanx._agent.rounds.host_rounds import HostRounds
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._channel.background import Background
 from phalanx._channel.channel import PipeChannel, wait_for_silence
@@ -66,7 +67,7 @@ class Agent:
         self._left_out: set[str] = set()
         self._warming: str | None = prepare.app
         """The app for which the zygote is loading; while it is, it must not be spoken to."""
-        self._rest: wire.StayWarm | None = None
+        self._stay_warm: wire.StayWarm | None = None
         self._parted = asyncio.Event()
         self._ending = asyncio.Event()
         self._spawn = Background(self._failed).do
@@ -88,7 +89,7 @@ class Agent:
         )
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._host_rounds = HostRounds(self._spawn)
-        self._rest = None
+        self._stay_warm = None
         self._serving = True
         hello = wire.Hello(
             app=prepare.app,
@@ -112,9 +113,9 @@ class Agent:
         asyncio.get_running_loop().add_reader(self._zygote.control, self._hear_zygote)
         try:
             await self._serve()
-            while self._rest is not None and not self._ending.is_set():
+            while self._stay_warm is not None and not self._ending.is_set():
                 facts = {"zygote": self._zygote.pid, "packages": self._packages()}
-                found = await warm_wait.wait_to_be_found(self._rest, facts, self._ending)
+                found = await warm_wait.wait_to_be_found(self._stay_warm, facts, self._ending)
                 if found is None:
                     break
                 self._channel = found
@@ -162,15 +163,15 @@ class Agent:
                 await self._obey(frame)
         except WireError as error:
             await self._tell(wire.AgentGone(message=f"the launcher sent {error}"))
-        if self._rest is None or self._host_rounds.current is not None:
+        if self._stay_warm is None or self._host_rounds.current is not None:
             self._ending.set()
         else:
             self._parted.set()  # a visitor that wanted nothing, or one that has gone already
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         await self._host_rounds.wait_until_clear()
         asyncio.get_running_loop().remove_reader(self._zygote.control)
-        self._zygote.dismiss()
+        self._zygote.end()
         await self._host_rounds.close(drain=True)
         await self._project.close()
         await self._channel.flush()  # the last of the logs, to a launcher that is slow to read
@@ -182,7 +183,7 @@ class Agent:
         if self._probe_port is not None:
             self._probe_port.close()
 
-    async def _lie_down(self, rest: wire.StayWarm) -> None:
+    async def _stay_warm_for(self, frame: wire.StayWarm) -> None:
         """Be done with the app, and ready for another."""
         if self._warming is not None:
             self._ending.set()  # what hangs in an import is of no use to anybody
@@ -192,19 +193,19 @@ class Agent:
         self._functions.forget()
         self._serving = False
         await self._project.close()
-        await self._tell(wire.StayingWarm(app=rest.app))
-        if rest.keep:
-            self._zygote.send(rest)
+        await self._tell(wire.StayingWarm(app=frame.app))
+        if frame.keep:
+            self._zygote.send(frame)
             self._channel.close()
             self._parted.set()
 
     async def _obey(self, frame: wire.Frame) -> None:
         match frame:
             case wire.ShutDown():
-                self._spawn(self._leave())
+                self._spawn(self._shut_down())
             case wire.StayWarm():
-                self._rest = frame if frame.keep else None
-                self._spawn(self._lie_down(frame))
+                self._stay_warm = frame if frame.keep else None
+                self._spawn(self._stay_warm_for(frame))
             case wire.Prepare() if self._host_rounds.current is None:
                 self._close_ports()
                 self._take_up(*path_mapping.localize(frame))
@@ -349,7 +350,7 @@ class Agent:
             async with asyncio.timeout(grace + _ENFORCED):
                 await host_round.cleared.wait()
         if not host_round.cleared.is_set() and processes.is_stopped(self._zygote.pid):
-            self._zygote.dismiss()  # its end is seen, and all that was below it is killed
+            self._zygote.end()  # its end is seen, and all that was below it is killed
 
     async def _stop_with_stacks(self, host_round: HostRound, frame: wire.HaltRound) -> None:
         """Stop the workers once it is known where they are; not much later in any case."""

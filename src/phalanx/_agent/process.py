@@ -10,7 +10,7 @@ import signal
 import sys
 
 from phalanx import _wire as wire
-from phalanx._agent import path_mapping
+from phalanx._agent.files import path_mapping
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._system import processes
 from phalanx._worker import leftovers

@@ -42,11 +42,11 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 async def wait_to_be_found(
-    rest: wire.StayWarm, facts: Mapping[str, Any], ending: asyncio.Event
+    stay: wire.StayWarm, facts: Mapping[str, Any], ending: asyncio.Event
 ) -> PipeChannel | None:
     """Let go of everything that belongs to the last command, and wait for the next, or the end."""
     let_go()
-    visiting = asyncio.create_task(wait_for_visitor(rest, facts))
+    visiting = asyncio.create_task(wait_for_visitor(stay, facts))
     ended = asyncio.create_task(ending.wait())
     await asyncio.wait({visiting, ended}, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
@@ -59,22 +59,22 @@ async def wait_to_be_found(
     return None
 
 
-async def wait_for_visitor(rest: wire.StayWarm, facts: Mapping[str, Any]) -> Streams | None:
+async def wait_for_visitor(stay: wire.StayWarm, facts: Mapping[str, Any]) -> Streams | None:
     """Be there to be found for as long as was said; gives a visitor's streams, or None.
 
     Only processes of the same user are let in. Raises `OSError` if the socket cannot be made.
     """
-    path = os.path.join(rest.directory, f"{rest.key}-{os.getpid()}")
+    path = os.path.join(stay.directory, f"{stay.key}-{os.getpid()}")
     # By descriptor: the path of a socket may have only 107 bytes.
-    directory = os.open(rest.directory, os.O_PATH | os.O_DIRECTORY)
+    directory = os.open(stay.directory, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.setblocking(False)
         try:
-            listening.bind(f"/proc/self/fd/{directory}/{rest.key}-{os.getpid()}.sock")
+            listening.bind(f"/proc/self/fd/{directory}/{stay.key}-{os.getpid()}.sock")
             os.chmod(f"{path}.sock", 0o600)
             listening.listen(8)
-            _describe(f"{path}.json", rest, facts)
-            async with asyncio.timeout(rest.keep):
+            _describe(f"{path}.json", stay, facts)
+            async with asyncio.timeout(stay.keep):
                 while True:
                     connection, _ = await asyncio.get_running_loop().sock_accept(listening)
                     with connection:
@@ -129,7 +129,7 @@ def _print_to(number: int) -> None:
     os.close(number)
 
 
-def _describe(path: str, rest: wire.StayWarm, facts: Mapping[str, Any]) -> None:
+def _describe(path: str, stay: wire.StayWarm, facts: Mapping[str, Any]) -> None:
     now = time.time()
     known = {
         "pid": os.getpid(),
@@ -137,7 +137,7 @@ def _describe(path: str, rest: wire.StayWarm, facts: Mapping[str, Any]) -> None:
         "space": identity.space("pid"),
         "python": sys.executable,
         "since": now,
-        "until": now + rest.keep,
+        "until": now + stay.keep,
     }
     try:
         with open(f"{path}.new", "w", opener=lambda p, f: os.open(p, f, 0o600)) as file:

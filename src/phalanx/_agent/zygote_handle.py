@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 
 from phalanx import _wire as wire
-from phalanx._agent.output_files import tail
+from phalanx._agent.rounds.output_files import tail
 from phalanx._core.environment import acts_at_start, defaults
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
 from phalanx._core.rounds import signal_name
@@ -74,7 +74,7 @@ class ZygoteHandle:
         """The zygote runs."""
         return self._process.poll() is None
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """Have the zygote, which has no workers any more, end; does not wait."""
         self._process.kill()
 

@@ -41,9 +41,9 @@ _HEADER = struct.Struct("!I32s")
 
 
 class NotTrusted(Exception):
-    """The other side did not prove that it has the secret, or does not accept ours.
+    """The other side did not prove that it has the token, or does not accept ours.
 
-    `is_wrong`: it gave a proof, of another secret. `heard`: what it said instead of a greeting.
+    `is_wrong`: it gave a proof, of another token. `heard`: what it said instead of a greeting.
     `greeted`: it speaks our protocol.
     """
 
@@ -61,8 +61,8 @@ class ConnectionSeal:
 
     def __init__(self, key: bytes, numbers: bytes, *, opener: bool) -> None:
         """`numbers` are those of this connection alone."""
-        ways = [_derive(key, way, numbers) for way in (b"from opener", b"from listener")]
-        self._out, self._in = ways if opener else reversed(ways)
+        directions = [_derive(key, side, numbers) for side in (b"from opener", b"from listener")]
+        self._out, self._in = directions if opener else reversed(directions)
         self._sent = self._taken = 0
         self._buffer = bytearray()
         self.limit = STRANGER
@@ -105,7 +105,7 @@ async def prove(connection: socket.socket, key: bytes) -> ConnectionSeal:
     await loop.sock_sendall(connection, _derive(key, b"opener", numbers))
     proof = await _receive(connection, _PROOF, "it does not accept our token", greeted=True)
     if not hmac.compare_digest(proof, _derive(key, b"listener", numbers)):
-        reason = "it could not prove that it has the secret"
+        reason = "it could not prove that it has the token"
         raise NotTrusted(reason, is_wrong=True, greeted=True)
     return ConnectionSeal(key, numbers, opener=True)
 
@@ -135,7 +135,7 @@ async def admit(connection: socket.socket, greeting: bytes, *keys: bytes) -> Con
         if hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
             await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
             return ConnectionSeal(key, numbers, opener=False)
-    raise NotTrusted("it could not prove that it has the secret", is_wrong=True)
+    raise NotTrusted("it could not prove that it has the token", is_wrong=True)
 
 
 async def _receive(
@@ -170,7 +170,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-# ── where secrets come from ───────────────────────────────────────────────────
+# ── where tokens come from ────────────────────────────────────────────────────
 
 
 def key_of(token: str, purpose: str) -> bytes:

@@ -40,24 +40,24 @@ class NotDone(Exception):
 class ChaosHost:
     """One host. Not for several threads at once."""
 
-    def __init__(self, name: str, way: Mapping[str, Any] | None) -> None:
-        """`way` is how it was recorded to be reached; None: it is this machine."""
+    def __init__(self, name: str, target: Mapping[str, Any] | None) -> None:
+        """`target` is how it was recorded to be reached; None: it is this machine."""
         self.name = name
         self.address = ""
-        self.is_here = way is None
-        self._target = _here(name) if way is None else from_record(way)
-        self._line: Login | None = None
+        self.is_local = target is None
+        self._target = _here(name) if target is None else from_record(target)
+        self._login: Login | None = None
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Ask its saboteur. Raises `NotDone`."""
         from phalanx._launcher.transport.login import LoginEnded
 
         # A login that was there may have ended meanwhile, as when its host was cut off.
-        for is_last in (True,) if self._line is None else (False, True):
+        for is_last in (True,) if self._login is None else (False, True):
             try:
-                line = self._line or self._log_in()
-                line.allow(_ANSWER)
-                answer = line.ask(**question)
+                login = self._login or self._log_in()
+                login.allow(_ANSWER)
+                answer = login.ask(**question)
             except LoginEnded as ended:
                 self.leave()
                 if is_last:
@@ -73,15 +73,15 @@ class ChaosHost:
     def _log_in(self) -> Login:
         from phalanx._launcher.transport.login import Login
 
-        line = self._line = Login(self._target, "saboteur", _LOGIN)
-        line.begin(inspect.getsource(saboteur))
-        return line
+        login = self._login = Login(self._target, "saboteur", _LOGIN)
+        login.begin(inspect.getsource(saboteur))
+        return login
 
     def leave(self) -> None:
         """End the login: what is broken there is mended."""
-        if self._line is not None:
-            line, self._line = self._line, None
-            line.child.end(_ANSWER)
+        if self._login is not None:
+            login, self._login = self._login, None
+            login.child.end(_ANSWER)
 
 
 def _here(name: str) -> Target:
@@ -118,7 +118,7 @@ class ChaosHosts:
             return
         host.address = str(answer.get("address", ""))
         why = {kind: str(answer[kind]) for kind in Kind if answer.get(kind)}
-        if host.is_here:
+        if host.is_local:
             here = "it is this machine, where the launcher runs"
             why |= {Kind.CUT: here, Kind.SLOW_NETWORK: here}
         self._why_not[host.name] = why

@@ -52,9 +52,9 @@ class Parser(argparse.ArgumentParser):
 
     def find(self, flag: str) -> argparse.Action | None:
         """What a flag is for, if there is one; with dashes or underscores."""
-        return self._option_string_actions.get(self.spelt(flag))
+        return self._option_string_actions.get(self.in_full(flag))
 
-    def spelt(self, flag: str) -> str:
+    def in_full(self, flag: str) -> str:
         """A flag as this parser has it."""
         other = "--" + flag[2:].replace("-", "_")
         is_known = flag.startswith("--") and other in self._option_string_actions

@@ -56,7 +56,7 @@ class HandlerDecider:
         self._budget = Budget(options.max_restarts, options.restart_backoff, options.same_failures)
         self._info: RendezvousInfo | None = None
         self._round_state = RoundState(plan.members, now())
-        self._attempts: list[Any] = []
+        self._restart_causes: list[Any] = []
         self._endpoint = Endpoint("", 0)
         self._torch: bool | None = None
         self._cancelled = self._changing = self._is_joining = False
@@ -206,7 +206,7 @@ class HandlerDecider:
                 self._finish(p.Reason.FAILED)
                 return
             wait = spent
-            self._attempts.append(cause)
+            self._restart_causes.append(cause)
             said = cause.describe()
             self._happen("restart", restarts=self._budget.count, wait=wait, cause=said)
         self.phase = p.Phase.GATHERING
@@ -222,7 +222,7 @@ class HandlerDecider:
         verdict = dataclasses.replace(
             self._round_state.verdict(reason),
             members=members,
-            attempts=tuple(self._attempts),
+            restart_causes=tuple(self._restart_causes),
             note=self._budget.note,
         )
         self._happen("end", state=reason.value, restarts=self._budget.count)

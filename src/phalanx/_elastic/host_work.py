@@ -78,15 +78,15 @@ def decide_over_tcp(handler: TcpHandler) -> MakeDecider:
     def decide(plan: Plan, now: Callable[[], float]) -> Decider:
         member = plan.members[0]
         bounds = handler.min_hosts, handler.max_hosts
-        policy = policy_of(plan, handler.settings, *bounds, alone=alone)
+        settings = coordinator_settings_of(plan, handler.settings, *bounds, alone=alone)
         return handler.decider(
-            member.agent, member.hostname, member.workers, policy, now, member.role
+            member.agent, member.hostname, member.workers, settings, now, member.role
         )
 
     return decide
 
 
-def policy_of(
+def coordinator_settings_of(
     plan: Plan, rendezvous: Settings, least: int, most: int, *, alone: bool
 ) -> CoordinatorSettings:
     """What hosts that meet go by."""

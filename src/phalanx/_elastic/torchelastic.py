@@ -218,7 +218,7 @@ class LocalElasticAgent:
             return RunResult(WorkerState.SUCCEEDED, values)
         collect.close()
         known = [f for f in (verdict.cause, *verdict.others) if f is not None]
-        known = known or list(verdict.attempts[-1:])  # where no round has begun since
+        known = known or list(verdict.restart_causes[-1:])  # where no round has begun since
         failures = {f.outcome.rank: _describe(f, verdict.members) for f in known}
         cancelled = verdict.reason is Reason.CANCELLED
         state = WorkerState.STOPPED if cancelled else WorkerState.FAILED

@@ -1,4 +1,4 @@
-"""Whether hosts are fit for a launch: what `phalanx hosts check` and `Launcher.check` tell."""
+"""Hosts before a launch, checked: what `phalanx hosts check` and `Launcher.check` tell."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ def _check_hosts(options: LaunchOptions, hosts: Sequence[ListedHost]) -> HostsRe
 
 def _peers(visits: Sequence[HostCheck]) -> list[tuple[str, str, int]]:
     """Where each is found by the others; this machine, by the address that leads to them."""
-    others = [v.peer[1] for v in visits if v.peer is not None and not v.is_here]
+    others = [v.peer[1] for v in visits if v.peer is not None and not v.is_local]
     for visit in visits:
-        if visit.peer is not None and visit.is_here and others:
+        if visit.peer is not None and visit.is_local and others:
             name, address, port = visit.peer
             visit.peer = (name, network.address_towards(others[0]) or address, port)
     return [visit.peer for visit in visits if visit.peer is not None]
@@ -172,11 +172,11 @@ class HostCheck:
         self.report = HostReport(host.name)
         self.peer: tuple[str, str, int] | None = None
         self._target = host.target or _here(host.name)
-        self.is_here = host.target is None
+        self.is_local = host.target is None
         self._checks = checks
         self._turns = turns
         self._patience = patience
-        self._line: Login | None = None
+        self._login: Login | None = None
 
     def arrive(self) -> None:
         """Log in and ask for the facts."""
@@ -185,13 +185,13 @@ class HostCheck:
         began = time.monotonic()
         try:
             with self._turns:
-                line = self._line = Login(self._target, "probe", self._patience)
-                line.begin(inspect.getsource(probe))
-            facts = line.ask(ask="facts")
-            python = time.monotonic() - line.begun_at
-            offset, trip = self._compare_clocks(line)
+                login = self._login = Login(self._target, "probe", self._patience)
+                login.begin(inspect.getsource(probe))
+            facts = login.ask(ask="facts")
+            python = time.monotonic() - login.begun_at
+            offset, trip = self._compare_clocks(login)
             known, self.peer = read_facts(facts, self.report.hostname)
-            failed = self._run_checks(line)
+            failed = self._run_checks(login)
         except LoginEnded as ended:
             self._fail(ended.describe())
         except StartFailed as error:
@@ -203,26 +203,26 @@ class HostCheck:
                 self.report,
                 **known,
                 address=self.peer[1],
-                login_seconds=line.begun_at - began,
+                login_seconds=login.begun_at - began,
                 python_seconds=python,
                 clock_offset=offset,
                 round_trip=trip,
                 failed_checks=failed,
             )
 
-    def _run_checks(self, line: Login) -> dict[str, str]:
+    def _run_checks(self, login: Login) -> dict[str, str]:
         asked = {
-            name: line.ask(ask="check", name=name, value=value, clock=time.time()).get("problem")
+            name: login.ask(ask="check", name=name, value=value, clock=time.time()).get("problem")
             for name, value in self._checks.items()
         }
         return {name: sanitize_line(str(problem)) for name, problem in asked.items() if problem}
 
-    def _compare_clocks(self, line: Login) -> tuple[float, float]:
+    def _compare_clocks(self, login: Login) -> tuple[float, float]:
         """The offset, and the round trip, of the quickest of a few. Raises `ValueError`."""
         best = (0.0, float("inf"))
         for _ in range(_PINGS):
             sent = time.time()
-            clock = _number(line.ask(ask="ping"), "clock", float)
+            clock = _number(login.ask(ask="ping"), "clock", float)
             received = time.time()
             best = min(best, (clock - (sent + received) / 2, received - sent), key=lambda b: b[1])
         return best
@@ -231,11 +231,11 @@ class HostCheck:
         """Have it try whether it reaches the others."""
         from phalanx._launcher.transport.login import LoginEnded
 
-        if self.peer is None or self._line is None:
+        if self.peer is None or self._login is None:
             return
         others = [peer for peer in peers if peer != self.peer]
         try:
-            reached = self._line.ask(ask="peers", peers=others).get("reached")
+            reached = self._login.ask(ask="peers", peers=others).get("reached")
         except LoginEnded as ended:
             self._fail(ended.describe())
             return
@@ -248,8 +248,8 @@ class HostCheck:
 
     def leave(self) -> None:
         """Let it end."""
-        if self._line is not None:
-            self._line.child.end(0.0)
+        if self._login is not None:
+            self._login.child.end(0.0)
 
     def _fail(self, reason: str) -> None:
         self.report = HostReport(self.report.hostname, problem=reason)

@@ -104,7 +104,7 @@ class Placement:
             if start.dial is None and not self._find(start):
                 new.append(index)
         self._together = len(self._starts)
-        # Not sooner: what is idle may be what another of our hosts takes.
+        # Not sooner: what waits may be what another of our hosts takes.
         for index in new:
             for pool in self._pools:
                 pool.make_room(self._starts[index].fingerprint)
@@ -346,7 +346,7 @@ class PlacedAgent:
 
     async def _reconnect(self, channel: ResumableChannel, deadline: float) -> str:
         """Have another stream; gives why there is none."""
-        from phalanx._launcher.transport.dial import AgentIsGone, reattach
+        from phalanx._launcher.transport.dial import ReattachRefused, reattach
         from phalanx._launcher.transport.login import LoginEnded
 
         assert self._target is not None
@@ -365,7 +365,7 @@ class PlacedAgent:
             except asyncio.CancelledError:
                 attempt.add_done_callback(_end_late)
                 raise
-            except AgentIsGone as gone:
+            except ReattachRefused as gone:
                 return f"the agent is gone: {gone}"
             except LoginEnded as error:
                 problem = error.describe()
@@ -398,12 +398,12 @@ class PlacedAgent:
         return self._child.remote_info is not None
 
     @property
-    def rest(self) -> wire.StayWarm | None:
+    def stay_warm(self) -> wire.StayWarm | None:
         """What to tell it so that it stays for another app."""
-        return None if self._pool is None else self._pool.rest(self._fingerprint)
+        return None if self._pool is None else self._pool.stay_warm(self._fingerprint)
 
-    def keep(self) -> None:
-        """It has said that it rests: the next app may have it."""
+    def return_to_pool(self) -> None:
+        """It has said that it stays warm: the next app may have it."""
         whole = self.channel.is_written
         self._stop_reconnecting()
         self.channel.abort()

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 class Work:
     """What the workers do."""
 
-    call: Future[Function]
-    """The pickled call; it may follow once agents are on their way."""
+    function: Future[Function]
+    """The pickled function, with its arguments; it may follow once agents are on their way."""
     needs: Needs
     title: str
 
     @classmethod
     def of(cls, function: Function, needs: Needs, title: str) -> Work:
-        """A call that is there already."""
-        call: Future[Function] = Future()
-        call.set_result(function)
-        return cls(call, needs, title)
+        """A function that is there already."""
+        future: Future[Function] = Future()
+        future.set_result(function)
+        return cls(future, needs, title)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PreparedApp:
         """
         return AppRun(
             self.plan,
-            self.work.call,
+            self.work.function,
             pools=self.pools,
             dials=self.dials,
             decide=decide,

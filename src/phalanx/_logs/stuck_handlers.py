@@ -18,7 +18,7 @@ def warn(text: str, *args: object) -> None:
         logger.warning(text, *args)
 
 
-def warn_aside(text: str, *args: object) -> None:
+def warn_on_thread(text: str, *args: object) -> None:
     """Likewise, on a thread of its own: logging may be what a handler is stuck in."""
     with contextlib.suppress(RuntimeError):  # too many threads, or the interpreter ends
         threading.Thread(target=warn, args=(text, *args), daemon=True).start()

@@ -17,7 +17,7 @@ from phalanx._logs.lines import LineAssembler, Source
 from phalanx._logs.losses import Loss
 from phalanx._logs.records import of_line, unpack
 from phalanx._logs.spec import Route
-from phalanx._logs.stuck_handlers import forget, warn_aside
+from phalanx._logs.stuck_handlers import forget, warn_on_thread
 
 RECORDS = "records"
 """The stream that carries records; the others carry what was printed."""
@@ -299,7 +299,7 @@ class HandlerThread:
         """Once."""
         if not self._told:
             self._told = True
-            warn_aside("phalanx: log handler %r is too slow: dropping lines", self._handler)
+            warn_on_thread("phalanx: log handler %r is too slow: dropping lines", self._handler)
 
     def close(self, patience: float) -> None:
         """Wait until the handler has had everything, if it gets on; else it goes on by itself."""

@@ -58,19 +58,19 @@ class AppRecord:
         stop_grace: float,
         max_restarts: int | None = None,
         part_of: str = "",
-        ways: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+        targets: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> AppRecord:
         """Record an app; where that cannot be, one that records nothing is given.
 
         `max_restarts` is None where each host has its own. `part_of` is the handle of the app
-        on a scheduler whose replica this is. `ways` say how hosts are reached, by their agents,
+        on a scheduler whose replica this is. `targets` say how hosts are reached, by their agents,
         unless they are this machine. `more` are other facts.
         """
         path = None
         try:
             path = make_directory(app)
-            facts = _describe(app, name, members, logs, stop_grace, ways)
+            facts = _describe(app, name, members, logs, stop_grace, targets)
             facts |= {"max_restarts": max_restarts, "part_of": part_of, **more}
             replace(path / "app.json", facts)
             replace(path / "status.json", {"state": AppState.PENDING.value})
@@ -91,14 +91,14 @@ class AppRecord:
         self,
         members: Sequence[Member],
         logs: Mapping[int, Path],
-        ways: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+        targets: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         """It has other members, in addition to those it began with."""
         if self._path is None or (facts := read(self._path / "app.json")) is None:
             return
         (role,) = facts["roles"]
         with contextlib.suppress(OSError):
-            roles = [{**role, "replicas": _replicas(members, logs, ways)}]
+            roles = [{**role, "replicas": _replicas(members, logs, targets)}]
             replace(self._path / "app.json", {**facts, "roles": roles})
             reserve(self._path / "status.json", sum(member.workers for member in members))
 
@@ -166,9 +166,9 @@ def _describe(
     members: Sequence[Member],
     logs: Mapping[int, Path],
     stop_grace: float,
-    ways: Mapping[int, Mapping[str, Any]],
+    targets: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    roles = [{"name": name, "replicas": _replicas(members, logs, ways)}]
+    roles = [{"name": name, "replicas": _replicas(members, logs, targets)}]
     facts = facts_of(app, name, LAUNCH, "phalanx", roles)
     return {**facts, "owner": owner(), "stop_grace": stop_grace}
 
@@ -176,13 +176,13 @@ def _describe(
 def _replicas(
     members: Sequence[Member],
     logs: Mapping[int, Path],
-    ways: Mapping[int, Mapping[str, Any]],
+    targets: Mapping[int, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     return [
         {
             "id": member.agent,
             "hostname": member.hostname,
-            "way": ways.get(member.agent),
+            "target": targets.get(member.agent),
             "ranks": list(member.ranks),
             "logs": {str(rank): str(logs[rank]) for rank in member.ranks if rank in logs},
             "log": str(logs[key]) if (key := agent_key(member.agent)) in logs else None,

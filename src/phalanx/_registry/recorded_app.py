@@ -23,7 +23,7 @@ from phalanx._logs.lines import LogLine, rank_line
 from phalanx._registry import LAUNCH, VERSION, directory, directory_name, read, replace
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._specs import AppState, HostState, RankState
-from phalanx._system.identity import is_alive, is_here
+from phalanx._system.identity import is_alive, is_local
 from phalanx._system.processes import catches
 from phalanx.errors import UnknownApp
 
@@ -192,14 +192,14 @@ class RecordedApp:
         return state
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Its owner is, or was, a process that could be seen from here."""
         owner = self.facts["owner"]
-        return owner is not None and is_here(owner)
+        return owner is not None and is_local(owner)
 
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
-        if not self.is_here or is_alive(self.facts["owner"]):
+        if not self.is_local or is_alive(self.facts["owner"]):
             return False
         # It may have passed from the process that submitted it to its supervisor meanwhile.
         return self.is_launch or not is_alive(self._owner())
@@ -221,7 +221,7 @@ class RecordedApp:
             replace(self.path / "cancel.json", {"grace": grace, "asked": time.time()})
         except OSError as error:
             failure = error  # a full disk: a supervisor that is here can be told all the same
-        if self.is_here and not self.is_launch and is_alive(owner := self._owner()):
+        if self.is_local and not self.is_launch and is_alive(owner := self._owner()):
             if owner.get("supervises") and catches(owner["pid"], signal.SIGTERM):
                 with contextlib.suppress(OSError):  # it looks for the file at once then
                     os.kill(owner["pid"], signal.SIGTERM)

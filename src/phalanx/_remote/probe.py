@@ -2,7 +2,7 @@
 
 Like `bootstrap`, its text travels down the channel and stands alone; any Python from 3.6 on can
 read it. Nothing is kept on the host. Each question is a line of JSON, and so is each answer: the
-facts; `ping`, the clock; `check`, whether it is fit for work; `peers`, whether other hosts are
+facts; `ping`, the clock; `check`, whether it passes a check; `peers`, whether other hosts are
 reached.
 """
 
@@ -146,7 +146,7 @@ def _gpus() -> "list[str]":
     return ["GPU" for name in os.listdir("/dev") if re.match(r"nvidia\d+$", name)]
 
 
-# ── is it fit for work? ───────────────────────────────────────────────────────
+# ── does it pass a check? ──────────────────────────────────────────────────────
 
 CHECKS = {"gpus": 0.0, "ecc": 0.0, "disk": float(1 << 30), "clock": 60.0}
 """What can be checked, and the value unless one is given: GPUs that must respond (0: all that this

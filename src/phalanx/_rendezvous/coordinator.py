@@ -31,7 +31,7 @@ class Coordinator:
 
     def __init__(
         self,
-        policy: p.CoordinatorSettings,
+        settings: p.CoordinatorSettings,
         restarts: RestartPolicy,
         now: float,
         past: p.Handover | None = None,
@@ -40,19 +40,19 @@ class Coordinator:
 
         `restarts` decides whose workers are started anew after a failure.
         """
-        self.policy = policy
+        self.settings = settings
         self.phase = p.Phase.GATHERING
         self.round: Round | None = None
         self._restarts = restarts
         self._progress: list[p.ProgressEvent] = []
-        self._roster = Roster(policy)
-        self._failure_counts = FailureCounts(policy.host_failures)
+        self._roster = Roster(settings)
+        self._failure_counts = FailureCounts(settings.host_failures)
         self._excluded: list[Exclusion] = []
-        self._round_state = RoundState(lay_out(policy.hosts), now)
+        self._round_state = RoundState(lay_out(settings.hosts), now)
         self._number = self._floor = 0
         self._growing = False
         self._round_of: dict[AgentId, int] = {}
-        self._give_up_at = now + policy.start_timeout
+        self._give_up_at = now + settings.start_timeout
         self.deadline: float | None = self._give_up_at
         self._last_call_at: float | None = None
         self._not_before = now
@@ -79,7 +79,7 @@ class Coordinator:
             self._round_state.lose_host(agent, reason, Interval(now, now))
         self.phase = p.Phase.STOPPING
         self._round_state.halt(now)
-        self.deadline = now + self.policy.stop_grace + CONFIRM_TIMEOUT
+        self.deadline = now + self.settings.stop_grace + CONFIRM_TIMEOUT
 
     # ── what is known ─────────────────────────────────────────────────────────
 
@@ -164,10 +164,10 @@ class Coordinator:
                 return self._lose(event, now)
             case p.DelayedEvent(number):
                 if number == self._number and self.phase is p.Phase.RUNNING and self.deadline:
-                    self._give_up_at = self.deadline = now + self.policy.start_timeout
+                    self._give_up_at = self.deadline = now + self.settings.start_timeout
                 return []
             case p.CancelEvent(grace):
-                return self._cancel(self.policy.stop_grace if grace is None else grace, now)
+                return self._cancel(self.settings.stop_grace if grace is None else grace, now)
             case p.TickEvent():
                 return [] if self.deadline is None or now < self.deadline else self._due(now)
 
@@ -193,11 +193,11 @@ class Coordinator:
         """Those that wait take part from a new round on, if there is room: that is no failure."""
         members = self._round_state.members
         waiting = [agent for agent in self._roster.joined if agent not in members]
-        room = len(members) < self.policy.most
+        room = len(members) < self.settings.most
         undisturbed = self.phase is p.Phase.RUNNING and not self._round_state.outcomes
         if undisturbed and waiting and room and self._restarts.takes_newcomers:
             self._growing = True
-            return self._halt(self.policy.stop_grace, now)
+            return self._halt(self.settings.stop_grace, now)
         return []
 
     def _gather(self, now: float) -> list[p.CoordinatorAction]:
@@ -205,9 +205,9 @@ class Coordinator:
         first = self._number == 0
         if first and not self._roster.may_suffice:
             if self._roster.all_heard_of:
-                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+                return self._halt(self.settings.stop_grace, now) + self._conclude(now)
             assert self.deadline is not None
-            self.deadline = min(self.deadline, now + self.policy.start_window)
+            self.deadline = min(self.deadline, now + self.settings.start_window)
             return []
         if not self._roster.is_enough:
             self.deadline = self._give_up_at
@@ -215,7 +215,7 @@ class Coordinator:
         wait_until = self._not_before
         if first and not self._roster.is_complete:
             if self._last_call_at is None:
-                self._last_call_at = now + self.policy.last_call
+                self._last_call_at = now + self.settings.last_call
             wait_until = max(wait_until, self._last_call_at)
         if now < wait_until:
             self.deadline = wait_until
@@ -234,7 +234,7 @@ class Coordinator:
         self._growing = False
         self.phase = p.Phase.RUNNING
         if self._number > 1:  # the first round's start is part of the app's
-            self._give_up_at = now + self.policy.start_timeout
+            self._give_up_at = now + self.settings.start_timeout
         self.deadline = self._give_up_at
         self._happen(
             "round",
@@ -291,7 +291,7 @@ class Coordinator:
             if not waits or self._roster.may_recover:
                 return []
             if agent in self._roster.excluded:
-                self._note = f"Fewer than {self.policy.least} hosts are left."
+                self._note = f"Fewer than {self.settings.least} hosts are left."
             return self._finish(now)
         if agent in self._roster.gone or agent not in self._roster.hosts:
             return []
@@ -322,7 +322,7 @@ class Coordinator:
                 if (others := self._exclude_alone(agent, now)) is not None:
                     return others
                 number = self._round_of[agent]
-                return [p.HaltRoundAction(number, self.policy.stop_grace, (agent,))]
+                return [p.HaltRoundAction(number, self.settings.stop_grace, (agent,))]
             case HaltAll(final=final):
                 if final:
                     self._over = p.Reason.FAILED
@@ -332,9 +332,9 @@ class Coordinator:
 
     def _stop_failed(self, now: float) -> list[p.CoordinatorAction]:
         """Stop a round in which a worker has failed, once others had time to say that they did."""
-        if self.policy.failure_window > 0:
+        if self.settings.failure_window > 0:
             self.phase = p.Phase.COLLECTING
-            self.deadline = now + self.policy.failure_window
+            self.deadline = now + self.settings.failure_window
             return []
         return self._halt_failed(now)
 
@@ -345,7 +345,7 @@ class Coordinator:
             dataclasses.replace(action, stacks=stacks)
             if isinstance(action, p.HaltRoundAction)
             else action
-            for action in self._halt(self.policy.stop_grace, now)
+            for action in self._halt(self.settings.stop_grace, now)
         ]
 
     def _cancel(self, grace: float, now: float) -> list[p.CoordinatorAction]:
@@ -363,7 +363,7 @@ class Coordinator:
     def _due(self, now: float) -> list[p.CoordinatorAction]:
         match self.phase:
             case p.Phase.GATHERING if self._number == 0 and not self._roster.may_suffice:
-                return self._halt(self.policy.stop_grace, now) + self._conclude(now)
+                return self._halt(self.settings.stop_grace, now) + self._conclude(now)
             case p.Phase.GATHERING if self._roster.is_enough or now < self._give_up_at:
                 return self._gather(now)
             case p.Phase.GATHERING:
@@ -388,7 +388,7 @@ class Coordinator:
         absent = [a for a in awaited if a not in there and a not in self._roster.excluded]
         self._missing = self._roster.names(absent)
         if self.phase is p.Phase.GATHERING:
-            self._note = self._roster.describe(f" within {self.policy.start_timeout:g} s")
+            self._note = self._roster.describe(f" within {self.settings.start_timeout:g} s")
         if self.phase is p.Phase.GATHERING and self._number:
             return self._finish(now)
         return self._halt(0.0, now) + self._conclude(now)
@@ -457,7 +457,7 @@ class Coordinator:
         assert self.round is not None
         self._number += 1
         self._round_of[agent] = self._number
-        count = self._restarts.host_begins(agent, now + self.policy.start_timeout)
+        count = self._restarts.host_begins(agent, now + self.settings.start_timeout)
         members = tuple(self._round_state.members.values())
         round_ = Round(self._number, members, self.round.store, count, self.round.torch)
         name = self._round_state.members[agent].hostname
@@ -514,7 +514,7 @@ class Coordinator:
 
         That costs no restart. Having to wait for a host to come back does.
         """
-        if len(alive) < self.policy.least:
+        if len(alive) < self.settings.least:
             return False
         if self._growing or not self._round_state.failures:
             return True  # what ended then was stopped for it
@@ -525,7 +525,7 @@ class Coordinator:
     def _regroup(self, now: float) -> list[p.CoordinatorAction]:
         self.phase = p.Phase.GATHERING
         self._round_state.count_from(now)
-        self._give_up_at = max(now, self._not_before) + self.policy.start_timeout
+        self._give_up_at = max(now, self._not_before) + self.settings.start_timeout
         self._roster.let_go()
         return self._gather(now)
 
@@ -539,7 +539,7 @@ class Coordinator:
             self._round_state.verdict(reason),
             missing=self._missing,
             unconfirmed=self._round_state.unconfirmed if self._number else (),
-            attempts=tuple(self._restarts.attempts),
+            restart_causes=tuple(self._restarts.restart_causes),
             note=self._note or self._restarts.note,
             excluded=tuple(self._excluded),
         )

@@ -104,15 +104,15 @@ def _elect(
     key: bytes,
 ) -> Election:
     try:
-        from phalanx._rendezvous.etcd.client import EtcdStore
+        from phalanx._rendezvous.etcd.client import EtcdClient
     except ImportError as error:
         package = error.name or "etcd3gw"
         raise ConfigError(
             f"the etcd rendezvous needs {package}: pip install 'phalanx[etcd]'"
         ) from None
-    store = EtcdStore(members, etcd, run_id)
+    keys = EtcdClient(members, etcd, run_id)
     limits = settings.host_timeout, etcd.etcd_timeout, settings.join_timeout
-    return Election(store, ValueProof(key, run_id), agent, *limits, now)
+    return Election(keys, ValueProof(key, run_id), agent, *limits, now)
 
 
 def _from_plugin(parameters: RendezvousParameters) -> Any:

@@ -141,7 +141,7 @@ class DelayedEvent:
 
 @dataclass(frozen=True, slots=True)
 class CancelEvent:
-    """Someone wants the end, with this grace (the policy's if none)."""
+    """Someone wants the end, with this grace (the settings' if none)."""
 
     grace: float | None = None
 
@@ -248,7 +248,7 @@ class Verdict:
     """Those of the last round, as far as they are known here."""
     hosts: tuple[EqualHosts, ...] = ()
     """All of that round, where somebody else has decided."""
-    attempts: tuple[Failure, ...] = ()
+    restart_causes: tuple[Failure, ...] = ()
     """What the rounds before failed of."""
     note: str = ""
     """Why it was not tried again, where that is not plain."""

@@ -53,7 +53,7 @@ class RestartPolicy(Protocol):
         """How often all hosts were restarted together."""
 
     @property
-    def attempts(self) -> Sequence[Failure]:
+    def restart_causes(self) -> Sequence[Failure]:
         """What was restarted after."""
 
     @property
@@ -105,10 +105,10 @@ class RestartAll:
     takes_newcomers = True
     deadline: float | None = None
 
-    def __init__(self, policy: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings) -> None:
         """No restart is spent."""
-        self.attempts: list[Failure] = []
-        self._budget = _budget(policy)
+        self.restart_causes: list[Failure] = []
+        self._budget = _budget(settings)
 
     @property
     def restarts(self) -> int:
@@ -157,7 +157,7 @@ class RestartAll:
         """Spend a restart."""
         wait = self._budget.spend(cause, lived)
         if wait is not None:
-            self.attempts.append(cause)
+            self.restart_causes.append(cause)
         return wait
 
     def halts(
@@ -177,11 +177,11 @@ class RestartHost:
     takes_newcomers = False
     restarts = 0
 
-    def __init__(self, policy: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings) -> None:
         """No restart is spent."""
-        self.attempts: list[Failure] = []
+        self.restart_causes: list[Failure] = []
         self.note = ""
-        self._policy = policy
+        self._settings = settings
         self._budgets: dict[AgentId, Budget] = {}
         self._halted: dict[AgentId, float] = {}
         """The hosts whose workers are being stopped, and the wait before they start anew."""
@@ -204,7 +204,7 @@ class RestartHost:
         """Stop the host alone, as long as it has restarts; its last failure is the app's."""
         if agent in self._halted:
             return Ignore()
-        budget = self._budgets.setdefault(agent, _budget(self._policy))
+        budget = self._budgets.setdefault(agent, _budget(self._settings))
         cause = first_cause(state.failures_of(agent))
         wait = None
         if agent in roster.joined:
@@ -212,7 +212,7 @@ class RestartHost:
         if wait is None:
             self.note = budget.note
             return HaltAll(final=True)
-        self.attempts.append(cause)
+        self.restart_causes.append(cause)
         self._halted[agent] = wait
         return HaltHost()
 
@@ -239,7 +239,7 @@ class RestartHost:
         due = [agent for agent, at in self._due_at.items() if at <= now]
         for agent in due:
             del self._due_at[agent], self._halted[agent]
-        return [next(f for f in reversed(self.attempts) if f.agent == agent) for agent in due]
+        return [next(f for f in reversed(self.restart_causes) if f.agent == agent) for agent in due]
 
     def host_begins(self, agent: AgentId, limit: float) -> int:
         """It has its own time to start, and its own restarts."""
@@ -272,5 +272,5 @@ RESTART_POLICIES: Mapping[str, Callable[[CoordinatorSettings], RestartPolicy]] =
 """By the values of the launch option `restart`."""
 
 
-def _budget(policy: CoordinatorSettings) -> Budget:
-    return Budget(policy.max_restarts, policy.backoff, policy.same_failures)
+def _budget(settings: CoordinatorSettings) -> Budget:
+    return Budget(settings.max_restarts, settings.backoff, settings.same_failures)

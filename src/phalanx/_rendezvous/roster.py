@@ -13,10 +13,10 @@ from phalanx._rendezvous.protocol import CoordinatorSettings, JoinedEvent
 class Roster:
     """Who could be in a round."""
 
-    def __init__(self, policy: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings) -> None:
         """Nobody has come yet."""
-        self._policy = policy
-        self.hosts = {host.agent: host for host in policy.hosts}
+        self._settings = settings
+        self.hosts = {host.agent: host for host in settings.hosts}
         self.joined: dict[AgentId, Endpoint] = {}
         self.torch: dict[AgentId, bool | None] = {}
         self.gone: dict[AgentId, bool] = {}
@@ -77,7 +77,7 @@ class Roster:
     @property
     def can_spare_leavers(self) -> bool:
         """Those that stay are enough."""
-        return len(self.joined.keys() - self.leaving) >= self._policy.least
+        return len(self.joined.keys() - self.leaving) >= self._settings.least
 
     def let_go(self) -> None:
         """Do without those that leave, if the others are enough."""
@@ -88,45 +88,47 @@ class Roster:
     @property
     def is_enough(self) -> bool:
         """Those that are there can form a round."""
-        return len(self.joined) >= self._policy.least
+        return len(self.joined) >= self._settings.least
 
     @property
     def is_complete(self) -> bool:
         """All that could be wanted for a first round are there, or will not come."""
-        if self._policy.open:
-            return len(self.joined) >= self._policy.most
+        if self._settings.open:
+            return len(self.joined) >= self._settings.most
         if self.all_heard_of:
             return True
-        if len(self.joined) < self._policy.most:
+        if len(self.joined) < self._settings.most:
             return False  # known at once, as one after the other comes
-        return all(host.agent in self.joined for host in self._policy.hosts[: self._policy.most])
+        return all(
+            host.agent in self.joined for host in self._settings.hosts[: self._settings.most]
+        )
 
     @property
     def all_heard_of(self) -> bool:
         """Everybody who is expected has come, or will not."""
-        expected = self._policy.hosts
-        if self._policy.open or len(self.joined) + len(self.gone) < len(expected):
+        expected = self._settings.hosts
+        if self._settings.open or len(self.joined) + len(self.gone) < len(expected):
             return False  # nobody is both here and gone
         return all(h.agent in self.joined or h.agent in self.gone for h in expected)
 
     @property
     def may_suffice(self) -> bool:
         """There can still be enough."""
-        expected = self._policy.hosts
-        if self._policy.open or len(expected) - len(self.gone) >= self._policy.least:
+        expected = self._settings.hosts
+        if self._settings.open or len(expected) - len(self.gone) >= self._settings.least:
             return True
         coming = {host.agent for host in expected if host.agent not in self.gone}
-        return len(self.joined.keys() | coming) >= self._policy.least
+        return len(self.joined.keys() | coming) >= self._settings.least
 
     @property
     def may_recover(self) -> bool:
         """Enough are there, or may come back."""
         back = self.hosts.keys() - self.left
-        return self._policy.open or len(self.joined.keys() | back) >= self._policy.least
+        return self._settings.open or len(self.joined.keys() | back) >= self._settings.least
 
     def choose(self, stay: Collection[AgentId]) -> list[Host]:
         """Those for the next round, in rank order."""
-        return choose((self.hosts[a] for a in self.joined), self._policy.most, stay)
+        return choose((self.hosts[a] for a in self.joined), self._settings.most, stay)
 
     def spare(self, members: Collection[AgentId], workers: int) -> Host | None:
         """One that waits, and has so many workers."""
@@ -137,13 +139,13 @@ class Roster:
     def may_decide(self, last: Collection[AgentId], alive: Collection[AgentId]) -> bool:
         """Nobody else can form a round for the app meanwhile."""
         closed = {agent for agent, certain in self.gone.items() if certain}
-        elected = self._policy.elected
-        return not self._policy.quorum or may_decide(last, alive, closed, elected=elected)
+        elected = self._settings.elected
+        return not self._settings.quorum or may_decide(last, alive, closed, elected=elected)
 
     def describe(self, since: str = "") -> str:
         """Who has come, of how many; `since` says within which time, for an error."""
         came = ", ".join(self.names(self.joined)) or "none"
-        return f"{len(self.joined)} of at least {self._policy.least} hosts joined{since}: {came}"
+        return f"{len(self.joined)} of at least {self._settings.least} hosts joined{since}: {came}"
 
     def names(self, agents: Iterable[AgentId]) -> tuple[str, ...]:
         """The hosts' names."""

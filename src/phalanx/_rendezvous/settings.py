@@ -41,7 +41,7 @@ class Settings:
     local_addr: str | None = None
     """The address that others reach this host at; by default the one that leads to the endpoint."""
     token_file: str | None = None
-    """A file with the secret that hosts of this run prove to each other that they have."""
+    """A file with the token that hosts of this run prove to each other that they have."""
 
     @property
     def heartbeat(self) -> float:

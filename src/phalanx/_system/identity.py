@@ -41,7 +41,7 @@ def boot() -> str:
         return file.read().strip()
 
 
-def is_here(known: Mapping[str, Any]) -> bool:
+def is_local(known: Mapping[str, Any]) -> bool:
     """It is, or was, a process that could be seen from here."""
     if known["host"] != socket.gethostname():
         return False
@@ -57,7 +57,7 @@ def is_alive(known: Mapping[str, Any]) -> bool:
 
 def is_gone(known: Mapping[str, Any]) -> bool:
     """Certainly: what runs on another host, or in another container, cannot be seen from here."""
-    return is_here(known) and not is_alive(known)
+    return is_local(known) and not is_alive(known)
 
 
 def _or_empty(name: Callable[[], str]) -> str:

@@ -232,7 +232,7 @@ class Reach(Frame):
 
 @frame
 class CheckHost(Frame):
-    """Check that the host is fit for work, and say `HostChecked` with the same number."""
+    """Make these checks of the host, and say `HostChecked` with the same number."""
 
     number: AnyCount
     clock: Moment

@@ -191,8 +191,8 @@ class FailureTold(Frame):
     hostname: Name
     outcome: Outcome
     consequence: bool
-    role: Name
-    """What it is in the verdict: the cause, another, or that of an earlier attempt."""
+    kind: Name
+    """What it is in the verdict: the cause, another, or what a restart was spent on."""
 
 
 @frame

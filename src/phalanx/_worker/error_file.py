@@ -77,11 +77,11 @@ def _write_of_worker(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class ErrorOrigin:
-    """The worker that an error is of; `elsewhere`: not one of the program that writes the file."""
+    """The worker that an error is of; `is_remote`: not one of the program that writes the file."""
 
     rank: int
     hostname: str
-    elsewhere: bool = False
+    is_remote: bool = False
 
 
 def write(

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         "mend": options.mend_command,
     }
     hosts = ChaosHosts(
-        [ChaosHost(name, way) for name, way in _ways(app).items()],
+        [ChaosHost(name, target) for name, target in _targets(app).items()],
         fill_limit=options.fill_limit,
         rate=options.rate,
         commands={what: command for what, command in commands.items() if command},
@@ -185,15 +185,15 @@ def _find(text: str | None) -> RecordedApp:
         raise LookupError(f"{app.id} is a map of many calls, which phalanx chaos does not break")
     if app.state.is_final:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
-    if not app.is_here:
+    if not app.is_local:
         owner = app.facts["owner"]["host"]
         raise LookupError(f"{app.id} was launched on {owner}: run phalanx chaos there")
     return app
 
 
-def _ways(app: RecordedApp) -> dict[str, Any]:
+def _targets(app: RecordedApp) -> dict[str, Any]:
     """How each host is reached; None for this machine."""
-    return {replica["hostname"]: replica.get("way") for replica in app.replicas}
+    return {replica["hostname"]: replica.get("target") for replica in app.replicas}
 
 
 def _may_begin(hosts: ChaosHosts, rates: Sequence[Rate]) -> bool:

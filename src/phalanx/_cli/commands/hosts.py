@@ -1,4 +1,4 @@
-"""`phalanx hosts check`: whether hosts are fit for a launch."""
+"""`phalanx hosts check`: whether hosts pass the checks for a launch."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def split(
         if not word.startswith("-") or word in ("-", "--"):
             return own, flags, *_component([word, *words])
         if action is not None:
-            own.append(parser.spelt(flag) + equals + value)
+            own.append(parser.in_full(flag) + equals + value)
             if action.nargs != 0 and not equals and words:
                 own.append(words.pop(0))
             continue

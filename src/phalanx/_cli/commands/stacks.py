@@ -99,9 +99,9 @@ def _find(text: str | None) -> list[RecordedApp]:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
     if app.scheduler != "local_cwd":
         return [app]  # its supervisor asks the hosts
-    below = set(descendants(app.facts["owner"]["pid"])) if app.is_here else set()
+    below = set(descendants(app.facts["owner"]["pid"])) if app.is_local else set()
     launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
-    launches = [one for one in launches if one.is_here and one.facts["owner"]["pid"] in below]
+    launches = [one for one in launches if one.is_local and one.facts["owner"]["pid"] in below]
     if not launches:
         raise LookupError(
             f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "

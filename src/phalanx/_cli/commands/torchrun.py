@@ -16,7 +16,7 @@ from typing import Any
 from phalanx._core import environment
 from phalanx._elastic import file_timers, torchrun_logs
 from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
-from phalanx._launcher.reporting.report import describe_elsewhere, describe_failure
+from phalanx._launcher.reporting.report import describe_failure, describe_remote_cause
 from phalanx._launcher.session.app_run import AppRun
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason
@@ -85,26 +85,26 @@ def _report(app: AppRun[Any], signals: _Signals) -> int:
         for host, wait in app.waits.items():
             print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:
-        _write_error(verdict.cause, elsewhere=app.is_cause_elsewhere)
+        _write_error(verdict.cause, is_remote=app.is_cause_remote)
     return 1
 
 
 def _describe(app: AppRun[Any]) -> str:
-    if app.is_cause_elsewhere:
-        return describe_elsewhere(app.verdict, app.stopped_at)
+    if app.is_cause_remote:
+        return describe_remote_cause(app.verdict, app.stopped_at)
     return describe_failure(app.verdict, app.stopped_at, shown=app.is_cause_shown)
 
 
-def _write_error(cause: Failure, *, elsewhere: bool) -> None:
+def _write_error(cause: Failure, *, is_remote: bool) -> None:
     """For whoever started us: all of it on every host, and where it happened."""
     outcome, exception = cause.outcome, cause.outcome.exception
     said = (
         outcome.describe() if exception is None else f"{exception.type_name}: {exception.message}"
     )
     error_file.write(
-        f"stopped: {cause.describe()}" if elsewhere else said,
+        f"stopped: {cause.describe()}" if is_remote else said,
         outcome.stderr if exception is None else exception.traceback,
-        where=error_file.ErrorOrigin(outcome.rank, cause.hostname, elsewhere=elsewhere),
+        where=error_file.ErrorOrigin(outcome.rank, cause.hostname, is_remote=is_remote),
     )
 
 

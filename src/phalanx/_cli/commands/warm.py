@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     directory = pool.directory(create=False)
-    found = [] if directory is None else list(pool.kept_agents(directory))
+    found = [] if directory is None else list(pool.warm_agents(directory))
     if options.what == "stop":
         for agent in found:
             agent.stop()

@@ -50,13 +50,13 @@ class AgentHandle:
         """Its channel has ended, or it was given up: it is not spoken to any more."""
         self.has_left = False
         """It goes for good, by its own word or ours: its host is not wanted back."""
-        self.was_taken_away = False
+        self.was_preempted = False
         """By its own word: somebody else ends what runs on its host."""
-        self.is_dismissed = False
-        """It was asked to end, or to rest."""
+        self.is_released = False
+        """It was asked to end, or to stay warm."""
         self.is_silent = False
         """It was given up because it does not answer: there is nothing to wait for."""
-        self.rests = False
+        self.stays_warm = False
         self.has_joined = False
         """It can begin a round; those from before are not its own."""
         self.has_begun = False
@@ -152,7 +152,7 @@ class AgentHandle:
         lost.cancel()
         return awaited.result() if awaited.done() else None
 
-    async def dismiss(
+    async def release(
         self, gave_up: asyncio.Event, grace: float, *, orderly: bool, patience: float = math.inf
     ) -> None:
         """Let it go: `orderly`, once its logs are here; otherwise, or if it is silent, by force.
@@ -160,11 +160,11 @@ class AgentHandle:
         One that says nothing of use for so long, and does not end, is given up.
         """
         if orderly:
-            self.is_dismissed = True
-            await self._say(self.placed.rest or wire.ShutDown())
+            self.is_released = True
+            await self._say(self.placed.stay_warm or wire.ShutDown())
             await self._await_logs(gave_up, patience)
-            if self.rests:
-                self.placed.keep()
+            if self.stays_warm:
+                self.placed.return_to_pool()
                 self.is_cleared = True
                 return
             self.is_cleared = not self.is_silent and await self.placed.end(2.0)

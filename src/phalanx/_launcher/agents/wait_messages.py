@@ -21,12 +21,12 @@ _LOADING = 10.0
 class LongWaits:
     """Which waits of an app have become long, each once."""
 
-    def __init__(self, *, line: bool, here: bool) -> None:
-        """Nothing is waited for. `line`: a terminal has a status line instead. `here`: no other
+    def __init__(self, *, line: bool, is_local: bool) -> None:
+        """Nothing is waited for. `line`: a terminal has a status line instead. `is_local`: no other
         machine takes part.
         """
         self.line = line
-        self._usual = ("loading", "starting") if here else ("loading",)
+        self._usual = ("loading", "starting") if is_local else ("loading",)
         self._what = ""
         self._since = 0.0
         self._told: set[str] = set()

@@ -35,7 +35,7 @@ class HostSlots:
 
     slots: int
     """How many calls it takes at once."""
-    is_here: bool = False
+    is_local: bool = False
     """It is this machine."""
     is_lent: bool = False
     """There may be another in its place."""
@@ -53,7 +53,7 @@ class CallAssignment:
 @dataclass
 class _HostState:
     slots: int
-    is_here: bool
+    is_local: bool
     is_lent: bool
     running: int = 0
     losses: int = 0
@@ -67,7 +67,7 @@ class _HostState:
 
     @property
     def is_usable(self) -> bool:
-        return self.is_here or (self.losses < _LOSSES and not self.is_gone)
+        return self.is_local or (self.losses < _LOSSES and not self.is_gone)
 
     @property
     def is_to_be_replaced(self) -> bool:
@@ -100,7 +100,7 @@ class CallSchedule:
         self._again: deque[_CallState] = deque()
         """Those that have lost a host: they come first."""
         self._running: dict[int, tuple[_CallState, CallAssignment]] = {}
-        self._hosts = [_HostState(host.slots, host.is_here, host.is_lent) for host in hosts]
+        self._hosts = [_HostState(host.slots, host.is_local, host.is_lent) for host in hosts]
         self._wanted = hosts_per_call
         self._most = max_parallel
         self._retries = retries
@@ -159,7 +159,7 @@ class CallSchedule:
         for index in assignment.hosts:
             host = self._hosts[index]
             host.running -= 1
-            host.has_worked |= end is not CallEnd.UNPLACED and not host.is_here
+            host.has_worked |= end is not CallEnd.UNPLACED and not host.is_local
             host.is_gone |= index in gone
             if end in (CallEnd.RETURNED, CallEnd.FAILED):
                 host.losses = 0

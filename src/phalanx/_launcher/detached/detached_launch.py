@@ -83,7 +83,7 @@ def _pickled(options: LaunchOptions, work: Work) -> bytes:
     import cloudpickle
 
     try:
-        return cloudpickle.dumps((options, work.call.result(), work.needs, work.title))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((options, work.function.result(), work.needs, work.title))  # type: ignore[no-any-return]
     except Exception as error:
         raise ConfigError(
             f"the launcher cannot be pickled for a detached app: {type(error).__name__}: {error}. "

@@ -82,7 +82,7 @@ class RecordedRun(Generic[R]):
             return False
         if not self._is_detached or result_file.is_kept(self._record.path):
             return True
-        return self._record.is_here and not is_alive(self._record.facts["owner"])
+        return self._record.is_local and not is_alive(self._record.facts["owner"])
 
     def wait(self, timeout: float | None = None) -> AppStatus:
         """See `App.wait`."""

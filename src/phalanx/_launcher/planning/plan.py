@@ -78,7 +78,7 @@ class Plan:
     hosts: tuple[HostPlan, ...]
     frames: FrameMaker
     remote_setup: RemoteSetup | None
-    """What agents on other hosts need first; None when all are here."""
+    """What agents on other hosts need first; None when all are local."""
     project: Project | None
     """The project, if it may have to be sent."""
     shared: SharedDirectories
@@ -184,7 +184,7 @@ class Draft:
             needs=self.needs,
             project=self.project,
             remote=wire.RemoteContext(shared.roots),
-            here=_prepare(options, self.needs, title, app, self.directory),
+            local=_prepare(options, self.needs, title, app, self.directory),
             is_networked=self.remote_setup is not None,
         )
         hosts = tuple(map(frames.host_plan, self.hosts, members))
@@ -296,7 +296,7 @@ class FrameMaker:
     needs: Needs
     project: Project | None
     remote: wire.RemoteContext
-    here: wire.Prepare
+    local: wire.Prepare
     """The frame for this machine, but for the number of workers."""
     is_networked: bool
 
@@ -306,10 +306,10 @@ class FrameMaker:
         own = {**options.extra_env_vars, **options.host_env_vars.get(host.name, {})}
         others = self.is_networked
         frame = dataclasses.replace(
-            self.here, workers=member.workers, networked=others, probed=others
+            self.local, workers=member.workers, networked=others, probed=others
         )
         if host.target is None:
-            frame = dataclasses.replace(frame, environment={**self.here.environment, **own})
+            frame = dataclasses.replace(frame, environment={**self.local.environment, **own})
         else:
             frame = self._for_remote(frame, host.target, own)
         return HostPlan(member, host.target, frame, own)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx import _wire as wire
-from phalanx._agent.project_tree import ProjectFile, pack
+from phalanx._agent.files.project_tree import ProjectFile, pack
 from phalanx._launcher.project import shared_directories
 from phalanx._logs import logger
 from phalanx.errors import ConfigError, LaunchError

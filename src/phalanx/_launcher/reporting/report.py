@@ -93,7 +93,7 @@ def make_exception(
     else:
         error = _ended(cause, log_files)
     if running:
-        notes = _others(cause, verdict.others, returned, stopped_at), attempts(verdict)
+        notes = _others(cause, verdict.others, returned, stopped_at), describe_restarts(verdict)
         for note in filter(None, notes):
             add_note(error, note)
     return error
@@ -145,11 +145,11 @@ def describe_failure(
     else:
         lines += _trace(cause)
     others = _others(cause, verdict.others, (), stopped_at)
-    lines += [line for line in (others, attempts(verdict)) if line]
+    lines += [line for line in (others, describe_restarts(verdict)) if line]
     return "\n".join(lines)
 
 
-def describe_elsewhere(
+def describe_remote_cause(
     verdict: Verdict, stopped_at: Mapping[int, RankStacks] = MappingProxyType({})
 ) -> str:
     """What to print of a failure that another host tells of in full: one line.
@@ -188,10 +188,10 @@ def failed_before(verdict: Verdict) -> str:
 
 def _failures_before(verdict: Verdict) -> list[Failure]:
     """Those of the rounds before, and of the last; of a lost host's ranks one."""
-    last = [f for f in verdict.others if not f.consequence and f not in verdict.attempts]
+    last = [f for f in verdict.others if not f.consequence and f not in verdict.restart_causes]
     lost = {f.agent: f for f in reversed(last) if f.outcome.kind is Ended.LOST}
     last = [f for f in last if f.outcome.kind is not Ended.LOST or lost[f.agent] is f]
-    return [*verdict.attempts, *last]
+    return [*verdict.restart_causes, *last]
 
 
 def _line(failure: Failure) -> str:
@@ -207,13 +207,13 @@ def _trace(failure: Failure) -> list[str]:
     return ["", *lines] if trace else []
 
 
-def attempts(verdict: Verdict) -> str:
+def describe_restarts(verdict: Verdict) -> str:
     """What the rounds before failed of, and why there is no other."""
     lines = []
-    if verdict.attempts:
-        times = "once" if len(verdict.attempts) == 1 else f"{len(verdict.attempts)} times"
+    if count := len(verdict.restart_causes):
+        times = "once" if count == 1 else f"{count} times"
         lines.append(f"\nRestarted {times}, after:")
-        lines += [f"  {f.describe()}" for f in verdict.attempts[-_OTHERS_SHOWN:]]
+        lines += [f"  {f.describe()}" for f in verdict.restart_causes[-_OTHERS_SHOWN:]]
     lines += filter(None, [exclusions(verdict)])
     if verdict.note:
         lines.append(f"\n{verdict.note}")

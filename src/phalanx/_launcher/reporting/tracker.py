@@ -277,9 +277,9 @@ class StatusTracker:
 
     def steps(self) -> StepStatus | None:
         """How ranks get on, where they tell it."""
-        return self.standing({}).steps
+        return self.snapshot({}).steps
 
-    def standing(self, logs: Mapping[int, Path]) -> StatusSnapshot:
+    def snapshot(self, logs: Mapping[int, Path]) -> StatusSnapshot:
         """How things stand now; `logs` are the files of each rank of the plan."""
         with self._lock:
             restarts = [host.restarts for host in self._hosts.values()]

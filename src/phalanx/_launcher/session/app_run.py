@@ -138,7 +138,7 @@ class AppRun(Generic[R]):
             self._placement.kill()
             finish(self._routes)
             raise
-        self._entry = self._take_record(record) if is_recorded else AppRecord(None)
+        self._record = self._take_record(record) if is_recorded else AppRecord(None)
         run = functools.partial(self._run, plan)
         self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
         _RUNNING.add(self)
@@ -148,13 +148,13 @@ class AppRun(Generic[R]):
         """The record that it has already, or a new one."""
         plan, options = self._plan, self._plan.options
         if record is not None:
-            record.extend(plan.members, self._paths, _ways(plan))
+            record.extend(plan.members, self._paths, _targets(plan))
             return record
         return AppRecord.create(
             *(self.id, plan.title, plan.members, self._paths, options.stop_grace),
             max_restarts=None if options.restart == "host" else options.max_restarts,
             part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
-            ways=_ways(plan),
+            targets=_targets(plan),
         )
 
     def __repr__(self) -> str:
@@ -220,8 +220,8 @@ class AppRun(Generic[R]):
         """See `App.show_status`."""
         from phalanx._launcher.agents.wait_messages import LongWaits
 
-        here = all(host.target is None for host in self._plan.hosts)
-        self._waits = LongWaits(line=line, here=here)
+        is_local = all(host.target is None for host in self._plan.hosts)
+        self._waits = LongWaits(line=line, is_local=is_local)
 
     def tell_failure(self, *, prints: bool = False) -> None:
         """Leave the cause's traceback out of the output shown: it comes with what is raised.
@@ -271,7 +271,7 @@ class AppRun(Generic[R]):
         new = routes(plan.options.log_spec or DefaultLogSpec(), plan.members[-1:])
         self._paths |= {k: r.file.path for k, r in new.items() if r.file is not None}
         self._plan = plan
-        self._entry.extend(plan.members, self._paths, _ways(plan))
+        self._record.extend(plan.members, self._paths, _targets(plan))
 
         def add(session: Session) -> None:
             if self._writer is not None:
@@ -294,7 +294,7 @@ class AppRun(Generic[R]):
 
     def forget(self) -> None:
         """Leave no record of it, and no log files: it has ended before its function was there."""
-        self._entry.remove()
+        self._record.remove()
         for path in self._paths.values():
             path.unlink(missing_ok=True)
 
@@ -325,14 +325,14 @@ class AppRun(Generic[R]):
             seconds = (self._ended_at or time.monotonic()) - self._began
             session = self._session
             phases = dict(session.progress.phases) if session is not None else {}
-            standing = (
+            snapshot = (
                 StatusSnapshot()
                 if session is None
-                else session.progress.tracker.standing(self._paths)
+                else session.progress.tracker.snapshot(self._paths)
             )
             return AppStatus(
                 *(self.id, self._state, self._message(), self._outcomes, seconds, phases),
-                **standing._asdict(),
+                **snapshot._asdict(),
             )
 
     def logs(
@@ -353,7 +353,7 @@ class AppRun(Generic[R]):
         import asyncio
 
         try:
-            self._writer = LogWriter(self._routes, self._status_text, self._entry.mark)
+            self._writer = LogWriter(self._routes, self._status_text, self._record.mark)
             self._verdict = asyncio.run(self._drive_app(plan, self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
@@ -364,7 +364,7 @@ class AppRun(Generic[R]):
                 self._writer.close(self._told())
             with self._lock:
                 self._ended_at = time.monotonic()
-                self._entry.loss.forget()  # the last word is still to come
+                self._record.loss.forget()  # the last word is still to come
                 self._state = state_of(self._verdict)
                 if (self._losses() or self._unfetched) and self._state is AppState.SUCCEEDED:
                     self._state = AppState.FAILED
@@ -373,8 +373,8 @@ class AppRun(Generic[R]):
                     self._session.progress.tracker.finish(self._verdict)
                 watchers, self._watchers = self._watchers, []
             try:
-                self._entry.update(self.status())
-                if self._entry.loss and self._state is AppState.SUCCEEDED:
+                self._record.update(self.status())
+                if self._record.loss and self._state is AppState.SUCCEEDED:
                     self._state = AppState.FAILED
             finally:
                 # Not under the lock: a signal handler that waits for it may hold the event's own.
@@ -429,8 +429,8 @@ class AppRun(Generic[R]):
             self._awaited = decider.awaited
             if tracker.ended(decider.outcomes) or len(decider.outcomes) != len(self._outcomes):
                 self._outcomes = tuple(decider.outcomes[r] for r in sorted(decider.outcomes))
-        if self._entry.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
-            self._entry.update(self.status())
+        if self._record.is_old((self._state, tracker.round), (tracker.changes, self._awaited)):
+            self._record.update(self.status())
         now = time.monotonic()
         if self._waits is not None and not (self._waits.line and is_terminal(sys.stderr)):
             text = session.describe()
@@ -438,19 +438,19 @@ class AppRun(Generic[R]):
                 logger.warning("phalanx: %s: %s (%.0f s)", self.id, text, now - self._began)
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
-            if self._entry.loss:
-                self._entry.update(self.status())
-            asked = self._entry.cancel_asked()
+            if self._record.loss:
+                self._record.update(self.status())
+            asked = self._record.cancel_asked()
             if asked is not None and asked != self._asked:
                 self._asked = asked
                 self.cancel(asked.get("grace"))
-            for question in self._entry.stacks_asked():
+            for question in self._record.stacks_asked():
                 self._tell_stacks(session, question)
 
     def _tell_stacks(self, session: Session, asked: StackQuestion) -> None:
         answer: Future[tuple[RankStacks, ...]] = Future()
         name, number = asked.name, session.progress.tracker.round
-        answer.add_done_callback(lambda done: self._entry.tell_stacks(name, number, done.result()))
+        answer.add_done_callback(lambda done: self._record.tell_stacks(name, number, done.result()))
         session.dump_stacks(asked.seconds, answer, native=asked.native)
 
     def _status_text(self, bar: str) -> str:
@@ -497,7 +497,7 @@ class AppRun(Generic[R]):
         return self._verdict
 
     @property
-    def is_cause_elsewhere(self) -> bool:
+    def is_cause_remote(self) -> bool:
         """What it failed of happened on another host of those that meet, which tells it in full.
 
         A lost one tells nothing.
@@ -529,7 +529,7 @@ class AppRun(Generic[R]):
     def _losses(self) -> list[Loss]:
         losses = [] if self._session is None else list(self._session.losses.values())
         losses += [] if self._writer is None else self._writer.losses
-        return [*losses, self._entry.loss] if self._entry.loss else losses
+        return [*losses, self._record.loss] if self._record.loss else losses
 
     @property
     def waits(self) -> Mapping[str, str]:
@@ -582,7 +582,7 @@ class AppRun(Generic[R]):
         collect.close()
 
 
-def _ways(plan: Plan) -> dict[int, dict[str, Any]]:
+def _targets(plan: Plan) -> dict[int, dict[str, Any]]:
     """How the hosts that are not this machine are reached."""
     return {h.member.agent: to_record(h.target) for h in plan.hosts if h.target is not None}
 

@@ -128,7 +128,7 @@ class LocalDecider:
         self._act = act
 
     def tell(self, event: CoordinatorEvent) -> None:
-        """MakeDecider, and have it done."""
+        """Decide, and have it done."""
         for action in self.coordinator.handle(event, self._now()):
             self._act(action)
 
@@ -154,7 +154,7 @@ def make_coordinator(plan: Plan, now: float) -> Coordinator:
     options = plan.options
     count = len(plan.hosts)
     fewest, most = plan.bounds
-    policy = CoordinatorSettings(
+    settings = CoordinatorSettings(
         hosts=tuple(host_of(plan, member.agent) for member in plan.members),
         start_timeout=options.start_timeout,
         stop_grace=options.stop_grace,
@@ -168,8 +168,8 @@ def make_coordinator(plan: Plan, now: float) -> Coordinator:
         same_failures=options.same_failures,
         host_failures=options.host_failures,
     )
-    restarts = RESTART_POLICIES[options.restart](policy)
-    return Coordinator(policy, restarts, now)
+    restarts = RESTART_POLICIES[options.restart](settings)
+    return Coordinator(settings, restarts, now)
 
 
 def host_of(plan: Plan, agent: AgentId) -> Host:

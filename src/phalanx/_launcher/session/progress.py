@@ -40,7 +40,7 @@ class Progress:
         self._max_restarts = plan.options.max_restarts
         kinds = events.EventSource
         self._source = kinds.AGENT if plan.meets_others else kinds.LAUNCHER
-        self._attempt = _Attempt()
+        self._times = _RoundTimes()
         self._useful = 0.0
         self._restarts = 0
         self._steps_due = 0.0
@@ -63,16 +63,16 @@ class Progress:
         if event.name == "round":
             waited = float(event.facts.get("rendezvous_seconds", 0.0))
             metrics.put_metric("rendezvous.duration.ms", waited * 1000)
-            self._attempt.waited = waited
+            self._times.waited = waited
 
     def begin(self, round_: Round, agents: Collection[AgentId] | None) -> None:
         """A round begins here, for all of its members or for these."""
         self.tracker.begin(round_, agents)
-        self._attempt = _Attempt(
-            failed=self._attempt.failed or self._attempt.halted,
-            told=self._attempt.told,
-            halted=self._attempt.halted,
-            waited=self._attempt.waited,
+        self._times = _RoundTimes(
+            failed=self._times.failed or self._times.halted,
+            told=self._times.told,
+            halted=self._times.halted,
+            waited=self._times.waited,
             begun=time.monotonic(),
             number=round_.number,
         )
@@ -85,20 +85,20 @@ class Progress:
         self.reach("workers forked")
         self.tracker.started(pids)
         workers = len(pids)
-        self._attempt.workers += workers
-        self._attempt.forked = time.monotonic()
-        self._tell("workers started", self._attempt.forked, workers=workers)
+        self._times.workers += workers
+        self._times.forked = time.monotonic()
+        self._tell("workers started", self._times.forked, workers=workers)
 
     def entered(self, moment: float) -> None:
         """A worker has come to the user's code."""
-        attempt = self._attempt
-        attempt.inside += 1
-        if attempt.inside != attempt.workers:
+        times = self._times
+        times.inside += 1
+        if times.inside != times.workers:
             return
-        attempt.entered = max(moment, attempt.entered)
-        self._tell("running", attempt.entered, round=attempt.number, workers=attempt.workers)
-        phases = attempt.phases()
-        if attempt.again:
+        times.entered = max(moment, times.entered)
+        self._tell("running", times.entered, round=times.number, workers=times.workers)
+        phases = times.phases()
+        if times.again:
             self._tell("restarted", time.monotonic(), **phases)
             for name, seconds in phases.items():
                 metrics.put_metric(f"restart.{name.removesuffix('_seconds')}.ms", seconds * 1000)
@@ -147,23 +147,23 @@ class Progress:
         self._tell("replace", time.monotonic(), hostname=hostname)
 
     def _fail(self, moment: float, told: float) -> None:
-        attempt = self._attempt
-        if not attempt.failed:
-            attempt.failed, attempt.told = moment, told
+        times = self._times
+        if not times.failed:
+            times.failed, times.told = moment, told
             self._count_useful(moment)
 
     def halted(self, now: float, agents: Collection[AgentId] | None) -> None:
         """The workers of all hosts, or of these, are told to stop."""
         self.tracker.halted(agents)
-        if not self._attempt.halted:
-            self._attempt.halted = now
+        if not self._times.halted:
+            self._times.halted = now
             self._count_useful(now)
 
     def _count_useful(self, until: float) -> None:
-        attempt = self._attempt
-        if attempt.entered:
-            self._useful += max(0.0, until - attempt.entered)
-            attempt.entered = 0.0
+        times = self._times
+        if times.entered:
+            self._useful += max(0.0, until - times.entered)
+            times.entered = 0.0
 
     def _end(self, moment: float, facts: dict[str, Any]) -> None:
         self._count_useful(moment)
@@ -215,7 +215,7 @@ class Progress:
         return f"starting {workers}"
 
 
-class _Attempt:
+class _RoundTimes:
     """The moments of one round, and of the end of the one before."""
 
     def __init__(

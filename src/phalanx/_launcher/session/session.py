@@ -27,7 +27,7 @@ from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
 from phalanx._launcher.agents.agent_handle import ANSWER, AgentHandle
 from phalanx._launcher.agents.content import AgentContent
-from phalanx._launcher.agents.fitness import Fitness
+from phalanx._launcher.agents.host_checks import HostChecks
 from phalanx._launcher.agents.log_slots import LogSlots
 from phalanx._launcher.agents.round_setup import RoundSetup
 from phalanx._launcher.agents.stack_collector import StackCollector
@@ -53,7 +53,7 @@ _TICK = 0.1
 _ASLEEP = 1.0
 """A tick that comes so much too late was not waited for: we were stopped."""
 _CHECK_AGAIN = 10.0
-"""Seconds after which a host that was not fit for work is checked again."""
+"""Seconds after which a host that failed its checks is checked again."""
 _REASON = 16 << 10
 """How much of an agent's last words is shown."""
 
@@ -120,7 +120,7 @@ class Session:
         self._asleep = 0.0
         self._stop_with: int = signal.SIGTERM
         self._content = AgentContent(plan, function)
-        self._fitness = Fitness(plan)
+        self._host_checks = HostChecks(plan)
         self.fetch = FileFetcher(
             plan.options,
             plan.directory,
@@ -307,8 +307,8 @@ class Session:
                         self._add_notes(agent, _not_preloaded(frame.failed))
                     continue
                 checked = agent.checker.check(frame, member_of, agent.last_heard)
-                if isinstance(checked, wire.StayingWarm) and agent.is_dismissed:
-                    agent.rests = True
+                if isinstance(checked, wire.StayingWarm) and agent.is_released:
+                    agent.stays_warm = True
                     return
                 self._hear(agent_id, agent, checked)
             reason = await agent.placed.describe_end()
@@ -369,7 +369,7 @@ class Session:
                 self.preempted.add(agent_id)
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
-                agent.has_left = agent.was_taken_away = frame.left
+                agent.has_left = agent.was_preempted = frame.left
                 if frame.left:
                     self.preempted.add(agent_id)
                 self._lose(agent_id, agent, frame.message)
@@ -446,12 +446,12 @@ class Session:
             if (ready := await agent.wait_until_ready()) is None:
                 return
             torch = await self._content.uses_torch(self.plan, [ready])
-            while problem := await self._fitness.problem(agent):
+            while problem := await self._host_checks.problem(agent):
                 self.progress.tracker.set_aside(agent_id, problem)
                 await self._wait_for_end(_CHECK_AGAIN)
                 if agent.is_gone or self._is_ending:
                     return
-            if self._fitness:
+            if self._host_checks:
                 self.progress.tracker.greeted(agent_id, agent.hello.pid)
         if not agent.is_gone:
             host = host_of(self.plan, agent_id)
@@ -487,7 +487,7 @@ class Session:
 
     def _is_replaced(self, agent_id: AgentId, agent: AgentHandle) -> bool:
         """Its host was taken away or is excluded, and another is asked for."""
-        given_up = agent.was_taken_away or agent_id in self._excluded
+        given_up = agent.was_preempted or agent_id in self._excluded
         return given_up and self.plan.is_elastic and self._recalls.can_replace
 
     def _exclude(self, agent_id: AgentId, reason: str) -> None:
@@ -513,7 +513,7 @@ class Session:
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
-        await agent.dismiss(self._gave_up, self.plan.options.stop_grace, orderly=False)
+        await agent.release(self._gave_up, self.plan.options.stop_grace, orderly=False)
         index = self.plan.index(agent_id)
         if self.plan.meets_others or not agent.has_left:
             await self._recalls.recall(self.plan, index)
@@ -555,8 +555,8 @@ class Session:
         members = {member.agent for member in round_.members}
         agents = {i: a for i, a in self._agents.items() if i in members}
         chosen = agents if only is None else {i: a for i, a in agents.items() if i in only}
-        if unfit := await self._fitness.problems(chosen):
-            for agent_id, problem in unfit.items():
+        if failed_checks := await self._host_checks.problems(chosen):
+            for agent_id, problem in failed_checks.items():
                 self._set_aside(agent_id, agents[agent_id], problem)
             return  # the round was halted by that
         opening = RoundSetup(self.plan, self._content, self._log_slots, agents)
@@ -612,7 +612,7 @@ class Session:
         grace = self.plan.options.stop_grace
         await asyncio.gather(
             *(
-                agent.dismiss(
+                agent.release(
                     self._gave_up,
                     grace,
                     orderly=not agent.is_gone and agent_id not in by_force,

@@ -72,7 +72,7 @@ class Dial:
         self._target = target
         self._remote_setup = remote_setup
         self._turns = turns
-        self._line: Login | None = None
+        self._login: Login | None = None
         self._taken = False
         self._given_up = threading.Event()
         self._lock = threading.Lock()
@@ -92,11 +92,11 @@ class Dial:
             if self._taken or self._given_up.is_set():
                 return
             self._given_up.set()
-            landed, line = self.future.done(), self._line
+            landed, login = self.future.done(), self._login
         if landed and self.future.exception() is None:
             self.future.result().end(0.0)
-        elif not landed and line is not None:
-            line.kill()  # its thread sees the end
+        elif not landed and login is not None:
+            login.kill()  # its thread sees the end
 
     def _run(self) -> None:
         try:
@@ -133,31 +133,31 @@ class Dial:
         with self._lock:
             if self._given_up.is_set():
                 raise self._failure("the login was cancelled")
-            line = self._line = Login(self._target, "bootstrap", self._remote_setup.patience)
+            login = self._login = Login(self._target, "bootstrap", self._remote_setup.patience)
         try:
-            line.begin(inspect.getsource(bootstrap))
-            answer = self._converse(line)
+            login.begin(inspect.getsource(bootstrap))
+            answer = self._converse(login)
         except BaseException:
-            line.child.end(0.0)
+            login.child.end(0.0)
             raise
-        child = line.child
-        child.early = bytes(line.early)
+        child = login.child
+        child.early = bytes(login.early)
         assert child.remote_info is not None
         child.remote_info = dataclasses.replace(child.remote_info, **answer)
         return child
 
-    def _converse(self, line: Login) -> dict[str, Any]:
+    def _converse(self, login: Login) -> dict[str, Any]:
         """Have the agent's code in place there; gives what is known of the host."""
         remote_setup = self._remote_setup
-        answer = line.ask(
+        answer = login.ask(
             python=list(sys.version_info[:2]),
             code=remote_setup.bundle.digest,
             env_file=remote_setup.env_file,
         )
         if answer.get("state") == "want":
             archive = remote_setup.bundle.archive()
-            line.write(b"%d\n" % len(archive) + archive)
-            answer = line.read_message()
+            login.write(b"%d\n" % len(archive) + archive)
+            answer = login.read_message()
         match answer:
             case {
                 "state": "ready",
@@ -183,21 +183,21 @@ def sweep(target: Target, code: str, agent: RemoteInfo, hello: wire.Hello | None
     Gives whether the host has said that nothing of it runs any more.
     """
     try:
-        line = Login(target, "sweep", _SWEEPING)
+        login = Login(target, "sweep", _SWEEPING)
     except StartFailed:
         return False
     spool, tree = ("", "") if hello is None else (hello.spool, hello.tree)
     try:
-        line.begin(inspect.getsource(bootstrap))
-        answer = line.ask(code=code, pid=agent.pid, start=agent.start, spool=spool, tree=tree)
+        login.begin(inspect.getsource(bootstrap))
+        answer = login.ask(code=code, pid=agent.pid, start=agent.start, spool=spool, tree=tree)
         return answer.get("state") == "done"
     except LoginEnded:
         return False  # then there is nobody who could be asked
     finally:
-        line.child.end(0.0)
+        login.child.end(0.0)
 
 
-class AgentIsGone(Exception):
+class ReattachRefused(Exception):
     """The host can be reached, and the agent is not there, or does not take us back."""
 
 
@@ -215,31 +215,31 @@ class Reattached:
 def reattach(target: Target, spool: str, key: str, received: int, patience: float) -> Reattached:
     """Make another stream to an agent, of whose frames we have so many.
 
-    Raises `AgentIsGone`, `LoginEnded`, `StartFailed`.
+    Raises `ReattachRefused`, `LoginEnded`, `StartFailed`.
     """
-    line = Login(target, "attach", patience)
+    login = Login(target, "attach", patience)
     try:
-        line.begin(inspect.getsource(bootstrap))
+        login.begin(inspect.getsource(bootstrap))
         own = secrets.token_hex(32)
-        answer = line.ask(spool=spool, number=own, received=received)
+        answer = login.ask(spool=spool, number=own, received=received)
         match answer:
             case {"number": str(theirs)}:
                 numbers = (own, theirs)
             case _:
-                raise AgentIsGone(sanitize(str(answer.get("message"))))
-        answer = line.ask(proof=resume_proof(key, "launcher", numbers, received))
+                raise ReattachRefused(sanitize(str(answer.get("message"))))
+        answer = login.ask(proof=resume_proof(key, "launcher", numbers, received))
         match answer:
             case {"state": "attached", "received": int(count), "proof": str(proof)}:
                 wanted = resume_proof(key, "agent", numbers, count)
                 if not hmac.compare_digest(proof.encode(), wanted.encode()):
-                    raise AgentIsGone("it could not prove that it is the agent of this app")
+                    raise ReattachRefused("it could not prove that it is the agent of this app")
             case _:
-                raise AgentIsGone(sanitize(str(answer.get("message"))))
+                raise ReattachRefused(sanitize(str(answer.get("message"))))
     except BaseException:
-        line.child.end(0.0)
+        login.child.end(0.0)
         raise
-    line.child.early = bytes(line.early)
-    return Reattached(line.child, count, line.take_rest())
+    login.child.early = bytes(login.early)
+    return Reattached(login.child, count, login.take_rest())
 
 
 class Dials:

@@ -1,7 +1,7 @@
 """A command on another host that speaks to us, from the login to its last word. Blocks.
 
 What the login shell prints before our words begin is kept apart. Every wait has a deadline, and
-whoever has the line may end it from another thread at any time: the wait then sees the end.
+whoever has the login may end it from another thread at any time: the wait then sees the end.
 """
 
 from __future__ import annotations

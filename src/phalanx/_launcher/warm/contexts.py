@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phalanx._launcher.borrowed_hosts import BorrowedHosts, Lender
 from phalanx._launcher.launch_options import LaunchOptions
-from phalanx._launcher.warm.pool import KeptPool, Pool
+from phalanx._launcher.warm.pool import Pool, SharedPool
 
 
 @dataclass
@@ -30,8 +30,8 @@ def enter(launcher: LaunchOptions, keep_warm: float) -> None:
     with _LOCK:
         context = _OPEN.get(id(launcher))
         if context is None:
-            kept = KeptPool(keep_warm) if keep_warm else None
-            context = _OPEN[id(launcher)] = _Context(launcher, Pool(kept=kept))
+            shared = SharedPool(keep_warm) if keep_warm else None
+            context = _OPEN[id(launcher)] = _Context(launcher, Pool(shared=shared))
         context.depth += 1
 
 

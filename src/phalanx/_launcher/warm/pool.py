@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from phalanx._launcher.launch_options import LaunchOptionsDict
 
 _PATIENCE = 3.0
-"""Seconds for an idle agent to end."""
+"""Seconds for a warm agent to end."""
 
 
 class AgentPool(Protocol):
@@ -52,7 +52,7 @@ class AgentPool(Protocol):
         Called when a launch has taken all that it can.
         """
 
-    def rest(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
+    def stay_warm(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
         """What to tell an agent so that it stays; None where it cannot."""
 
     def put(self, fingerprint: Fingerprint, child: AgentProcess) -> None:
@@ -60,15 +60,15 @@ class AgentPool(Protocol):
 
 
 class Pool:
-    """Idle agents of this process. All methods may be called from any thread."""
+    """Warm agents of this process. All methods may be called from any thread."""
 
-    def __init__(self, *, asked: bool = False, kept: KeptPool | None = None) -> None:
+    def __init__(self, *, asked: bool = False, shared: SharedPool | None = None) -> None:
         """Empty. `asked`: say so when what was warmed cannot be used."""
-        self._idle: list[tuple[Fingerprint, AgentProcess]] = []
+        self._warm: list[tuple[Fingerprint, AgentProcess]] = []
         self._lock = threading.Lock()
         self._closed = False
         self._asked = asked
-        self._kept = kept
+        self._shared = shared
         self.known: dict[str, HostFacts] = {}
         """What is known of the hosts that have had an agent."""
         _POOLS.add(self)
@@ -89,25 +89,25 @@ class Pool:
     def take(self, fingerprint: Fingerprint) -> AgentProcess | None:
         """An agent with this fingerprint."""
         with self._lock:
-            for i, (known, child) in enumerate(self._idle):
+            for i, (known, child) in enumerate(self._warm):
                 if known == fingerprint:
-                    del self._idle[i]
+                    del self._warm[i]
                     return child
-        return None if self._kept is None else self._kept.take(fingerprint)
+        return None if self._shared is None else self._shared.take(fingerprint)
 
     def make_room(self, fingerprint: Fingerprint) -> None:
         """A new agent is started: end one that waits on the same host, and say why."""
         host = _host(fingerprint)
         with self._lock:
-            other = next((idle for idle in self._idle if _host(idle[0]) == host), None)
+            other = next((one for one in self._warm if _host(one[0]) == host), None)
             if other is not None:
-                self._idle.remove(other)
+                self._warm.remove(other)
         if other is not None:
             if self._asked:
                 logger.warning("phalanx: %s", _why_not(other[0], fingerprint))
             other[1].end(_PATIENCE)
 
-    def rest(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
+    def stay_warm(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
         """It waits on its channel."""
         return None if self._closed else wire.StayWarm()
 
@@ -115,31 +115,31 @@ class Pool:
         """Take an agent in; if the pool was closed meanwhile, end it."""
         with self._lock:
             if not self._closed:
-                self._idle.append((fingerprint, child))
+                self._warm.append((fingerprint, child))
                 if child.remote_info is not None:
                     known = HostFacts(child.remote_info.processors, child.remote_info.gpus)
                     self.known[child.remote_info.host] = known
                 return
-        if not self._keeps(fingerprint, child):
+        if not self._leave_warm(fingerprint, child):
             child.end(_PATIENCE)
 
     def close(self) -> None:
-        """End the idle agents, or leave them to the next command; those at work end after it.
+        """End the warm agents, or leave them to the next command; those at work end after it.
 
         Idempotent.
         """
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+            warm, self._warm = self._warm, []
         # All are told first, then waited for.
-        leaving = [child for fingerprint, child in idle if not self._keeps(fingerprint, child)]
-        for child in leaving:
+        ending = [child for fingerprint, child in warm if not self._leave_warm(fingerprint, child)]
+        for child in ending:
             child.end(_PATIENCE)
 
-    def _keeps(self, fingerprint: Fingerprint, child: AgentProcess) -> bool:
-        """Leave an agent to the next command, or tell it to leave."""
-        rest = None if self._kept is None else self._kept.rest(fingerprint)
-        if rest is not None and child.say(wire.encode(rest)):
+    def _leave_warm(self, fingerprint: Fingerprint, child: AgentProcess) -> bool:
+        """Leave an agent to the next command, or shut it down."""
+        frame = None if self._shared is None else self._shared.stay_warm(fingerprint)
+        if frame is not None and child.say(wire.encode(frame)):
             child.close()
             return True
         child.say(wire.encode(wire.ShutDown()))
@@ -152,7 +152,7 @@ _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 def _empty_in_fork() -> None:
     """A process that the program forks has no agents: they are its parent's."""
     for pool in list(_POOLS):
-        pool._idle, pool._lock = [], threading.Lock()
+        pool._warm, pool._lock = [], threading.Lock()
 
 
 os.register_at_fork(after_in_child=_empty_in_fork)
@@ -242,7 +242,7 @@ def pools(own: Pool | None, keep_warm: float) -> list[AgentPool]:
     """Where a launch looks for agents, in order; its new ones stay in the first."""
     found: list[AgentPool] = [] if own is None else [own]
     if keep_warm and own is None:
-        found.append(KeptPool(keep_warm))
+        found.append(SharedPool(keep_warm))
     _WARMED[:] = [pool for pool in _WARMED if not pool.is_closed]
     return [*found, *_WARMED]
 
@@ -278,7 +278,7 @@ def directory(*, create: bool = True) -> Path | None:
     return path / "warm"
 
 
-class KeptPool:
+class SharedPool:
     """Agents that are left to the user's next command, for some seconds each."""
 
     def __init__(self, seconds: float) -> None:
@@ -290,7 +290,7 @@ class KeptPool:
         """Connect to an agent that waits with this fingerprint."""
         if self._directory is None or "host" in fingerprint:
             return None
-        for found in kept_agents(self._directory, digest(fingerprint)):
+        for found in warm_agents(self._directory, digest(fingerprint)):
             if (child := found.visit()) is not None:
                 return child
         return None
@@ -298,7 +298,7 @@ class KeptPool:
     def make_room(self, fingerprint: Fingerprint) -> None:
         """There is room."""
 
-    def rest(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
+    def stay_warm(self, fingerprint: Fingerprint) -> wire.StayWarm | None:
         """It waits at a socket of its own, on this machine."""
         if self._directory is None or "host" in fingerprint:
             return None
@@ -312,7 +312,7 @@ class KeptPool:
 
 
 @dataclass(frozen=True)
-class KeptAgent:
+class WarmAgent:
     """An agent that waits for a command."""
 
     path: Path
@@ -369,14 +369,14 @@ def _is_told(connection: socket.socket, word: bytes) -> bool:
         return False
 
 
-def kept_agents(directory: Path, key: str = "") -> Iterator[KeptAgent]:
+def warm_agents(directory: Path, key: str = "") -> Iterator[WarmAgent]:
     """The agents that wait in a directory, those of a name or all; some may be gone already."""
     for path in sorted(directory.glob(f"{key}*.json")):
         try:
             known = json.loads(path.read_text())
             if known.pop("space") != identity.space("pid"):
                 continue  # of another machine or container with the same directory
-            agent = KeptAgent(path, **{**known, "packages": tuple(known["packages"])})
+            agent = WarmAgent(path, **{**known, "packages": tuple(known["packages"])})
             if start_time(agent.pid) == agent.start:
                 yield agent
             else:

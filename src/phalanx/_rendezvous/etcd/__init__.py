@@ -1,1 +1,1 @@
-"""Who leads, by a store that outlives every host: etcd elects one, and has the last word."""
+"""Who leads, by keys that outlive every host: etcd elects one, and has the last word."""

@@ -40,8 +40,8 @@ _REFUSED = (
 T = TypeVar("T")
 
 
-class EtcdStore:
-    """The keys of one run in etcd; as `KeyStore` has it."""
+class EtcdClient:
+    """The keys of one run in etcd; as `ElectionKeys` has it."""
 
     def __init__(self, members: Sequence[Endpoint], settings: EtcdSettings, run_id: str) -> None:
         """Nothing is asked yet. Raises `ConfigError`."""

@@ -3,8 +3,8 @@
 Who leads holds the key `leader`, which lives as long as its lease. It tells nobody of a round
 before that is written down, and it is written only while the key is still its own: so there is no
 second round of a number, and of several that believe they lead one goes on. A round that has begun
-needs etcd no more: it runs on while etcd is away, for `etcd_timeout`. After that whoever leads lets
-go: its host's own lease may have ended, and others may have begun without it.
+needs etcd no more: it runs on while etcd is unreachable, for `etcd_timeout`. After that whoever
+leads lets go: its host's own lease may have ended, and others may have begun without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from phalanx._logs import logger
 from phalanx._rendezvous.errors import RendezvousError
 from phalanx._rendezvous.etcd import records
 from phalanx._rendezvous.etcd.candidacy import StandForElection, View
-from phalanx._rendezvous.etcd.keys import EtcdUnreachable, KeyStore, KeyValue
+from phalanx._rendezvous.etcd.keys import ElectionKeys, EtcdUnreachable, KeyValue
 from phalanx._rendezvous.etcd.proofs import ValueProof
 from phalanx._rendezvous.etcd.records import (
     HOSTS,
@@ -58,7 +58,7 @@ class Election:
 
     def __init__(
         self,
-        store: KeyStore,
+        keys: ElectionKeys,
         proof: ValueProof,
         agent: AgentId,
         host_timeout: float,
@@ -67,7 +67,7 @@ class Election:
         now: Callable[[], float],
     ) -> None:
         """Nothing is asked before `run`, or another method."""
-        self._store = store
+        self._keys = keys
         self._proof = proof
         self._agent = agent
         self._host_timeout = host_timeout
@@ -94,7 +94,7 @@ class Election:
         self._depose, self._moved = depose, moved
 
     @property
-    def away(self) -> float:
+    def unreachable_for(self) -> float:
         """For how many seconds etcd could not be reached."""
         return self._unheard
 
@@ -106,7 +106,7 @@ class Election:
                 await self._keep_leases()
                 await self._look()
                 self._heard()
-                await self._store.wait_change(LEADER, self._beat)
+                await self._keys.wait_change(LEADER, self._beat)
             except EtcdUnreachable as error:
                 await asyncio.sleep(_RETRY)
                 # A process that was stopped meanwhile has not asked for so long.
@@ -130,16 +130,16 @@ class Election:
 
     async def _keep_leases(self) -> None:
         async with self._changing:
-            if not self._presence or not await self._store.keep_alive(self._presence):
+            if not self._presence or not await self._keys.keep_alive(self._presence):
                 await self._announce()
         office = self._office
-        if office is not None and not await self._store.keep_alive(office.lease):
+        if office is not None and not await self._keys.keep_alive(office.lease):
             await self._win_back(office)
 
     async def _announce(self) -> None:
         """Have it seen that this host is there."""
-        lease = await self._store.grant(self._etcd_timeout)
-        if await self._store.write({f"{HOSTS}{self._agent}": b""}, {}, lease):
+        lease = await self._keys.grant(self._etcd_timeout)
+        if await self._keys.write({f"{HOSTS}{self._agent}": b""}, {}, lease):
             self._presence = lease  # not before: without the key it would be kept for nothing
 
     async def _look(self) -> None:
@@ -184,7 +184,7 @@ class Election:
         """What there is. Raises `EtcdUnreachable`, `RendezvousError`."""
         leader, leader_there = await self._leader()
         last, round_there = await self._round()
-        present = records.agents_of(await self._store.names(HOSTS))
+        present = records.agents_of(await self._keys.names(HOSTS))
         found = []
         if leader is None and leader_there is not None:
             found.append(claim_of(LEADER, leader_there))
@@ -197,12 +197,12 @@ class Election:
 
     async def _leader(self) -> tuple[LeaderRecord | None, KeyValue | None]:
         """Who leads, if it has a proof, and what is there."""
-        there = await self._store.read(LEADER)
+        there = await self._keys.read(LEADER)
         return records.leader_of(self._proof.open(LEADER, there)), there
 
     async def _round(self) -> tuple[RoundRecord | None, KeyValue | None]:
         """Likewise the last round."""
-        there = await self._store.read(ROUND)
+        there = await self._keys.read(ROUND)
         return records.round_of(self._proof.open(ROUND, there)), there
 
     async def stand(
@@ -223,13 +223,13 @@ class Election:
             return won
 
     async def _take(self, contact: Endpoint, leader: int, last: int) -> bool:
-        lease = await self._store.grant(self._host_timeout)
+        lease = await self._keys.grant(self._host_timeout)
         elected = LeaderElected(leader=self._agent, contact=contact)
         at = {LEADER: leader, ROUND: last}
         value = self._proof.seal(LEADER, records.encode([elected]))
-        revision = await self._store.write({LEADER: value}, at, lease)
+        revision = await self._keys.write({LEADER: value}, at, lease)
         if not revision:
-            await self._store.revoke(lease)
+            await self._keys.revoke(lease)
             return False
         self._office = _Office(lease, revision, contact, last)
         return True
@@ -240,7 +240,7 @@ class Election:
             self._last = formed
             try:
                 value = {ROUND: self._proof.seal(ROUND, records.encode([formed]))}
-                if await self._store.write(value, {LEADER: office.revision}):
+                if await self._keys.write(value, {LEADER: office.revision}):
                     return True
                 await self._win_back(office)
             except EtcdUnreachable:
@@ -253,7 +253,7 @@ class Election:
             office, self._office = self._office, None
             if office is not None:
                 with contextlib.suppress(EtcdUnreachable):
-                    await self._store.revoke(office.lease)
+                    await self._keys.revoke(office.lease)
 
     async def leave(self, told: Sequence[wire.Frame], *, is_alone: bool) -> None:
         """This host goes. `told` is the app's verdict, if this host has given it.
@@ -270,20 +270,20 @@ class Election:
                     await self._write_end(self._last, told, patience)
                 for lease in [self._presence, *([self._office.lease] if self._office else [])]:
                     if lease:
-                        await self._store.revoke(lease)
-        await self._store.close()
+                        await self._keys.revoke(lease)
+        await self._keys.close()
 
     async def _write_end(
         self, last: RoundFormed, told: Sequence[wire.Frame], patience: float
     ) -> None:
-        """Until it is there, or another leads: our lease may have ended while etcd was away."""
+        """Until it is there, or another leads: our lease may have ended meanwhile."""
         end = self._proof.seal(ROUND, records.encode_end(last, told))
         value = {ROUND: end, LEADER: None}
         began, is_said = self._now(), False
         while (office := self._office) is not None:
             try:
-                lease = await self._store.grant(self._end_kept)
-                if await self._store.write(value, {LEADER: office.revision}, lease):
+                lease = await self._keys.grant(self._end_kept)
+                if await self._keys.write(value, {LEADER: office.revision}, lease):
                     return
                 await self._win_back(office)
             except EtcdUnreachable as error:

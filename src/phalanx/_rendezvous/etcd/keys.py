@@ -19,7 +19,7 @@ class KeyValue:
     revision: int
 
 
-class KeyStore(Protocol):
+class ElectionKeys(Protocol):
     """The keys of one run. All methods but `close` raise `EtcdUnreachable`."""
 
     async def read(self, key: str) -> KeyValue | None:

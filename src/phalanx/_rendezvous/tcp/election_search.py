@@ -132,7 +132,7 @@ class ElectionSearch:
             if end.closed:
                 self._ended.add(leader.agent)
         if end.followed:
-            self._actions.halt(self._host.policy.stop_grace)
+            self._actions.halt(self._host.coordinator_settings.stop_grace)
             if not end.closed:
                 self._silent.add(leader.agent)
         return end.followed

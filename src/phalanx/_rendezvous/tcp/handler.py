@@ -90,7 +90,7 @@ class TcpHandler(RendezvousHandler):
         agent: AgentId,
         hostname: str,
         workers: int,
-        policy: CoordinatorSettings,
+        coordinator_settings: CoordinatorSettings,
         now: Callable[[], float] = time.monotonic,
         role: str = DEFAULT_ROLE,
     ) -> TcpDecider:
@@ -101,7 +101,15 @@ class TcpHandler(RendezvousHandler):
             is_host = self.settings.node_rank == 0
             self.settings = dataclasses.replace(self.settings, is_host=is_host)
         host = TcpHost(
-            *(agent, hostname, workers, self.run_id, self.endpoint, policy, self.settings),
+            *(
+                agent,
+                hostname,
+                workers,
+                self.run_id,
+                self.endpoint,
+                coordinator_settings,
+                self.settings,
+            ),
             role=role,
             shares_port=static and self.endpoint.port != 0,
         )
@@ -246,7 +254,7 @@ class _HandlerRun:
 
     async def _serve(self) -> None:
         handler = self._handler
-        policy = CoordinatorSettings(
+        coordinator_settings = CoordinatorSettings(
             hosts=(),
             start_timeout=handler.settings.join_timeout,
             stop_grace=_STOPPED,
@@ -258,7 +266,7 @@ class _HandlerRun:
             backoff=0.0,
             quorum=True,
         )
-        self._decider = handler.decider(self._agent, socket.gethostname(), 1, policy)
+        self._decider = handler.decider(self._agent, socket.gethostname(), 1, coordinator_settings)
         self._over = asyncio.Event()
         await self._decider.start(self._act, self._fail)
         self._decider.tell(JoinedEvent(self._agent, Endpoint("", self._bound.getsockname()[1])))

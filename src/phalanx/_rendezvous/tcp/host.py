@@ -22,7 +22,7 @@ class TcpHost:
     workers: int
     run_id: str
     endpoint: Endpoint
-    policy: CoordinatorSettings
+    coordinator_settings: CoordinatorSettings
     settings: Settings
     key: bytes = b""
     """What hosts of the run prove to each other that they have."""
@@ -33,19 +33,19 @@ class TcpHost:
     @property
     def is_alone(self) -> bool:
         """No other host can come: not even as a spare, to a port that nobody knows."""
-        return self.policy.most == 1 and (self.shares_port or self.endpoint.port == 0)
+        return self.coordinator_settings.most == 1 and (self.shares_port or self.endpoint.port == 0)
 
     @property
     def is_local(self) -> bool:
         """All hosts that can come are this machine."""
-        return is_local(self.endpoint, self.settings, self.policy.most)
+        return is_local(self.endpoint, self.settings, self.coordinator_settings.most)
 
     @property
     def known_address(self) -> str:
         """The address that others reach this host at, where it is known; else empty."""
         if self.settings.local_addr:
             return self.settings.local_addr
-        return "127.0.0.1" if self.policy.most == 1 else ""
+        return "127.0.0.1" if self.coordinator_settings.most == 1 else ""
 
     def own_address(self) -> str:
         """The same, found out. Asks the resolver."""

@@ -126,8 +126,8 @@ class Leader:
         `past` and `contacts` are what is known of the round that another has decided on; `term`
         is that of one who was elected.
         """
-        policy = host.policy
-        self._coordinator = Coordinator(policy, RestartAll(policy), now(), past)
+        settings = host.coordinator_settings
+        self._coordinator = Coordinator(settings, RestartAll(settings), now(), past)
         self._contacts = dict(contacts)
         self._term = term
         if term is not None:
@@ -139,7 +139,7 @@ class Leader:
         self.verdict: Verdict | None = None
         self._takes_over = past is not None
         self._own = host.agent
-        self._policy = policy
+        self._settings = settings
         self._run_id = host.run_id
         self._now = now
         self._act = act
@@ -148,7 +148,7 @@ class Leader:
         self._keys: dict[AgentId, str] = {}
         """What agents are known by: an id is told to all, and could be taken by another."""
         self._refusals: set[str] = set()
-        self._most_links = max(policy.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._most_links = max(settings.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[AgentId, Link] = {}
         self.pings = Pings(host.settings)
         self._accepted = wire.encode(JoinAccepted(leader=self._own))
@@ -247,11 +247,11 @@ class Leader:
             return "it uses the identity of another host"
         if request.agent not in self._links and len(self._links) >= self._most_links:
             return f"the maximum of {self._most_links} hosts has already joined"
-        if request.restarts > self._policy.max_restarts:
+        if request.restarts > self._settings.max_restarts:
             return (
-                f"it has seen {request.restarts} restarts, of at most {self._policy.max_restarts}"
+                f"it has seen {request.restarts} restarts, of at most {self._settings.max_restarts}"
             )
-        bounds = (self._policy.least, self._policy.most)
+        bounds = (self._settings.least, self._settings.most)
         if request.bounds != bounds:
             told, here = _bounds(request.bounds), _bounds(bounds)
             return f"it was started for {told} hosts, the others for {here}"

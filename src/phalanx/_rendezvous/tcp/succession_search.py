@@ -95,7 +95,7 @@ class SuccessionSearch:
         self._succession = self._asked = None
         round_, leader = self._state.round, self._state.leader_agent
         if round_ is not None and leader is not None:
-            self._actions.halt(self._host.policy.stop_grace)
+            self._actions.halt(self._host.coordinator_settings.stop_grace)
             candidates = self._state.successors
             self._succession = Succession(candidates, self._host.agent, leader, closed=closed)
 

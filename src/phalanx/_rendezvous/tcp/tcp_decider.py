@@ -277,7 +277,7 @@ class TcpDecider:
             case p.PreemptedEvent():
                 self._forward(event, wire.Preempted())
             case p.CancelEvent(grace):
-                self._cancel(self._host.policy.stop_grace if grace is None else grace)
+                self._cancel(self._host.coordinator_settings.stop_grace if grace is None else grace)
             case p.TickEvent() if (leader := self._state.leader) is not None:
                 leader.feed(event)
 
@@ -294,7 +294,7 @@ class TcpDecider:
             contact=Endpoint(self._own, 0 if self._listener is None else self._listener.port),
             port=event.endpoint.port,
             torch=event.torch or host.carries_store_anyway(),
-            bounds=(host.policy.least, host.policy.most),
+            bounds=(host.coordinator_settings.least, host.coordinator_settings.most),
             role=host.role,
         )
         self._state.join(request)
@@ -348,9 +348,11 @@ class TcpDecider:
         """Decide, from now on; after another, if there was one."""
         host = self._host
         if term is not None:
-            policy = host.policy
-            quorum = policy.quorum and not self._has_yielded
-            host = replace(host, policy=replace(policy, quorum=quorum, elected=True))
+            settings = host.coordinator_settings
+            quorum = settings.quorum and not self._has_yielded
+            host = replace(
+                host, coordinator_settings=replace(settings, quorum=quorum, elected=True)
+            )
         leader = Leader(
             *(host, self._now, self._actions.carry_out, self._do, self._know),
             past=past,
@@ -450,7 +452,7 @@ class TcpDecider:
     def _give_up(self, leader: Leader) -> None:
         for link in leader.links:
             link.close()
-        self._actions.halt(self._host.policy.stop_grace)
+        self._actions.halt(self._host.coordinator_settings.stop_grace)
 
 
 def _why_not(endpoint: Endpoint, error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Where the secret of a run comes from, for the hosts of a rendezvous.
+"""Where the token of a run comes from, for the hosts of a rendezvous.
 
 | asked in this order                                   | who made it                            |
 |-------------------------------------------------------|----------------------------------------|

@@ -19,16 +19,16 @@ def frames_of(verdict: Verdict) -> list[wire.Frame]:
     """A verdict, to be told to the other hosts."""
     told = [("cause", f) for f in (verdict.cause,) if f is not None]
     told += [("other", f) for f in verdict.others[:MOST_TOLD]]
-    told += [("attempt", f) for f in verdict.attempts]
+    told += [("restart cause", f) for f in verdict.restart_causes]
     frames: list[wire.Frame] = [
         rendezvous_frames.FailureTold(
             agent=f.agent,
             hostname=f.hostname,
             outcome=f.outcome,
             consequence=f.consequence,
-            role=role,
+            kind=kind,
         )
-        for role, f in told
+        for kind, f in told
     ]
     over = rendezvous_frames.AppEnded(
         reason=verdict.reason.value,
@@ -46,14 +46,14 @@ def verdict_of(
 ) -> Verdict:
     """The verdict that another host has told; `round_` is the last one, as it is known here."""
 
-    def failures(role: str) -> tuple[Failure, ...]:
+    def failures(kind: str) -> tuple[Failure, ...]:
         return tuple(
             Failure(
                 *(b.agent, b.hostname, b.outcome, Interval(b.outcome.clock, b.outcome.clock)),
                 consequence=b.consequence,
             )
             for b in blamed
-            if b.role == role
+            if b.kind == kind
         )
 
     return Verdict(
@@ -63,6 +63,6 @@ def verdict_of(
         missing=over.missing,
         members=() if round_ is None else round_.members,
         hosts=over.hosts,
-        attempts=failures("attempt"),
+        restart_causes=failures("restart cause"),
         note=over.note,
     )

@@ -8,7 +8,7 @@
 | `engine` | all calls of the engine's API, and what its complaints mean |
 | `gpus` | which GPUs a container gets: those that nobody else has |
 | `creation` | what is made of a request |
-| `..assessment` | pure: what the engine has of an app → how it stands, and what is to be done |
+| `replicas.assessment` | pure: what the engine has of an app → how it stands, what is to be done |
 | `actions` | does it |
 | `supervisor` | a process that does it whenever a container ends |
 | `replica_errors` | what went wrong in a replica, from what its container has left |

@@ -109,7 +109,7 @@ def complete(
 
 
 def put_token(engine: Engine, container: str, token: bytes, *, is_mounted: bool) -> None:
-    """Give a container that has not begun the secret of its app's rendezvous."""
+    """Give a container that has not begun the token of its app's rendezvous."""
     place, file = os.path.split(TOKEN_FILE)
     if is_mounted:  # the rest of it cannot be written to
         engine.put_files(container, place, {file: token})

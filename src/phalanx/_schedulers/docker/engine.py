@@ -44,7 +44,7 @@ _versions: dict[str, str] = {}
 """The version of the API that an engine has, by its address: it is asked once."""
 
 
-class EngineGone(SchedulerError):
+class EngineUnreachable(SchedulerError):
     """The engine does not answer."""
 
 
@@ -59,7 +59,7 @@ class NameTaken(SchedulerError):
 class Engine:
     """A connection to the engine that the user's environment names; a context manager.
 
-    Everything raises `SchedulerError`: `EngineGone` where it does not answer.
+    Everything raises `SchedulerError`: `EngineUnreachable` where it does not answer.
     """
 
     def __init__(self, *, timeout: float = _TIMEOUT) -> None:
@@ -319,7 +319,7 @@ class Engine:
             kind = {404: NotInEngine, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
             raise kind(f"the Docker engine cannot {what}: {said}") from error
         except (DockerException, RequestException, HTTPError, OSError) as error:
-            raise EngineGone(
+            raise EngineUnreachable(
                 f"the Docker engine at {self.address} does not answer "
                 f"({sanitize_line(str(error), _LONGEST)}). Look at it: docker info"
             ) from error
@@ -362,7 +362,7 @@ def _socket_path(address: str) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Say in a sentence why a socket of this machine cannot be used. Raises `EngineGone`."""
+    """Say in a sentence why a socket of this machine cannot be used. Raises `EngineUnreachable`."""
     path = _socket_path(address)
     if path is None:
         return
@@ -371,7 +371,7 @@ def _knock(address: str) -> None:
             tried.settimeout(_TIMEOUT)
             tried.connect(path)
     except OSError as error:
-        raise EngineGone(_no_entry(path, error)) from error
+        raise EngineUnreachable(_no_entry(path, error)) from error
 
 
 def _no_entry(path: str, error: OSError) -> str:
@@ -494,12 +494,12 @@ def moment(text: str | None) -> float | None:
 
 
 def wait_for_engine(limit: float) -> Engine:
-    """A connection, as soon as the engine answers. Raises `EngineGone` after so many seconds."""
+    """A connection, as soon as the engine answers; after `limit`, raises `EngineUnreachable`."""
     end = time.monotonic() + limit
     while True:
         try:
             return Engine()
-        except EngineGone:
+        except EngineUnreachable:
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)

@@ -11,7 +11,7 @@ from typing import Any
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.docker.engine import (
     Engine,
-    EngineGone,
+    EngineUnreachable,
     NotInEngine,
     moment,
     wait_for_engine,
@@ -22,7 +22,7 @@ _STREAMS = {1: Stream.STDOUT, 2: Stream.STDERR}
 _HEADER = struct.Struct(">BxxxI")
 _PAUSE = 0.1
 _PATIENCE = 60.0
-"""Seconds that an engine may be away from somebody who follows."""
+"""Seconds that an engine may be unreachable for somebody who follows."""
 _LAST = 200
 """Lines of stderr that are looked through for an error."""
 
@@ -66,7 +66,7 @@ class ReplicaOutput:
                         return
                     # What was made before the app ended is seen by one more look.
                     is_last_look = self.has_app_ended(engine)
-                except EngineGone:
+                except EngineUnreachable:
                     if not follow:
                         raise
                     engine.close()
@@ -147,6 +147,8 @@ def _frames(
                 number, size = _HEADER.unpack(header)
                 yield _STREAMS.get(number, Stream.STDOUT), response.raw.read(size)
         except struct.error as error:
-            raise EngineGone(f"the Docker engine has broken off its answer: {error}") from error
+            raise EngineUnreachable(
+                f"the Docker engine has broken off its answer: {error}"
+            ) from error
         finally:
             response.close()

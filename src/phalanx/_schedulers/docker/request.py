@@ -38,7 +38,7 @@ CODE_PATH = "/opt/phalanx-code"
 """Where in a container Phalanx itself is, for programs that need it."""
 TOKEN_PATH = "/opt/phalanx-token"  # noqa: S105
 TOKEN_FILE = f"{TOKEN_PATH}/rendezvous.token"
-"""Where in a container the secret of its app's rendezvous is: `docker inspect` shows variables."""
+"""Where in a container the token of its app's rendezvous is: `docker inspect` shows variables."""
 _HOST = "host"
 _LONGEST_WORD = 40
 
@@ -169,13 +169,13 @@ def make_request(
     network = app_id if options.network is None else options.network
     words = role_words([role.name for role in app.roles])
     ships = any(needs_phalanx(role) for role, _ in meant)
-    making = _Making(app_id, options, network, words, record, own, rank0_env, ships=ships)
+    maker = _ContainerMaker(app_id, options, network, words, record, own, rank0_env, ships=ships)
     return DockerRequest(
         app_id=app_id,
         session=session,
         network=app_id if options.network is None else None,
         containers=tuple(
-            making.container(role, number, plans.get(role.name)) for role, number in meant
+            maker.container(role, number, plans.get(role.name)) for role, number in meant
         ),
         lifecycle_record=record,
         labels=own,
@@ -203,7 +203,7 @@ def role_words(names: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Making:
+class _ContainerMaker:
     app_id: str
     options: DockerOptions
     network: str

@@ -305,7 +305,7 @@ def _error(engine: Engine, assessed: Assessment, key: ReplicaKey) -> ReplicaErro
 def _cause(assessed: Assessment, errors: Mapping[ReplicaKey, ReplicaError]) -> ReplicaKey | None:
     """The replica that the app's failure is told of: not one that has only heard of another's."""
     first = assessed.lifecycle.first_failure
-    if first is not None and first in errors and errors[first].is_elsewhere:
+    if first is not None and first in errors and errors[first].is_remote:
         return next((key for key, error in errors.items() if error.is_own), first)
     return first
 

@@ -11,18 +11,18 @@ import signal
 import sys
 import time
 
-from phalanx._schedulers.detached import start_detached
+from phalanx._schedulers.daemon import start_daemon
 from phalanx._schedulers.docker.actions import carry_out
-from phalanx._schedulers.docker.engine import Engine, EngineGone
+from phalanx._schedulers.docker.engine import Engine, EngineUnreachable
 
 _AWAY = 1.0
-"""Seconds between two tries to reach an engine that is away."""
+"""Seconds between two tries to reach an engine."""
 _LOG = "local_docker.log"
 
 
 def start_supervisor(app_id: str) -> None:
     """Start one, in a session of its own, with nothing of ours but the environment."""
-    start_detached(_LOG, "phalanx._schedulers.docker.supervisor", app_id)
+    start_daemon(_LOG, "phalanx._schedulers.docker.supervisor", app_id)
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _is_done(app_id: str) -> bool:
-    """The app has ended, or is gone. False where the engine is away."""
+    """The app has ended, or is gone. False where the engine is unreachable."""
     try:
         with Engine() as engine, contextlib.closing(engine.events(app_id)) as events:
             while True:  # what happens from now on, while it is looked at, is heard of
@@ -44,5 +44,5 @@ def _is_done(app_id: str) -> bool:
                     return True
                 if next(events, None) is None:
                     return False
-    except EngineGone:
+    except EngineUnreachable:
         return False

@@ -1,27 +1,31 @@
 """`kubernetes`: apps as Jobs of a cluster, and its pods as hosts of launches.
 
-| module | |
+| room, module | |
 |---|---|
 | `options` | what a user can ask for, checked |
 | `names` | pure: names and labels that every API server takes |
-| `record` | pure: what an app is, as its Service says it |
-| `archive` | files that travel in the cluster's own objects |
-| `pod` | pure: the pod of a replica |
-| `request` | pure: an app and its options → the objects |
+| `manifest` | pure: templates merged, times read |
 | `rights` | the rights that a user needs |
-| `connection` | the way to an API server: kubeconfig and context, or the pod's own account |
-| `cluster` | all requests to it, and what its complaints mean |
-| `creation` | what is made of a request |
-| `seen` | pure: what the cluster has of an app, as `..assessment` takes it |
-| `actions` | does what is to be done |
-| `supervisor` | a process that does it whenever a Job ends |
-| `status` | how an app stands, for users: why it waits, what went wrong |
-| `logs` | what replicas have printed, from the cluster |
-| `lease` | pods as hosts for launches |
-| `lent_pods` | pure: what they are made of, and how they stand |
-| `exec_stream` | a program: the way into a pod |
-| `credentials` | what it needs to know of the API server |
-| `guard` | a program: deletes the pods of a launcher that was killed |
+| **`api`** | the API server: no app, no launch |
+| `api.connection` | the way to it: kubeconfig and context, or the pod's own account |
+| `api.cluster` | all requests to it, and what its complaints mean |
+| `api.exec_stream` | a program: the way into a pod |
+| `api.credentials` | what that needs to know of the API server |
+| **`apps`** | apps as Jobs: no lease |
+| `apps.record` | pure: what an app is, as its Service says it |
+| `apps.archive` | files that travel in the cluster's own objects |
+| `apps.pod` | pure: the pod of a replica |
+| `apps.request` | pure: an app and its options → the objects |
+| `apps.creation` | what is made of a request |
+| `apps.seen` | pure: what the cluster has of an app, as `replicas.assessment` takes it |
+| `apps.actions` | does what is to be done |
+| `apps.supervisor` | a process that does it whenever a Job ends |
+| `apps.status` | how an app stands, for users: why it waits, what went wrong |
+| `apps.logs` | what replicas have printed, from the cluster |
+| **`hosts`** | pods as hosts for launches: no app |
+| `hosts.lease` | asks for them, waits, gives them back |
+| `hosts.lent_pods` | pure: what they are made of, and how they stand |
+| `hosts.guard` | a program: deletes the pods of a launcher that was killed |
 | `scheduler` | puts them together |
 """
 

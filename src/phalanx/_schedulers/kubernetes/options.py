@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from phalanx._schedulers.kubernetes.cluster import parse_version
+from phalanx._schedulers.kubernetes.api.cluster import parse_version
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
 

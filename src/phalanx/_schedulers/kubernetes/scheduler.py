@@ -11,30 +11,30 @@ from typing import Any
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._schedulers.authoring import check_script, need, needs_phalanx, workspace_of
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.actions import (
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, NotInCluster
+from phalanx._schedulers.kubernetes.api.connection import EXTRA
+from phalanx._schedulers.kubernetes.apps.actions import (
     carry_out,
     delete_all,
     find,
     find_all,
     is_due,
 )
-from phalanx._schedulers.kubernetes.archive import pack_phalanx, pack_project
-from phalanx._schedulers.kubernetes.cluster import Cluster, NotInCluster
-from phalanx._schedulers.kubernetes.connection import EXTRA
-from phalanx._schedulers.kubernetes.creation import build_images, create_objects
-from phalanx._schedulers.kubernetes.logs import PodOutput
-from phalanx._schedulers.kubernetes.names import AppName, label
-from phalanx._schedulers.kubernetes.options import KubernetesOptions
-from phalanx._schedulers.kubernetes.request import (
+from phalanx._schedulers.kubernetes.apps.archive import pack_phalanx, pack_project
+from phalanx._schedulers.kubernetes.apps.creation import build_images, create_objects
+from phalanx._schedulers.kubernetes.apps.logs import PodOutput
+from phalanx._schedulers.kubernetes.apps.request import (
     KubernetesRequest,
     RequestFiles,
     make_request,
     user_name,
 )
+from phalanx._schedulers.kubernetes.apps.seen import SeenObjects
+from phalanx._schedulers.kubernetes.apps.status import seconds_of, shown_state, status_of
+from phalanx._schedulers.kubernetes.apps.supervisor import start_supervisor
+from phalanx._schedulers.kubernetes.names import AppName, label
+from phalanx._schedulers.kubernetes.options import KubernetesOptions
 from phalanx._schedulers.kubernetes.rights import RIGHTS
-from phalanx._schedulers.kubernetes.seen import SeenObjects
-from phalanx._schedulers.kubernetes.status import seconds_of, shown_state, status_of
-from phalanx._schedulers.kubernetes.supervisor import start_supervisor
 from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.replicas.assessment import Assessment, assess
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
@@ -272,7 +272,7 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
 
     def lend(self, request: LeaseRequest) -> Lease:
         """Create pods; does not wait."""
-        from phalanx._schedulers.kubernetes.lease import KubernetesLease
+        from phalanx._schedulers.kubernetes.hosts.lease import KubernetesLease
 
         need("kubernetes", EXTRA)
         template = _template(request.options.pod_template)

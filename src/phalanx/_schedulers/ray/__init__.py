@@ -1,28 +1,35 @@
 """`ray`: apps and hosts on a Ray cluster that exists already.
 
-| module | |
+| room, module | |
 |---|---|
 | `options` | what a user can ask for, checked |
-| `names` | pure: an app's id, and what a job's metadata says |
-| `request` | pure: an app and its options → a job, and what its driver is told |
 | `resources` | pure: bundles of a placement group, and which resources are missing |
-| `package` | the zip files that travel: a project, and Phalanx with a request |
-| `dashboard` | all requests to the cluster, over HTTP, and what its complaints mean |
-| `addresses` | where the dashboard is |
-| `records` | pure: what a driver writes into its job's log, and reads back |
-| `status` | pure: how an app stands, by its job and its driver |
-| `nodes` | in the cluster: a placement group, and a server on each of its bundles |
-| `node_server` | in the cluster: runs commands on a node, for those who have the token |
-| `guarded_port` | in the cluster: takes connections, of which strangers cannot keep others out |
-| `command_stream` | the other side of it: a command's streams over a connection |
-| `app_driver` | in the cluster: runs an app |
-| `lend_driver` | in the cluster: holds hosts for a launcher outside; `relay` leads to them |
-| `exec_stream` | the command that leads to a lent host |
-| `lease` | hosts for launches, from outside or within a Ray program |
+| `job_log` | pure: what a driver writes into its job's log, and reads back |
+| `command_stream` | a command's streams over a connection, as both sides speak |
+| **`api`** | the cluster from outside: no app, no lease |
+| `api.addresses` | where its dashboard is |
+| `api.dashboard` | all requests to it, over HTTP, and what its complaints mean |
+| `api.package` | the zip files that travel: a project, and Phalanx with a request |
+| `api.job` | pure: a job that runs our driver, and how it stands |
+| **`cluster`** | what runs in the cluster: nothing of how it was submitted |
+| `cluster.driver` | what a job runs: one of the next two |
+| `cluster.app_driver` | runs an app |
+| `cluster.lend_driver` | holds hosts for a launcher outside, and leads it to them |
+| `cluster.nodes` | a placement group, and a server on each of its bundles |
+| `cluster.lent_nodes` | a group that is lent, of which lost nodes are replaced |
+| `cluster.node_server` | runs commands on a node, for those who have the token |
+| `cluster.guarded_port` | takes connections, of which strangers cannot keep others out |
+| **`apps`** | apps as jobs: no lease |
+| `apps.names` | pure: an app's id, and what a job's metadata says |
+| `apps.request` | pure: an app and its options → a job, and what its driver is told |
+| `apps.status` | pure: how an app stands, by its job and its driver |
+| **`hosts`** | nodes as hosts for launches: no app |
+| `hosts.lease` | from outside or within a Ray program |
+| `hosts.exec_stream` | a program: the way to a lent host |
 | `scheduler` | puts them together |
 
-Ray itself is imported by `nodes` alone, in the cluster or within a Ray program: this side speaks
-HTTP, so that it needs no Ray, and the cluster may have any version.
+Ray itself is imported by `cluster.nodes` alone, in the cluster or within a Ray program: this side
+speaks HTTP, so that it needs no Ray, and the cluster may have any version.
 """
 
 from __future__ import annotations

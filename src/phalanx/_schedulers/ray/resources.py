@@ -64,16 +64,16 @@ def _count_spread(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> int:
     """How many bundles have a node to themselves at best: a matching, by augmenting paths."""
     holders: dict[int, int] = {}
 
-    def seat(bundle: int, seen: set[int]) -> bool:
+    def assign(bundle: int, seen: set[int]) -> bool:
         for index, node in enumerate(nodes):
             if index not in seen and _fits(bundles[bundle], node):
                 seen.add(index)
-                if index not in holders or seat(holders[index], seen):
+                if index not in holders or assign(holders[index], seen):
                     holders[index] = bundle
                     return True
         return False
 
-    return sum(seat(number, set()) for number in range(len(bundles)))
+    return sum(assign(number, set()) for number in range(len(bundles)))
 
 
 def _sum(bundles: Iterable[Bundle]) -> dict[str, float]:

@@ -14,19 +14,20 @@ from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
 from phalanx._schedulers.leases import Lease, LeaseRequest
-from phalanx._schedulers.ray import records
-from phalanx._schedulers.ray.addresses import dashboard_of
-from phalanx._schedulers.ray.dashboard import Dashboard
-from phalanx._schedulers.ray.names import JobMetadata, RayApp
-from phalanx._schedulers.ray.options import RayOptions
-from phalanx._schedulers.ray.package import (
+from phalanx._schedulers.ray import job_log
+from phalanx._schedulers.ray.api.addresses import dashboard_of
+from phalanx._schedulers.ray.api.dashboard import Dashboard
+from phalanx._schedulers.ray.api.job import seconds_of, state_of, with_driver
+from phalanx._schedulers.ray.api.package import (
     pack_driver,
     pack_project,
     plan_project,
     read_requirements,
 )
-from phalanx._schedulers.ray.request import RayRequest, make_request, with_driver
-from phalanx._schedulers.ray.status import ObservedApp, seconds_of, state_of, status_file
+from phalanx._schedulers.ray.apps.names import JobMetadata, RayApp
+from phalanx._schedulers.ray.apps.request import RayRequest, make_request
+from phalanx._schedulers.ray.apps.status import SeenRayApp
+from phalanx._schedulers.ray.options import RayOptions
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import SCRIPT
@@ -144,8 +145,8 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
         said, log = _said(dashboard, name, job), ""
         if state.is_final and (said is None or not said.get("final")):
             log = dashboard.log(name)
-            said = records.last_status(log) or said
-        return ObservedApp(app_id, metadata, job, said, log).status(time.time())
+            said = job_log.last_status(log) or said
+        return SeenRayApp(app_id, metadata, job, said, log).status(time.time())
 
     def list(self) -> list[AppSummary]:
         """All apps of this session and user, on the cluster that the environment names."""
@@ -194,7 +195,7 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
         if not 0 <= replica < counts[role]:
             raise LookupError(f"{role} of {app_id} has {counts[role]} replicas, no {replica}")
         lines = _follow(dashboard, name, role, replica) if follow else None
-        for line in lines or records.lines_of(dashboard.log(name), role, replica):
+        for line in lines or job_log.lines_of(dashboard.log(name), role, replica):
             moment = line.time or 0.0
             if until is not None and moment >= until:
                 return
@@ -234,7 +235,7 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
 
     def lend(self, request: LeaseRequest) -> Lease:
         """Ask for a placement group; does not wait."""
-        from phalanx._schedulers.ray.lease import lend
+        from phalanx._schedulers.ray.hosts.lease import lend
 
         return lend(request)
 
@@ -251,13 +252,13 @@ def _said(dashboard: Dashboard, name: str, job: dict[str, Any]) -> dict[str, Any
     node = job.get("driver_node_id")
     if not node or state_of(job) is AppState.PENDING:
         return None
-    text = dashboard.file(node, status_file(name))
+    text = dashboard.file(node, job_log.status_file(name))
     try:
         found = json.loads(text[text.index("{") :]) if text and "{" in text else None
     except ValueError:
         found = None
     if found is None and text is None:
-        found = records.last_status(dashboard.log(name))
+        found = job_log.last_status(dashboard.log(name))
     return found if isinstance(found, dict) else None
 
 
@@ -268,7 +269,7 @@ def _follow(dashboard: Dashboard, name: str, role: str, replica: int) -> Iterato
         job = dashboard.job(name)
         is_last = job is None or state_of(job).is_final
         began = time.monotonic()
-        lines = list(records.lines_of(dashboard.log(name), role, replica))
+        lines = list(job_log.lines_of(dashboard.log(name), role, replica))
         took = time.monotonic() - began
         yield from lines[seen:]
         seen = max(seen, len(lines))

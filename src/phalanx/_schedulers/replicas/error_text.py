@@ -40,16 +40,16 @@ class ReplicaError:
     @property
     def is_own(self) -> bool:
         """It happened to a worker of this replica, as far as the replica says."""
-        return self.where is not None and not self.where.elsewhere
+        return self.where is not None and not self.where.is_remote
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """It happened in another replica."""
-        return self.where is not None and self.where.elsewhere
+        return self.where is not None and self.where.is_remote
 
     def describe_worker(self) -> str:
         """The worker, to follow the text; nothing where that names it, or none is known."""
-        if self.where is None or self.where.elsewhere or self.is_complete:
+        if self.where is None or self.where.is_remote or self.is_complete:
             return ""
         return f" (rank {self.where.rank} on {self.where.hostname})"
 
@@ -137,6 +137,6 @@ def reported(content: str) -> ReplicaError:
 
 def _where(facts: dict[str, Any]) -> ErrorOrigin | None:
     match facts:
-        case {"rank": int(rank), "hostname": str(host), "elsewhere": bool(elsewhere)}:
-            return ErrorOrigin(rank, _UNSHOWN.sub("", host)[:_LONGEST], elsewhere=elsewhere)
+        case {"rank": int(rank), "hostname": str(host), "is_remote": bool(is_remote)}:
+            return ErrorOrigin(rank, _UNSHOWN.sub("", host)[:_LONGEST], is_remote=is_remote)
     return None

@@ -74,7 +74,7 @@ class JobState:
         return AppState.CANCELLED if self.state == "CANCELLED" else AppState.FAILED
 
 
-class ControllerDown(Exception):
+class ControllerUnreachable(Exception):
     """Nobody answers; the text is Slurm's own."""
 
 
@@ -143,7 +143,7 @@ class Controller:
     def jobs(self, numbers: Iterable[str]) -> dict[str, JobState | None]:
         """The states of jobs; None for those that Slurm does not know any more.
 
-        Blocks for an answer that is at most a second old. Raises `ControllerDown`.
+        Blocks for an answer that is at most a second old. Raises `ControllerUnreachable`.
         """
         wanted = list(dict.fromkeys(numbers))
         if not wanted:
@@ -156,7 +156,7 @@ class Controller:
             self._ask({*wanted})
             with self._lock:
                 if self._answers.problem:
-                    raise ControllerDown(self._answers.problem)
+                    raise ControllerUnreachable(self._answers.problem)
                 return {n: self._answers.known.get(n) for n in wanted}
 
     def expect(self, numbers: Iterable[str]) -> None:
@@ -166,23 +166,23 @@ class Controller:
             self._answers.wanted.update(dict.fromkeys(numbers, now))
 
     def _current(self, wanted: Sequence[str]) -> dict[str, JobState | None] | None:
-        """What is known of jobs, if it is all and new enough. Raises `ControllerDown`."""
+        """What is known of jobs, if it is all and new enough. Raises `ControllerUnreachable`."""
         self.expect(wanted)
         with self._lock:
             answers = self._answers
             if time.monotonic() >= answers.good_until:
                 return None
             if answers.problem:
-                raise ControllerDown(answers.problem)
+                raise ControllerUnreachable(answers.problem)
             known = {n: answers.known[n] for n in wanted if n in answers.known}
             return known if len(known) == len(wanted) else None
 
     def find(self, name: str) -> str | None:
-        """The number of the user's job of a name. Raises `ControllerDown`."""
+        """The number of the user's job of a name. Raises `ControllerUnreachable`."""
         with self._asking:
             done = self._question("squeue", "-h", "--states=all", f"--name={name}", "-o", "%i")
         if done.returncode:
-            raise ControllerDown(_reason(done.stderr))
+            raise ControllerUnreachable(_reason(done.stderr))
         numbers = [line.strip().partition("+")[0] for line in done.stdout.splitlines()]
         return numbers[0] if numbers else None
 
@@ -199,9 +199,9 @@ class Controller:
         try:
             # squeue would try for many seconds to reach one that is not there.
             if answers.problem and not self._answers_again():
-                raise ControllerDown(answers.problem)
+                raise ControllerUnreachable(answers.problem)
             found = self._ask_queue(asked)
-        except ControllerDown as error:
+        except ControllerUnreachable as error:
             with self._lock:
                 answers.problem = str(error)
                 answers.good_until = time.monotonic() + WHILE_DOWN
@@ -218,7 +218,7 @@ class Controller:
         jobs, fields = f"--jobs={','.join(numbers)}", "|".join(_SQUEUE_FIELDS)
         done = self._question("squeue", "-h", "--states=all", jobs, "-o", fields)
         if done.returncode and not _NOT_THERE.search(done.stderr):
-            raise ControllerDown(_reason(done.stderr))
+            raise ControllerUnreachable(_reason(done.stderr))
         return parse_jobs(done.stdout)
 
     def _answers_again(self) -> bool:
@@ -226,7 +226,7 @@ class Controller:
         if time.monotonic() >= self._is_up_until:
             try:
                 self._is_up = " is UP" in self._question("scontrol", "ping").stdout
-            except ControllerDown:
+            except ControllerUnreachable:
                 self._is_up = False
             self._is_up_until = time.monotonic() + (INTERVAL if self._is_up else WHILE_DOWN)
         return self._is_up
@@ -238,12 +238,12 @@ class Controller:
         fields = f"--format={','.join(_SACCT_FIELDS)}"
         try:
             done = self._question("sacct", "-n", "-P", "-X", f"--jobs={','.join(numbers)}", fields)
-        except ControllerDown:
+        except ControllerUnreachable:
             return {}
         return parse_jobs(done.stdout) if done.returncode == 0 else {}
 
     def _question(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Ask Slurm something when it is time to; `_asking` is held. Raises `ControllerDown`.
+        """Ask Slurm when it is time to; `_asking` is held. Raises `ControllerUnreachable`.
 
         Every question goes through here: no two begin within a second.
         """
@@ -252,7 +252,7 @@ class Controller:
         try:
             return self._run(command, timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
-            raise ControllerDown(f"{command[0]} did not answer in {_PATIENCE:g} s") from None
+            raise ControllerUnreachable(f"{command[0]} did not answer in {_PATIENCE:g} s") from None
         except FileNotFoundError:
             raise _no_slurm(command[0]) from None
 
@@ -270,7 +270,7 @@ class Controller:
                 if limit is not None and (number := self.find(name)) is not None:
                     return number
                 return self._submit(script, directory)
-            except ControllerDown as error:
+            except ControllerUnreachable as error:
                 if limit is None:
                     limit = time.monotonic() + UNREACHABLE_FOR
                     logger.warning(
@@ -291,12 +291,12 @@ class Controller:
         except FileNotFoundError:
             raise _no_slurm("sbatch") from None
         except subprocess.TimeoutExpired:
-            raise ControllerDown(f"sbatch did not end in {_SUBMIT_PATIENCE:g} s") from None
+            raise ControllerUnreachable(f"sbatch did not end in {_SUBMIT_PATIENCE:g} s") from None
         number = done.stdout.strip().partition(";")[0]
         if done.returncode or not number.isdigit():
             reason = _reason(done.stderr or done.stdout)
             if DOWN.search(reason):
-                raise ControllerDown(reason)
+                raise ControllerUnreachable(reason)
             raise SchedulerError(f"Slurm refused the job: {reason}")
         return number
 

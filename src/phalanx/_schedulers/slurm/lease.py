@@ -26,7 +26,7 @@ from phalanx._schedulers.slurm.controller import (
     DOWN,
     INTERVAL,
     UNREACHABLE_FOR,
-    ControllerDown,
+    ControllerUnreachable,
     JobState,
     controller,
     environment,
@@ -35,7 +35,7 @@ from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx.errors import ConfigError, PhalanxError
 
 _GIVING_BACK = 5.0
-"""Seconds for an allocation to end when its pipe is closed, unless the controller is away."""
+"""Seconds for an allocation to end when its pipe is closed, if the controller answers."""
 _ENDING = 90.0
 """Seconds for a job that ends to say how."""
 _SAID = 16 << 10
@@ -195,7 +195,7 @@ class SlurmLease(Lease):
         while numbers and time.monotonic() < limit:
             try:
                 job = controller().jobs(numbers[-1:])[numbers[-1]]
-            except ControllerDown:
+            except ControllerUnreachable:
                 return False
             if job is None or job.state != "COMPLETING":
                 return job is not None and job.state == "CANCELLED"
@@ -297,7 +297,7 @@ class _Allocation:
             try:
                 found = controller().jobs([self.number])[self.number]
                 self._state = found or self._state
-            except ControllerDown as error:
+            except ControllerUnreachable as error:
                 self._state = JobState(self._state.state, f"no answer from Slurm: {error}")
             except PhalanxError as error:
                 self._state = JobState(self._state.state, str(error))

@@ -29,7 +29,7 @@ from phalanx._schedulers.replicas.log_files import (
 from phalanx._schedulers.replicas.recorded_status import recorded_status
 from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
-from phalanx._schedulers.slurm.controller import ControllerDown, JobState, controller
+from phalanx._schedulers.slurm.controller import ControllerUnreachable, JobState, controller
 from phalanx._schedulers.slurm.layout import (
     JOB_FILE,
     REPLICAS,
@@ -40,7 +40,7 @@ from phalanx._schedulers.slurm.layout import (
 )
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx._schedulers.slurm.script import ScriptRole, SlurmRequest, make_script
-from phalanx._schedulers.slurm.status import JobView, RecordedRole, assess
+from phalanx._schedulers.slurm.status import RecordedRole, SeenSlurmJob, assess
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import HOSTS, SCRIPT
 from phalanx._specs.substitution import Values
@@ -191,14 +191,14 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         # A failure may be of a try that Slurm has ended, also where it says so only a moment later.
         open_ = {i: f for i, f in files.items() if f.result() != 0}
         jobs = {i: f.job() for i, f in open_.items() if f.result() is None or f.is_requeued()}
-        for app, view in zip(going, self._views(going, jobs), strict=True):
+        for app, seen in zip(going, self._seen_jobs(going, jobs), strict=True):
             status = assess(
                 _files(app),
                 [
                     RecordedRole(role["name"], len(role["replicas"]), role["replicas"][0]["cwd"])
                     for role in app.facts["roles"]
                 ],
-                view,
+                seen,
                 cancel_asked=app.cancel_asked,
                 created=app.created,
             )
@@ -206,9 +206,9 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             with contextlib.suppress(OSError):  # another app's directory, or a full disk
                 replace(app.path / "status.json", status, last=final)
 
-    def _views(
+    def _seen_jobs(
         self, going: Sequence[RecordedApp], jobs: dict[str, str | None]
-    ) -> Iterator[JobView]:
+    ) -> Iterator[SeenSlurmJob]:
         """What Slurm says of each: it is not asked for those whose files say all."""
         found: dict[str, JobState | None] = {}
         silence = ""
@@ -216,11 +216,11 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             for app_id in [app_id for app_id, number in jobs.items() if number is None]:
                 jobs[app_id] = controller().find(app_id)  # submit was killed, or is not done
             found = controller().jobs(number for number in jobs.values() if number is not None)
-        except ControllerDown as error:
+        except ControllerUnreachable as error:
             silence = str(error)
         for app in going:
             number = jobs.get(app.id)
-            yield JobView(number, None if number is None else found.get(number), silence)
+            yield SeenSlurmJob(number, None if number is None else found.get(number), silence)
 
     # ── logs ──────────────────────────────────────────────────────────────────
 
@@ -289,7 +289,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             return
         number = _files(app).job()
         if number is None:
-            with contextlib.suppress(ControllerDown):
+            with contextlib.suppress(ControllerUnreachable):
                 number = controller().find(app_id)
         try:
             replace(app.path / "cancel.json", {"asked": time.time()})

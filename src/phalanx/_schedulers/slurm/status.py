@@ -58,7 +58,7 @@ class RecordedRole:
 
 
 @dataclass(frozen=True)
-class JobView:
+class SeenSlurmJob:
     """What Slurm says of an app's job."""
 
     number: str | None
@@ -71,7 +71,7 @@ class JobView:
 def assess(
     files: JobDirectory,
     roles: Sequence[RecordedRole],
-    job: JobView,
+    job: SeenSlurmJob,
     *,
     cancel_asked: bool,
     created: float,
@@ -104,7 +104,7 @@ def assess(
 
 
 def _app(
-    files: JobDirectory, job: JobView, replicas: list[dict[str, Any]], *, cancel_asked: bool
+    files: JobDirectory, job: SeenSlurmJob, replicas: list[dict[str, Any]], *, cancel_asked: bool
 ) -> tuple[AppState, str, int | None]:
     code = files.result()
     if code and _is_back(files, job):
@@ -135,7 +135,7 @@ def _app(
     return state, _ENDS.get(job.state.state) or _said_by_slurm(files, job), 1
 
 
-def _is_back(files: JobDirectory, job: JobView) -> bool:
+def _is_back(files: JobDirectory, job: SeenSlurmJob) -> bool:
     """What the script has written down is of a try that Slurm ended, to start another."""
     known = job.state
     going = known is not None and known.app_state in (AppState.PENDING, AppState.RUNNING)
@@ -143,7 +143,7 @@ def _is_back(files: JobDirectory, job: JobView) -> bool:
 
 
 def _unknown(
-    files: JobDirectory, job: JobView, *, cancel_asked: bool
+    files: JobDirectory, job: SeenSlurmJob, *, cancel_asked: bool
 ) -> tuple[AppState, str, int | None]:
     """Slurm has forgotten the job, and the script has not said how it ended."""
     note = files.last_note()
@@ -161,7 +161,7 @@ def _waiting(job: JobState) -> str:
     return f"{told} ({reason}, partition {job.partition})" if reason else told
 
 
-def _said_by_slurm(files: JobDirectory, job: JobView) -> str:
+def _said_by_slurm(files: JobDirectory, job: SeenSlurmJob) -> str:
     """What the script, srun or Slurm have written, for want of a replica that failed."""
     try:
         text = (files.path / SLURM_LOG).read_text(errors="replace")

@@ -83,6 +83,6 @@ def _taken(root: Path) -> set[str]:
     found: set[str] = set()
     for path in root.glob("*/gpus.json"):
         app, given = get(path.parent.name), read(path)
-        if app is not None and given is not None and app.is_here and not app.state.is_final:
+        if app is not None and given is not None and app.is_local and not app.state.is_final:
             found.update(given["devices"])
     return found

@@ -212,7 +212,7 @@ class Supervisor:
     def _prepare(self) -> None:
         """Have what the replicas need, and start them; or end without."""
         self._tell()
-        failure = self._starter.prepare(self._wait_for_crew, self._wake_up)
+        failure = self._starter.prepare(self._wait_for_starter, self._wake_up)
         if self._is_to_end():
             self._look_for_an_end()
         elif failure is not None:
@@ -224,7 +224,7 @@ class Supervisor:
             self._replicas |= {replica.key: replica for replica in prepared}
             self._do(self._lifecycle.begin())
 
-    def _wait_for_crew(self, message: str) -> bool:
+    def _wait_for_starter(self, message: str) -> bool:
         """Say what the starter waits for; a moment passes. False when the app is to end."""
         if message != self._message:
             self._message = message
@@ -345,7 +345,7 @@ class Supervisor:
         else:
             error = first_error(replica, self._told.get(key, 0))
         text = error.text
-        if ending.python and not error.is_elsewhere:
+        if ending.python and not error.is_remote:
             text = with_interpreter(text, replica.hostname, ending.python)
         if text != error.text:
             return ReplicaError(at_home(text, replica.cwd), where=error.where, is_complete=True)
@@ -357,7 +357,7 @@ class Supervisor:
 
     def _has_only_heard(self, key: ReplicaKey, ending: ReplicaEnd) -> bool:
         """It failed because of what happened in another."""
-        return not ending.succeeded and self._error_of(key, ending).is_elsewhere
+        return not ending.succeeded and self._error_of(key, ending).is_remote
 
     def _is_real_cause(self, key: ReplicaKey, ending: ReplicaEnd) -> bool:
         """The first that ended was stopped because of what happened in this one.
@@ -365,10 +365,10 @@ class Supervisor:
         One that was killed cannot say so: it is enough that nobody has asked it to end.
         """
         before = None if self._cause is None else self._errors[self._cause]
-        if before is None or not before.is_elsewhere:
+        if before is None or not before.is_remote:
             return False
         error = self._errors[key]
-        return error.is_own or not (error.is_elsewhere or ending.asked)
+        return error.is_own or not (error.is_remote or ending.asked)
 
     def _blame(self, key: ReplicaKey, ending: ReplicaEnd) -> None:
         self._cause = key

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_SETTLING = threading.Lock()
+_FINISHING = threading.Lock()
 
 
 class Job(Future[LaunchResult[R]]):
@@ -72,7 +72,7 @@ class Job(Future[LaunchResult[R]]):
             found.scheduler.expect(found.app_id)
             WATCH.add(self)
 
-    _is_settled = False
+    _is_finished = False
     _run: Run[R] | None
     _on_scheduler: SchedulerJob | None
 
@@ -144,10 +144,10 @@ class Job(Future[LaunchResult[R]]):
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         """Tell whoever waits; once, by whoever comes first."""
-        with _SETTLING:
-            if self._is_settled:
+        with _FINISHING:
+            if self._is_finished:
                 return
-            self._is_settled = True
+            self._is_finished = True
         if isinstance(error, Cancelled):
             Future.cancel(self)  # possible, since it was never marked as running
             self.set_running_or_notify_cancel()

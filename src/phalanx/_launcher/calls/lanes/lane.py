@@ -98,7 +98,7 @@ class Lane:
     def close(self) -> None:
         """Let the agent go, or leave it to the pool that it came from."""
         child, self._child = self._child, None
-        if child is not None and not self._rest(child):
+        if child is not None and not self._stay_warm(child):
             child.say(wire.encode(wire.ShutDown(app=self._plan.app)))
             child.end(_PATIENCE)
         for number in (self._woken, self._wake):
@@ -123,13 +123,13 @@ class Lane:
             pool.make_room(self._fingerprint)
         self._child, self._is_used = AgentProcess.start(self._plan.env_file, self._first), False
 
-    def _rest(self, child: AgentProcess) -> bool:
-        """Have the agent stay in the first pool; False where it cannot."""
+    def _stay_warm(self, child: AgentProcess) -> bool:
+        """Have the agent stay warm in the first pool; False where it cannot."""
         pool = self._pools[0] if self._pools else None
-        rest = None if pool is None else pool.rest(self._fingerprint)
-        if pool is None or rest is None or self._cancelled or self._ready is None:
+        frame = None if pool is None else pool.stay_warm(self._fingerprint)
+        if pool is None or frame is None or self._cancelled or self._ready is None:
             return False
-        child.say(wire.encode(dataclasses.replace(rest, app=self._plan.app)))
+        child.say(wire.encode(dataclasses.replace(frame, app=self._plan.app)))
         limit = time.monotonic() + _PATIENCE
         while time.monotonic() < limit:
             frames = self._receive(child, _STEP)

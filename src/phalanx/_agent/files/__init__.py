@@ -1,0 +1,1 @@
+"""Files on this host: the project, the pickled functions, what workers write. No worker."""

@@ -1,0 +1,1 @@
+"""Rounds on this host: workers, what they print, and who has hung. No launcher."""

@@ -1,0 +1,108 @@
+"""The rounds of one app on this host: the one that runs, and those whose logs are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+
+from phalanx import _wire as wire
+from phalanx._agent.rounds.host_round import HostRound, Spawn
+from phalanx._worker.hooks import stack_signal
+
+
+class HostRounds:
+    """At most one round runs at a time."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        """None has begun. `spawn` runs something whose failure is not overlooked."""
+        self.current: HostRound | None = None
+        self._spawn = spawn
+        self._past: dict[int, HostRound] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._stopped = 0
+        self._asked = False
+
+    def is_new(self, number: int) -> bool:
+        """A round of this number has not begun here, and was not given up."""
+        last = 0 if self.current is None else self.current.begin.round
+        return number > max(last, self._stopped)
+
+    def begin(self, host_round: HostRound) -> None:
+        """Have this one be what runs now."""
+        if self.current is not None:
+            self._put_away(self.current)
+        self.current = host_round
+        if self._asked:
+            host_round.ask_to_stop()
+
+    def ask_to_stop(self) -> None:
+        """Let the workers know that the host will be taken away; those to come as well."""
+        self._asked = True
+        if self.current is not None:
+            self.current.ask_to_stop()
+
+    def find(self, frame: wire.Frame) -> HostRound | None:
+        """The round that a frame is about, if it is here."""
+        host_round = self.current
+        if host_round is not None and (host_round.begin.app, host_round.begin.round) == (
+            frame.app,
+            frame.round,
+        ):
+            return host_round
+        past = self._past.get(frame.round)
+        return past if past is not None and past.begin.app == frame.app else None
+
+    def give_up(self, number: int) -> bool:
+        """A round that is not here must not begin any more; False if it is here."""
+        if self.current is not None and self.current.begin.round >= number:
+            return False
+        self._stopped = max(self._stopped, number)
+        return True
+
+    def _put_away(self, host_round: HostRound) -> None:
+        self._past[host_round.begin.round] = host_round
+        task = self._spawn(self._finish(host_round))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def _finish(self, host_round: HostRound) -> None:
+        await host_round.close(drain=True)
+        _remove(host_round)
+        self._past.pop(host_round.begin.round, None)
+
+    async def wait_until_clear(self) -> None:
+        """Until no process is left."""
+        if self.current is not None:
+            await self.current.cleared.wait()
+
+    async def close(self, *, drain: bool) -> None:
+        """End following; with `drain`, only after everything printed was handed on."""
+        for host_round in (
+            *self._past.values(),
+            *([self.current] if self.current is not None else []),
+        ):
+            await host_round.close(drain=drain)
+        while drain and self._finishing:
+            await asyncio.wait(self._finishing)
+
+    async def forget(self) -> None:
+        """Hand on what is left of the logs, and remove all that there is."""
+        await self.wait_until_clear()
+        await self.close(drain=True)
+        if self.current is not None:
+            shutil.rmtree(self.current.directory, ignore_errors=True)
+        self.current = None
+
+
+def _remove(host_round: HostRound) -> None:
+    """Remove a round's files: those that workers mostly have by their names, at little cost."""
+    try:
+        for rank in host_round.member.ranks:
+            directory = os.path.join(host_round.directory, str(rank))
+            for name in ("stdout", "stderr", stack_signal.FILE):
+                os.unlink(os.path.join(directory, name))
+            os.rmdir(directory)
+        os.rmdir(host_round.directory)
+    except OSError:  # there are others, or none
+        shutil.rmtree(host_round.directory, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Where workers are: their stacks, native frames and last collectives. No round."""

@@ -1,0 +1,1 @@
+"""Pods as hosts for launches, and what deletes those of a launcher that was killed. No app."""

@@ -1,0 +1,1 @@
+"""Apps as jobs of a cluster: what is submitted, and how it stands. No lease."""
