@@ -30,8 +30,8 @@ LAUNCH = "launch"
 
 _ROOM, _ROOM_FOR_ONE = 4096, 1024
 """Bytes that a status may have, and on top for each of its parts."""
-
-"""How many apps are kept, and how many are left when there are more."""
+_LARGEST = 1 << 28
+"""Bytes of a file that is read: room for the status of more workers than anyone has."""
 
 
 def directory() -> Path:
@@ -55,10 +55,14 @@ def _check_owner(path: Path) -> None:
         found = path.stat()
     except OSError:
         return  # it is not there, or whoever uses it is told why not
-    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
+    if not _is_own(found):
         raise RuntimeError(f"{path} belongs to another user")
     if found.st_mode & stat.S_IWOTH:
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() or found.st_uid == _owner_of_home()
 
 
 def _owner_of_home() -> int | None:
@@ -76,6 +80,15 @@ def _home() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         raise RuntimeError("no home directory: set HOME or XDG_STATE_HOME") from None
+
+
+def make(path: Path) -> None:
+    """Make a directory for the user alone, and those above it that are not there, whatever the
+    umask is: one that others can write would not be used again. Raises `OSError`.
+    """
+    for level in (*reversed(path.parents), path):
+        if not level.is_dir():
+            level.mkdir(mode=0o700, exist_ok=True)
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:
@@ -160,10 +173,20 @@ def _use_reserve(path: Path, data: bytes) -> bool:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What is in a file; None where there is none, or something else."""
+    """What is in a file; None where there is none, or something else.
+
+    Others may have put something there while they could, and one file that is none of ours is not
+    to hold up or end whoever reads them all: a pipe, a device, a link, nested brackets.
+    """
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        # A pipe is opened without waiting for its writer.
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(number, "rb") as file:
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or not _is_own(found):
+                return None
+            value = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
