@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._system.identity import identity
+from phalanx._system.small_files import load_json
 
 VERSION = 1
 
@@ -30,8 +31,6 @@ LAUNCH = "launch"
 
 _ROOM, _ROOM_FOR_ONE = 4096, 1024
 """Bytes that a status may have, and on top for each of its parts."""
-_LARGEST = 1 << 28
-"""Bytes of a file that is read: room for the status of more workers than anyone has."""
 
 
 def directory() -> Path:
@@ -55,14 +54,14 @@ def _check_owner(path: Path) -> None:
         found = path.stat()
     except OSError:
         return  # it is not there, or whoever uses it is told why not
-    if not _is_own(found):
+    if not _is_own(found.st_uid):
         raise RuntimeError(f"{path} belongs to another user")
     if found.st_mode & stat.S_IWOTH:
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return found.st_uid == os.geteuid() or found.st_uid == _owner_of_home()
+def _is_own(user: int) -> bool:
+    return user == os.geteuid() or user == _owner_of_home()
 
 
 def _owner_of_home() -> int | None:
@@ -175,18 +174,12 @@ def _use_reserve(path: Path, data: bytes) -> bool:
 def read(path: Path) -> dict[str, Any] | None:
     """What is in a file; None where there is none, or something else.
 
-    Others may have put something there while they could, and one file that is none of ours is not
-    to hold up or end whoever reads them all: a pipe, a device, a link, nested brackets.
+    Others may have left something there while they could: it is none of ours, and neither holds up
+    nor ends whoever reads all records.
     """
     try:
-        # A pipe is opened without waiting for its writer.
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(number, "rb") as file:
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or not _is_own(found):
-                return None
-            value = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
+        value = load_json(path, _is_own)
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 
