@@ -200,8 +200,14 @@ def test_what_is_not_a_spool_is_left_alone():
 
 @pytest.mark.parametrize(
     ("file", "written"),
-    [(None, None), ("owner.json", ""), ("owner.json", '{"app": "a'), ("0/stdout", "a line")],
-    ids=["nothing written", "nothing in it", "half of it", "swept, but for this"],
+    [
+        (None, None),
+        ("owner.json", ""),
+        ("owner.json", '{"app": "a'),
+        ("owner.json", "[" * 200_000),
+        ("0/stdout", "a line"),
+    ],
+    ids=["nothing written", "nothing in it", "half of it", "brackets", "swept, but for this"],
 )
 def test_a_spool_that_does_not_say_whose_it_is(file, written):
     """Its agent was killed while it made it, or who swept it was: its name says whose it was. That

@@ -207,6 +207,54 @@ def test_rubbish_in_the_registry_hinders_nothing(own_registry):
     assert not (own_registry / "a").exists()
 
 
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _sparse(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 42)
+
+
+def _device(path):
+    path.symlink_to("/dev/zero")
+
+
+def _brackets(path):
+    path.write_text("[" * 200_000)
+
+
+def _of_nobody(path):
+    path.write_text((path.parent.parent / "copy.json").read_text())
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("plant", [_pipe, _sparse, _device, _brackets, _of_nobody])
+def test_what_others_left_in_the_registry_hinders_nothing(own_registry, plant):
+    """What they could put there while they could write it stays when it is closed to them."""
+    phalanx.launch(int, workers_per_host=1)
+    (mine,) = recorded_app.apps()
+    (own_registry / "copy.json").write_text((mine.path / "app.json").read_text())
+    (own_registry / "trap-12345678").mkdir()
+    plant(own_registry / "trap-12345678" / "app.json")
+    assert [app["id"] for app in ask("list", "--all")] == [mine.id]
+    assert "no such app: 'trap-12345678'" in command("status", "trap-12345678").stderr
+    (mine.path / "status.json").unlink()
+    plant(mine.path / "status.json")
+    assert [app["id"] for app in ask("list")] == [mine.id]
+
+
+def test_a_registry_is_the_users_alone_whatever_the_umask(own_registry, tmp_path):
+    """The next command would not use one that others can write."""
+    ran = command("run", "--wait", "utils.echo", "--msg", "hi", cwd=tmp_path, umask=0)
+    assert (ran.returncode, ran.stderr) == (0, ""), ran
+    for path in (own_registry, own_registry.parent, own_registry.parent.parent):
+        assert path.stat().st_mode & 0o77 == 0, path
+
+
 def test_a_home_that_cannot_be_written_is_no_obstacle(monkeypatch, caplog):
     """The launch goes on, unrecorded, which is said once."""
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")

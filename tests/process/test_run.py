@@ -1066,6 +1066,28 @@ def shell(line, **kwargs):
     )
 
 
+@pytest.mark.parametrize("verb", ["launch wait.py:wait", "torchrun --nproc-per-node 1 wait.py"])
+def test_a_connection_is_not_taken_for_a_stream_that_was_closed(tmp_path, verb):
+    """What a library prints would go into it."""
+    (tmp_path / "wait.py").write_text(
+        "import os, time\n"
+        "def wait():\n"
+        "    open('up', 'w').close()\n"
+        "    while not os.path.exists('go'):\n"
+        "        time.sleep(0.01)\n"
+        "if __name__ == '__main__':\n"
+        "    wait()\n"
+    )
+    line = f"exec {sys.executable} -m phalanx {verb} <&- >&- 2>&-"
+    with subprocess.Popen(["bash", "-c", line], cwd=tmp_path) as process:
+        try:
+            wait_until(lambda: (tmp_path / "up").exists() or process.poll() is not None)
+            streams = {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)}
+        finally:
+            (tmp_path / "go").touch()
+        assert (process.wait(), streams) == (0, {os.devnull})
+
+
 def test_streams_that_are_closed_or_full():
     """No traceback; the handle is not lost."""
     done = shell("phalanx run --wait utils.echo >&-")

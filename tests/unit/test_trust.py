@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx._channel import trust
+from phalanx._rendezvous.tcp.tokens import find_token
 from phalanx.errors import ConfigError, WireError
 
 KEY = trust.key_of("a token of many characters", "tests")
@@ -171,3 +172,12 @@ def test_the_users_own_token_is_made_once(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["loopback.token"]
     assert trust.own_token("/proc/none/token") is None
+
+
+def test_a_token_is_not_looked_for_in_the_working_directory(tmp_path, monkeypatch):
+    """Anyone may have made it: a relative path is none, as the XDG specification has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    environ = {"XDG_STATE_HOME": "here", "XDG_CONFIG_HOME": "here"}
+    assert find_token(environ, None, local=True) is not None
+    assert os.listdir(tmp_path) == ["home"]

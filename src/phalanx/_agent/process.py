@@ -12,7 +12,7 @@ import sys
 from phalanx import _wire as wire
 from phalanx._agent.files import path_mapping
 from phalanx._agent.zygote_handle import ZygoteHandle
-from phalanx._system import processes
+from phalanx._system import processes, standard_streams
 from phalanx._worker import leftovers
 from phalanx.errors import WireError
 
@@ -20,7 +20,7 @@ from phalanx.errors import WireError
 def main() -> None:
     """Run an agent until it is told to leave or its channel ends."""
     processes.reset_signals()
-    _fill_standard_streams()
+    standard_streams.fill()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until there are workers to pass them on to
     processes.wake_with_parent()  # of a login, on other hosts
@@ -75,13 +75,6 @@ def main() -> None:
     asyncio.run(serve())
     sys.stderr.flush()
     os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
-
-
-def _fill_standard_streams() -> None:
-    """Have something on 0 to 2, so that nothing else lands there: they may have been closed."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 def _start_zygote(prepare: wire.Prepare, spool: str) -> ZygoteHandle:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.losses import reader_has_left
+from phalanx._system import standard_streams
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.cli"
@@ -62,6 +63,7 @@ VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
     failure: OSError | None = None
+    standard_streams.fill()
     try:
         _prepare_stdout()
         code = main()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._system.identity import identity
+from phalanx._system.small_files import load_json
 
 VERSION = 1
 
@@ -30,8 +31,6 @@ LAUNCH = "launch"
 
 _ROOM, _ROOM_FOR_ONE = 4096, 1024
 """Bytes that a status may have, and on top for each of its parts."""
-
-"""How many apps are kept, and how many are left when there are more."""
 
 
 def directory() -> Path:
@@ -55,10 +54,14 @@ def _check_owner(path: Path) -> None:
         found = path.stat()
     except OSError:
         return  # it is not there, or whoever uses it is told why not
-    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_home():
+    if not _is_own(found.st_uid):
         raise RuntimeError(f"{path} belongs to another user")
     if found.st_mode & stat.S_IWOTH:
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
+
+
+def _is_own(user: int) -> bool:
+    return user == os.geteuid() or user == _owner_of_home()
 
 
 def _owner_of_home() -> int | None:
@@ -76,6 +79,15 @@ def _home() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         raise RuntimeError("no home directory: set HOME or XDG_STATE_HOME") from None
+
+
+def make(path: Path) -> None:
+    """Make a directory for the user alone, and those above it that are not there, whatever the
+    umask is: one that others can write would not be used again. Raises `OSError`.
+    """
+    for level in (*reversed(path.parents), path):
+        if not level.is_dir():
+            level.mkdir(mode=0o700, exist_ok=True)
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:
@@ -160,9 +172,13 @@ def _use_reserve(path: Path, data: bytes) -> bool:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What is in a file; None where there is none, or something else."""
+    """What is in a file; None where there is none, or something else.
+
+    Others may have left something there while they could: it is none of ours, and neither holds up
+    nor ends whoever reads all records.
+    """
     try:
-        value = json.loads(path.read_text())
+        value = load_json(path, _is_own)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

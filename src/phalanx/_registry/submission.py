@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._logs import logger
-from phalanx._registry import VERSION, directory, directory_name, replace
+from phalanx._registry import VERSION, directory, directory_name, make, replace
 from phalanx._registry.recorded_app import apps, by_handle
 
 _KEPT, _PRUNED_TO = 1000, 800
+"""How many apps are kept, and how many are left when there are more."""
 
 
 def facts_of(
@@ -49,7 +50,7 @@ def facts_of(
 def make_directory(name: str) -> Path:
     """The directory of a new app. Raises `OSError`."""
     root = directory()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make(root)
     path = root / name
     path.mkdir(mode=0o700)
     with contextlib.suppress(OSError):

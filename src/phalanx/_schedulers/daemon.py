@@ -39,11 +39,11 @@ def start_daemon(log_name: str, module: str, *args: str) -> None:
 
 def _open_log(name: str) -> IO[bytes]:
     """Where they write what went wrong: the one of all apps."""
-    from phalanx._registry import directory
+    from phalanx._registry import directory, make
 
     try:
         parent = directory().parent
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make(parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         return os.fdopen(os.open(parent / name, flags, 0o600), "ab")
     except (OSError, RuntimeError):

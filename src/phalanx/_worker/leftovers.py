@@ -26,6 +26,7 @@ from phalanx._core.ranks import SPOOL, STOP_FILE
 from phalanx._system import cgroup, processes
 from phalanx._system.identity import identity, is_gone
 from phalanx._system.processes import start_time
+from phalanx._system.small_files import load_json
 
 PRELOADING = "preloading"
 """The file in a spool that names the package which its zygote imports."""
@@ -125,8 +126,7 @@ def _is_abandoned(spool: str) -> bool:
     if not private or found.st_uid != os.geteuid():
         return False
     try:
-        with open(os.path.join(spool, _OWNER)) as file:
-            known: Any = json.load(file)
+        known: Any = load_json(os.path.join(spool, _OWNER))
         sound = isinstance(known["pid"], int) and isinstance(known["start"], int)
         return sound and is_gone(known)
     except FileNotFoundError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import json
 import os
 import socket
 import stat
@@ -30,6 +29,7 @@ from phalanx._launcher.warm.fingerprint import Fingerprint, digest, local_finger
 from phalanx._logs import logger
 from phalanx._system import identity
 from phalanx._system.processes import start_time
+from phalanx._system.small_files import load_json
 from phalanx._worker import leftovers
 from phalanx.errors import ConfigError
 
@@ -373,7 +373,7 @@ def warm_agents(directory: Path, key: str = "") -> Iterator[WarmAgent]:
     """The agents that wait in a directory, those of a name or all; some may be gone already."""
     for path in sorted(directory.glob(f"{key}*.json")):
         try:
-            known = json.loads(path.read_text())
+            known = load_json(path)
             if known.pop("space") != identity.space("pid"):
                 continue  # of another machine or container with the same directory
             agent = WarmAgent(path, **{**known, "packages": tuple(known["packages"])})

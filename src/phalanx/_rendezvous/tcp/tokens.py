@@ -40,5 +40,7 @@ def find_token(environ: Mapping[str, str], token_file: str | None, *, local: boo
 
 
 def _file(environ: Mapping[str, str], variable: str, default: str, name: str) -> str:
-    base = environ.get(variable) or os.path.expanduser(default)
+    base = environ.get(variable, "")
+    if not os.path.isabs(base):  # as its specification has it: not what the directory offers
+        base = os.path.expanduser(default)
     return os.path.join(base, "phalanx", name)

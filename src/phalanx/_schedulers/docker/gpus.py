@@ -84,11 +84,11 @@ def chosen(engine: Engine, counts: Sequence[int], *, shared: bool) -> Iterator[l
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """One process of this user at a time chooses: what it has chosen is in labels at the end."""
-    from phalanx._registry import directory
+    from phalanx._registry import directory, make
 
     try:
         parent = directory().parent
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make(parent)
         file = os.open(parent / "docker-gpus.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     except (OSError, RuntimeError):
         yield  # nobody can be kept out where nothing can be written

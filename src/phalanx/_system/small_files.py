@@ -1,0 +1,31 @@
+"""JSON files in directories that others, or a crash, may have left something else in."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+_LARGEST = 1 << 28
+"""Bytes: room for the status of more workers than anyone has."""
+
+
+def load_json(path: str | os.PathLike[str], is_own: Callable[[int], bool] | None = None) -> Any:
+    """What is in a file; `is_own` says of which users it may be.
+
+    Raises `OSError` for what is no regular file or another user's, `ValueError` for what is not
+    JSON. Waits for nobody, as whoever reads a pipe does, and follows no link.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            raise OSError(f"{path} is not a file of ours")
+        if is_own is not None and not is_own(found.st_uid):
+            raise OSError(f"{path} belongs to another user")
+        try:
+            return json.loads(file.read())
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
