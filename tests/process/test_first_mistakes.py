@@ -249,7 +249,7 @@ def test_scripts_that_are_elsewhere_are_left_to_whoever_has_them(tmp_path):
         (["--max-restarts", "1.5"], "--max-restarts 1.5: must be a whole number."),
         (["--start-timeout", "soon"], "--start-timeout soon: must be a number."),
         (["--start-timeout"], "'--start-timeout'"),
-        (["--restart", "never"], "'never'"),
+        (["--restart", "never"], "--restart never: must be all or host."),
         (
             ["--workers-per-hsot", "4"],
             "unknown option --workers-per-hsot. Did you mean --workers-per-h",
