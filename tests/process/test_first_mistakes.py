@@ -101,6 +101,19 @@ def test_verbs_of_other_tools_hint_at_ours(verb, ours):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "missing command, as in: phalanx hosts check gpu-1 gpu-2."),
+        (["chek", "a"], "unknown command 'chek'. Did you mean: phalanx hosts check a?"),
+        (["a", "b"], "unknown command 'a'. Did you mean: phalanx hosts check a b?"),
+    ],
+)
+def test_hosts_without_its_verb(words, said):
+    """The command that was meant, ready to be typed."""
+    assert said in is_one_sentence(command("hosts", *words))
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["launch", "job.py:f", "--workers-per-host", "99999999"],
