@@ -107,7 +107,7 @@ def test_a_module_runs_under_the_import_hook(tmp_path):
     ("words", "message"),
     [
         (["torchrun", "--", "p.py"], "no module 'torchrun'. Did you mean 'torchrunx'?"),
-        (["torchrunx", "--", "progam.py"], "no such file: progam.py. Did you mean 'program.py'?"),
+        (["torchrunx", "--", "progam.py"], "no such file: progam.py. Did you mean program.py?"),
         (["torchrunx"], "say which program to run"),
         (["--", "program.py"], "say which names"),
         (["torchrunx", "--", "-m"], "-m needs the name of a module"),

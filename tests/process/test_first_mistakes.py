@@ -101,6 +101,19 @@ def test_verbs_of_other_tools_hint_at_ours(verb, ours):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "missing command, as in: phalanx hosts check gpu-1 gpu-2."),
+        (["chek", "a"], "unknown command 'chek'. Did you mean: phalanx hosts check a?"),
+        (["a", "b"], "unknown command 'a'. Did you mean: phalanx hosts check a b?"),
+    ],
+)
+def test_hosts_without_its_verb(words, said):
+    """The command that was meant, ready to be typed."""
+    assert said in is_one_sentence(command("hosts", *words))
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["launch", "job.py:f", "--workers-per-host", "99999999"],
@@ -249,7 +262,7 @@ def test_scripts_that_are_elsewhere_are_left_to_whoever_has_them(tmp_path):
         (["--max-restarts", "1.5"], "--max-restarts 1.5: must be a whole number."),
         (["--start-timeout", "soon"], "--start-timeout soon: must be a number."),
         (["--start-timeout"], "'--start-timeout'"),
-        (["--restart", "never"], "'never'"),
+        (["--restart", "never"], "--restart never: must be all or host."),
         (
             ["--workers-per-hsot", "4"],
             "unknown option --workers-per-hsot. Did you mean --workers-per-h",

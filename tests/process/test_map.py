@@ -32,7 +32,9 @@ def launcher():
 
 def test_a_map_gives_the_result_of_every_item_in_order(launcher):
     """One `LaunchResult` each."""
-    results = list(launcher.map(square, items(7), max_parallel=3))
+    calls = launcher.map(square, items(7), max_parallel=3)
+    assert repr(calls) == "<Calls of 7 items: iterate over it for their results>"
+    results = list(calls)
     assert [r.values for r in results] == [(x * x,) for x in range(7)]
     assert [r.item_index for r in results] == list(range(7))
     assert [r.index("localhost", 0) for r in results] == [x * x for x in range(7)]
@@ -161,7 +163,7 @@ def test_without_items_there_is_nothing_to_do(launcher):
     [
         ({"max_parallel": 0}, "max_parallel=0: must be a whole number, 1 or more"),
         ({"retries": -1}, "retries=-1: must be a whole number, 0 or more"),
-        ({"hosts_per_call": 2}, "hosts_per_call=2, but there are only 1 hosts"),
+        ({"hosts_per_call": 2}, "hosts_per_call=2, but there is only 1 host"),
         ({"hosts_per_call": True}, "hosts_per_call=True"),
         ({"checkpoint": "/proc/none"}, "checkpoint='/proc/none': cannot write there"),
     ],
@@ -176,7 +178,7 @@ def test_items_must_fit_the_function(launcher):
     """Each of them, with what to write instead."""
     with pytest.raises(phalanx.ConfigError, match=r"Write map\(func, \[\{'x': value\}"):
         launcher.map(square, [1, 2])
-    with pytest.raises(TypeError, match="square"):
+    with pytest.raises(TypeError, match=r"^item 1: square"):
         launcher.map(square, [{"x": 1}, {"y": 2}])
     with pytest.raises(phalanx.ConfigError, match="cannot be pickled"):
         launcher.map(square, [{"x": (i for i in ())}])

@@ -89,6 +89,12 @@ def test_the_source_of_one_is_printed():
         (["-cfg", "log_dri=x", "utils.echo"], 2, "no option 'log_dri'. Did you mean 'log_dir'?"),
         (["-cfg", "prepend_cwd=maybe", "utils.echo"], 2, "'maybe' is not yes or no"),
         (["-cfg", "rubbish", "utils.echo"], 2, "'rubbish' is not KEY=VALUE"),
+        (
+            ["-cfg", "hosts=a-1", "b-1"],
+            1,
+            "If it belongs to -cfg, leave out the space: hosts=a-1,b-1",
+        ),
+        (["-cfg", "hosts=a", "ecko"], 1, "Did you mean 'utils.echo'?"),
         (["-s", "ssh", "utils.echo"], 2, "ssh: missing required option 'hosts'"),
         (["utils.echo", "--num_replicas", "two"], 2, "--num_replicas: 'two' is not a whole number"),
         (["utils.echo", "--msg", "a", "--msg=b"], 2, "utils.echo: --msg is given twice"),

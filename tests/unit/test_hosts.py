@@ -14,6 +14,8 @@ from phalanx._agent.files import path_mapping
 from phalanx._agent.files.project_tree import ProjectFile, pack, unpack
 from phalanx.errors import ConfigError
 from phalanx._launcher.transport import slurm, targets
+from phalanx._launcher.transport.login import LoginEnded
+from phalanx._remote.bootstrap import NO_PYTHON
 from phalanx._launcher.host_check import HostReport, warnings
 from phalanx._launcher.agents.store_address import choose
 
@@ -42,6 +44,46 @@ def test_what_is_no_name_of_a_host(name):
     """Above all, no option of ssh."""
     with pytest.raises(ConfigError, match="is not a valid host"):
         targets.parse(name)
+
+
+def test_hosts_in_one_word_are_shown_as_several():
+    """As a list, and as one types them."""
+    with pytest.raises(ConfigError, match=r"by itself: \['a', 'me@b'\]; in a shell: a me@b$"):
+        targets.parse("a, me@b,")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "typed"),
+    [
+        ("gpu-1", None, "gpu-1"),
+        ("me@gpu-1:2222", None, "-p 2222 me@gpu-1"),
+        ("me@gpu-1", "/c", "-F /c me@gpu-1"),
+    ],
+)
+def test_advice_names_the_host_as_the_user_does(name, config, typed):
+    """The command to try logs in as Phalanx did."""
+    target = targets.ssh_target(name, ["python3"], config_file=config, host_timeout=30)
+    *options, host = typed.split()
+    tried = " ".join(["ssh", *options, "-o", "BatchMode=yes", host, "true"])
+    assert LoginEnded("Permission denied", target).describe().endswith(f"then try: {tried}")
+
+
+@pytest.mark.parametrize(
+    ("pythons", "hint"),
+    [
+        (["/home/me/venvs/train"], "If you wrote ~/venvs/train, your shell replaced ~ with"),
+        (["/opt/venv"], ""),
+        (["~/venvs/train"], ""),
+        (["/home/me/.venv/bin/python", "python3"], ""),
+    ],
+)
+def test_a_python_below_our_own_home_may_have_been_meant_for_the_host_s(monkeypatch, pythons, hint):
+    """A shell expands `~` before we see it; our own interpreter is nobody's choice."""
+    monkeypatch.setenv("HOME", "/home/me")
+    target = targets.ssh_target("gpu-1", pythons, config_file=None, host_timeout=30)
+    said = LoginEnded("", target, code=NO_PYTHON, begun=True).describe()
+    assert f"no {' or '.join(pythons)} found. Set python=... to the path of a" in said
+    assert ("your shell" in said, hint in said) == (bool(hint), True)
 
 
 def command(**options):

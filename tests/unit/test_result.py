@@ -23,6 +23,7 @@ SOURCE = Path(phalanx.__file__).parent
 def test_lookups_that_fail_say_what_there_is():
     """By rank, by host, by local rank."""
     result = LaunchResult((1, 2), ranks.members(["a", "b"], [1, 1]))
+    assert repr(result) == "LaunchResult(values=(1, 2))"
     assert result.index("b", 0) == 2
     with pytest.raises(IndexError, match="0 to 1"):
         result.rank(2)

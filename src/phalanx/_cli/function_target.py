@@ -15,6 +15,7 @@ from typing import Any
 from phalanx._core import launch_guard
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher.planning import imports
+from phalanx._system.near_files import near_file
 from phalanx.errors import ConfigError
 
 
@@ -30,7 +31,7 @@ class FunctionTarget:
             )
         self.is_file = self.source.endswith(".py") or os.sep in self.source
         if self.is_file and not Path(self.source).is_file():
-            raise ConfigError(f"no such file: {self.source}")
+            raise ConfigError(f"no such file: {self.source}.{near_file(self.source)}")
         self._root, self._name = self._locate()
         sys.path.insert(0, str(self._root))
 

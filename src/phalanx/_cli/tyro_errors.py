@@ -54,6 +54,7 @@ def _in_a_sentence(text: str, arguments: Sequence[str], flags: Sequence[str]) ->
     lines = [line.strip("│╭╰╮╯ ") for line in plain.splitlines()]
     parts = re.split(r"(?:^|\s)─[^\n]*(?:\s|$)", "\n".join(lines).strip())
     parts = [" ".join(part.split()) for part in parts if part.strip("─ \n")]
+    parts.sort(key=lambda part: not part.startswith("Unrecognized"))  # else it seems to be missing
     whole = next((part for part in parts if not part.startswith("For full")), "")
     if found := re.match(r"Unrecognized options: (.+)", whole):
         word = found[1].split(",")[0].split()[0]
@@ -61,8 +62,13 @@ def _in_a_sentence(text: str, arguments: Sequence[str], flags: Sequence[str]) ->
             return f"unexpected argument {word!r}."
         hint = did_you_mean(closest(word, flags, cutoff=0.75), quoted=False)
         return f"unknown option {word}.{hint}"
-    if missing := re.findall(r"(--[\w.-]+) \S+ \(required\)", whole):
+    missing = re.findall(r"^│ {5}(--[\w.-]+)", plain, re.MULTILINE)
+    if missing and whole.startswith("Missing"):
         return f"missing required {', '.join(missing)}."
+    if found := re.match(r"[Ii]nvalid choice '(.*)' for argument '(--[\w.-]+)'.*\((.*)\)", whole):
+        choices = sorted(found[3].replace("'", "").rstrip(",").split(", "))
+        choices.sort(key="None".__eq__)
+        return f"{found[2]} {found[1]}: must be {_either(choices)}."
     if found := re.match(r"Error parsing (--[\w.-]+)", whole):
         kinds = re.search(
             rf"Argument helptext: {found[1]} (\S+(?: \[\S+ \S+\]\S*)?)", " ".join(parts)
@@ -95,4 +101,8 @@ def _describe(kinds: str) -> str:
             words += kind[1:-1].split(",")
         else:
             return ""
+    return _either(words)
+
+
+def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

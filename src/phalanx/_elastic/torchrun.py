@@ -24,6 +24,7 @@ from phalanx._launcher.session.decider import MakeDecider
 from phalanx._rendezvous import handlers
 from phalanx._rendezvous.tcp.handler import TcpHandler
 from phalanx._system import network
+from phalanx._system.near_files import near_file
 from phalanx._worker import script
 from phalanx.errors import ConfigError
 
@@ -57,7 +58,7 @@ def _refuse(options: TorchrunOptions) -> None:
             f"--event-log-handler {options.event_log_handler}: choose null or console."
         )
     if options.kind in ("script", "path") and not os.path.exists(options.program):
-        raise ConfigError(f"no such file: {options.program}")
+        raise ConfigError(f"no such file: {options.program}.{near_file(options.program)}")
 
 
 def _work(options: TorchrunOptions) -> host_work.HostWork:

@@ -205,8 +205,8 @@ class Launcher(LaunchOptions):
 
         check_may_launch(os.environ)
         table = list(items)
-        for item in table:
-            check_item(func, item)
+        for number, item in enumerate(table):
+            check_item(func, item, number)
         return start_calls(
             *(self, func, table, imports.of_function(func), _title(func)),
             max_parallel=max_parallel,
@@ -390,7 +390,7 @@ def _wait_or_cancel(app: Run[Any], grace: float) -> None:
         raise
 
 
-def check_item(func: Any, item: Any) -> None:
+def check_item(func: Any, item: Any, number: int) -> None:
     """Refuse an item of a map that is not the keyword arguments of a call."""
     if not isinstance(item, Mapping):
         names = _parameters(func)
@@ -399,7 +399,10 @@ def check_item(func: Any, item: Any) -> None:
             f"items must be dicts of keyword arguments, not {item!r}. "
             f"Write map(func, [{{{name!r}: value}}, ...])."
         )
-    check_call(func, (), item)
+    try:
+        check_call(func, (), item)
+    except TypeError as error:
+        raise TypeError(f"item {number}: {error}") from None
 
 
 def check_call(func: Any, args: Any, kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from phalanx._core.rounds import Member
@@ -17,7 +17,7 @@ class LaunchResult(Generic[R]):
 
     values: tuple[R, ...]
     """Every value, by global rank."""
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = field(repr=False)
     """The hosts, in rank order."""
 
     @property

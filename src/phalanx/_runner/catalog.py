@@ -27,7 +27,7 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._plugins import Plugin
 from phalanx._runner.component import Component
-from phalanx._schedulers.authoring import near_file
+from phalanx._system.near_files import near_file
 from phalanx.errors import ComponentError, PluginError
 
 GROUP = "phalanx.components"

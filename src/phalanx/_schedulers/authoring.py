@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
@@ -10,9 +9,9 @@ import secrets
 from collections.abc import Iterator
 from types import ModuleType
 
-from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs import AppDef, Role
 from phalanx._specs.substitution import Values
+from phalanx._system.near_files import near_file
 from phalanx.errors import ConfigError
 
 UNSAID_MEMORY = 1024
@@ -72,14 +71,6 @@ def needs_phalanx(role: Role) -> bool:
     """A word of its command is Phalanx."""
     words = [role.entrypoint, *role.args]
     return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)
-
-
-def near_file(path: str) -> str:
-    """A hint at a Python file beside one that is not there; empty where none is like it."""
-    with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(os.path.dirname(path)) if name.endswith(".py")]
-        return did_you_mean(closest(os.path.basename(path), names), quoted=False)
-    return ""
 
 
 def check_script(script: str, directory: str) -> None:

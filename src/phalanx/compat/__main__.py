@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import _aliases
-from phalanx._core.suggestions import closest, did_you_mean
+from phalanx._system.near_files import near_file
 from phalanx._worker.script import run_here
 from phalanx.errors import ConfigError
 
@@ -37,8 +37,7 @@ def main(words: Sequence[str]) -> None:
         if not program:
             _refuse("-m needs the name of a module.")
     elif not os.path.exists(program[0]):
-        files = [name for name in os.listdir() if name.endswith(".py")]
-        _refuse(f"no such file: {program[0]}.{did_you_mean(closest(program[0], files))}")
+        _refuse(f"no such file: {program[0]}.{near_file(program[0])}")
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
     # The program is `__main__`, with nothing of ours in it, and without our `__spec__`.
     sys.modules["__main__"] = ModuleType("__main__")

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 
 from phalanx._cli import parsing
+from phalanx._core.suggestions import closest
 from phalanx._launcher.host_check import HostReport, HostsReport, check, describe_gpus
 from phalanx._launcher.launcher import Launcher
 from phalanx._schedulers.options import parse
@@ -34,8 +35,9 @@ def main(arguments: list[str]) -> int:
         "hosts",
         "Check that hosts can run a launch: log in, show Python, torch, GPUs, memory and disk,\n"
         "and test that hosts reach each other. Exits with 1 if a host cannot be used.",
+        usage="phalanx hosts check [HOST ...] [OPTIONS]",
     )
-    parser.add_argument("verb", choices=["check"], help="log in to the hosts and report")
+    parser.add_argument("verb", metavar="check", nargs="?", help="log in to the hosts and report")
     parser.add_argument(
         "host",
         nargs="*",
@@ -59,6 +61,12 @@ def main(arguments: list[str]) -> int:
     )
     parsing.add_json(parser)
     parsed = parser.parse_intermixed_args(arguments)  # flags before the hosts, or behind them
+    if parsed.verb is None:
+        parser.error("missing command, as in: phalanx hosts check gpu-1 gpu-2.")
+    if parsed.verb != "check":
+        hosts = [] if closest(parsed.verb, ["check"]) else [parsed.verb]
+        meant = " ".join(["phalanx hosts check", *hosts, *parsed.host])
+        parser.error(f"unknown command {parsed.verb!r}. Did you mean: {meant}?")
     try:
         launcher = Launcher(
             hostnames=parsed.host or "auto",

@@ -97,7 +97,9 @@ def main(arguments: list[str], habits: Habits = Habits()) -> int:  # noqa: B008 
     except HelpWanted as text:
         print(text)
         return 0
-    except (ComponentError, UnknownScheduler) as error:
+    except ComponentError as error:
+        return _refuse(_cut_option(own, component, str(error)) or error, 1)
+    except UnknownScheduler as error:
         return _refuse(error, 1)
     except UsageError as error:
         if parser.find(error.option) is None:
@@ -111,6 +113,19 @@ def main(arguments: list[str], habits: Habits = Habits()) -> int:  # noqa: B008 
         return _refuse(error, 2)
     except (PhalanxError, LookupError) as error:
         return _refuse(error, 1)
+
+
+def _cut_option(own: list[str], component: str | None, error: str) -> str:
+    """What to say when a space has cut the scheduler's options: the rest is no component."""
+    *_, flag, value = ["", "", *own]
+    if not component or flag not in ("-cfg", "--scheduler_args") or "Did you mean" in error:
+        return ""
+    if any(mark in component for mark in "./:"):
+        return ""
+    whole = f"{value.rstrip(',')},{component}"
+    return (
+        f"{component!r} is not a component. If it belongs to {flag}, leave out the space: {whole}"
+    )
 
 
 def make_parser() -> parsing.Parser:

@@ -61,6 +61,10 @@ class Calls(Generic[R]):
         self._finalizer = weakref.finalize(self, run.cancel)
         self._finalizer.atexit = False
 
+    def __repr__(self) -> str:
+        """For whoever prints it instead of what it gives."""
+        return f"<Calls of {self._total} items: iterate over it for their results>"
+
     def __len__(self) -> int:
         """How many items there are."""
         return self._total
@@ -169,9 +173,9 @@ def start_calls(
         )
     draft = _draft(options, needs, title)
     if hosts_per_call > len(draft.hosts):
-        raise ConfigError(
-            f"hosts_per_call={hosts_per_call}, but there are only {len(draft.hosts)} hosts."
-        )
+        count = len(draft.hosts)
+        there = "is only 1 host" if count == 1 else f"are only {count} hosts"
+        raise ConfigError(f"hosts_per_call={hosts_per_call}, but there {there}.")
     parallel = max_parallel or _default_parallel(draft, hosts_per_call)
     pack = functools.partial(_pack, func, needs)
     if table:

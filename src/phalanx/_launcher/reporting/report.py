@@ -322,7 +322,7 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     lines = [f"{_who(cause)} {what}."]
     if outcome.stderr:
         last = outcome.stderr.splitlines()
-        lines.append(f"Last {len(last)} lines of stderr:")
+        lines.append(f"Last {'line' if len(last) == 1 else f'{len(last)} lines'} of stderr:")
         lines += [f"  {line}" for line in last]
     log_file = _log_file(outcome.rank, log_files)
     if log_file is not None:

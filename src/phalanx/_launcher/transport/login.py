@@ -12,7 +12,7 @@ import secrets
 import select
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from phalanx._core.sanitize import sanitize
@@ -57,7 +57,10 @@ class LoginEnded(Exception):
         """For a user."""
         tool, tried = self.target.tool, " or ".join(self.target.pythons)
         if self.code == bootstrap.NO_PYTHON and self.begun:
-            return f"no {tried} found. Set python=... to the path of its interpreter on that host."
+            return (
+                f"no {tried} found. Set python=... to the path of a Python interpreter there."
+                f"{_tilde_hint(self.target.pythons)}"
+            )
         if self.reason:
             prefix = "" if self.reason.startswith(tool) else f"{tool}: "
             return f"{prefix}{self.reason}{_advice(self.reason, self.target)}"
@@ -70,7 +73,20 @@ class LoginEnded(Exception):
         return f"{tool} exited with code {self.code} without an error message"
 
 
+def _tilde_hint(pythons: Sequence[str]) -> str:
+    """A path below our own home: perhaps the user has written `~`, and meant that of the host."""
+    home = os.path.expanduser("~")
+    if len(pythons) != 1 or home == "/" or not pythons[0].startswith(f"{home}/"):
+        return ""
+    meant = "~" + pythons[0].removeprefix(home)
+    return (
+        f" If you wrote {meant}, your shell replaced ~ with this machine's home: put it in quotes."
+    )
+
+
 def _advice(said: str, target: Target) -> str:
+    if target.tool != "ssh":
+        return ""
     if "Permission denied" in said:
         return (
             "\nPhalanx never asks for passwords. Set up key-based login (ssh-copy-id, ssh-agent), "

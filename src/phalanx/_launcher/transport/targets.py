@@ -71,8 +71,10 @@ class Target:
     @property
     def trial(self) -> str:
         """A command for the user to try."""
-        config = ["-F", self.transport[2]] if self.transport[1:2] == ("-F",) else []
-        return shlex.join(["ssh", *config, "-o", "BatchMode=yes", self.transport[-1], "true"])
+        given = dict(zip(self.transport[1::2], self.transport[2::2], strict=False))
+        kept = [word for flag in ("-F", "-p") if flag in given for word in (flag, given[flag])]
+        host = f"{given['-l']}@{self.transport[-1]}" if "-l" in given else self.transport[-1]
+        return shlex.join(["ssh", *kept, "-o", "BatchMode=yes", host, "true"])
 
     def command(self, marker: str, entry: str) -> list[str]:
         """The command that runs a text of ours there: the function `entry` of it is called."""
@@ -158,7 +160,8 @@ def parse(name: str) -> tuple[str | None, str, str | None]:
     ):
         hint = "Write host, user@host or user@host:port."
         if "," in name:
-            hint = f"Write one string for each: {name.split(',')}."
+            names = [part.strip() for part in name.split(",") if part.strip()]
+            hint = f"Name each host by itself: {names}; in a shell: {' '.join(names)}"
         raise ConfigError(f"{name!r} is not a valid host. {hint}")
     return found["user"], host, found["port"] or None
 
