@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # once (some ten minutes), and has a second Ray in an environment of its own; without them those tests are skipped, with the reason.
 SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= $(shell expr $$(nproc) + 2)
 
 .PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray bench-all bench-compare chaos docs pictures peers lock clean
 
