@@ -38,7 +38,7 @@ FRAMES = [
         reason="succeeded", missing=("a",), note="", hosts=(EqualHosts(1, 1),)
     ),
     rendezvous_frames.FailureTold(
-        agent=1, hostname="a", outcome=OUTCOME, consequence=False, role="cause"
+        agent=1, hostname="a", outcome=OUTCOME, consequence=False, kind="cause"
     ),
 ]
 

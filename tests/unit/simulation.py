@@ -253,8 +253,8 @@ class SimulatedEtcd:
             self.revision += 1
 
 
-class SimulatedStore:
-    """One host's access to it; as `phalanx._rendezvous.etcd.store.Store`."""
+class SimulatedKeys:
+    """One host's access to it; as `phalanx._rendezvous.etcd.keys.ElectionKeys`."""
 
     def __init__(self, net, host):
         self.net, self.host = net, host
@@ -393,9 +393,9 @@ class SimulatedHost:
         election = None
         key = b"another" if number in strangers else b"key"
         if rendezvous == "etcd":
-            store = SimulatedStore(net, self.name)
+            keys = SimulatedKeys(net, self.name)
             proof = ValueProof(key, "run")
-            election = Election(store, proof, self.agent, 5.0, 20.0, 60.0, net.loop.time)
+            election = Election(keys, proof, self.agent, 5.0, 20.0, 60.0, net.loop.time)
         connector = SimulatedConnector(net, self.name, key)
         self.decider = TcpDecider(host, net.loop.time, connector, election)
         self.tasks = []
