@@ -7,6 +7,7 @@ the workers, which import a program's modules too.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -66,6 +67,27 @@ def install_from(environ: Mapping[str, str]) -> None:
     """As the process that started this one had it."""
     if names := environ.get(VARIABLE):
         install(*names.split(","))
+
+
+def instead_of(error: BaseException) -> str:
+    """What to write in place of an import that found no module, if the name is another launcher's.
+
+    Both as it is there, `torchx.util`, and as it would be here, `phalanx.util`.
+    """
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    top, _, rest = name.partition(".")
+    if top in known():
+        return (
+            f"Phalanx has the names of {top}: import {ROOM}.{top} as {top}, or run the program "
+            f"with: python -m {ROOM} {top} -- PROGRAM"
+        )
+    if top != __name__.partition(".")[0]:
+        return ""
+    for other in known():
+        with contextlib.suppress(ImportError):
+            if importlib.util.find_spec(f"{ROOM}.{other}.{rest}") is not None:
+                return f"{other}'s module of that name is {ROOM}.{other}.{rest}"
+    return ""
 
 
 class AliasFinder(importlib.abc.MetaPathFinder):

@@ -67,7 +67,9 @@ def guarded(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
             raise
         text = str(error).partition("\n")[0]
         kind = type(error).__name__
-        raise PluginError(plugin, f"{kind}: {text}" if text else kind) from error
+        instead = _aliases.instead_of(error)
+        reason = (f"{kind}: {text}" if text else kind) + (instead and f". {instead}")
+        raise PluginError(plugin, reason) from error
 
 
 _STARTS = ("phalanx.", "torchrun.")

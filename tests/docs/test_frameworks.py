@@ -33,6 +33,7 @@ def run(name, directory):
         ("lightning_fabric.py", "lightning", 0.1),
         ("lightning_trainer.py", "lightning", 0.5),
         ("deepspeed_train.py", "deepspeed", 0.5),
+        ("torchtune_train.py", "torchtune", 0.1),
     ],
 )
 def test_two_workers_train_together(name, package, most, tmp_path):

@@ -187,11 +187,18 @@ def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path, caplog):
 
 
 def test_a_component_that_imports_torchx_is_told_what_there_is(tmp_path):
-    """With the traceback of its own."""
-    (tmp_path / "own.py").write_text("import torchx.specs as specs\n")
-    done = phalanx("run", "own.py:train")
-    assert done.returncode == 1
-    assert "import phalanx.compat.torchx as torchx, or run the program with: python" in done.stderr
+    """With the traceback of its own; one that is configured, also by `config`."""
+    said = "import phalanx.compat.torchx as torchx, or run the program with: python"
+    (tmp_path / "torchx.py").write_text("import torchx.specs as specs\n")  # its own name, too
+    done = phalanx("run", "torchx.py:train")
+    assert (done.returncode, said in done.stderr) == (1, True)
+    (tmp_path / ".phalanxconfig").write_text(
+        '[command.run]\ncomponent = "torchx.py:train"\n[component."torchx.py:train"]\nlr = 1\n'
+    )
+    done = phalanx("config")
+    assert (done.returncode, done.stderr.count(said)) == (1, 2)
+    assert "component: torchx.py:train: ModuleNotFoundError: No module" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["utils.echo", "dist.ddp", "metrics.tensorboard", "utils.copy"])

@@ -631,10 +631,16 @@ print("read", len(times))
 
 TORCHX_SCHEDULER = """
     import os, subprocess, tempfile
-    from phalanx.schedulers.api import (
-        AppDryRunInfo, DescribeAppResponse, ListAppResponse, Scheduler, split_lines,
+    import phalanx.compat.torchx as torchx
+    from phalanx.compat.torchx.schedulers.api import (
+        AppDryRunInfo, DescribeAppResponse, ListAppResponse, Scheduler, split_lines_iterator,
     )
-    from phalanx.specs import AppState, ReplicaStatus, RoleStatus, macros, runopts
+    from phalanx.compat.torchx.schedulers.ids import make_unique
+    from phalanx.compat.torchx.schedulers.local_scheduler import LogIterator
+    from phalanx.compat.torchx.specs import (
+        NONE, AppState, ReplicaStatus, Role, RoleStatus, macros, runopts,
+    )
+    from phalanx.compat.torchx.util import shlex
 
     PLACE = os.environ["PLACE"]
 
@@ -652,8 +658,13 @@ TORCHX_SCHEDULER = """
         def _submit_dryrun(self, app, cfg):
             app.roles[0].env["QUEUE"] = cfg["queue"]
             app.roles[0].args.append("end")
-            role = macros.Values("", "simple-1", "0").apply(app.roles[0])
-            return AppDryRunInfo({"cmd": [role.entrypoint, *role.args], "env": dict(role.env)}, repr)
+            values = macros.Values(
+                img_root="", app_id="simple-1", replica_id="0", rank0_env="TORCHX_RANK0_HOST"
+            )
+            role = values.apply(app.roles[0])
+            assert role.resource != NONE and shlex.join(["a b"]) == "'a b'"
+            request = {"cmd": [role.entrypoint, *role.args], "env": dict(role.env)}
+            return AppDryRunInfo(request, lambda request: 1 / 0 if self.wrong else repr(request))
 
         def schedule(self, dryrun_info):
             request = dryrun_info.request
@@ -666,11 +677,16 @@ TORCHX_SCHEDULER = """
                 return "fine"
             if not os.path.exists(f"{PLACE}/{app_id}"):
                 return None
-            replica = ReplicaStatus(id=0, state=AppState.SUCCEEDED, role="sh", hostname="here")
+            role, status = Role(name="sh", num_replicas=0, image=""), RoleStatus("sh", [])
+            role.num_replicas += 1  # as many as are found
+            status.replicas.append(
+                ReplicaStatus(id=0, state=AppState.SUCCEEDED, role="sh", hostname="here")
+            )
             return DescribeAppResponse(
                 app_id=app_id,
                 state=AppState.SUCCEEDED,
-                roles_statuses=[RoleStatus("sh", [replica])],
+                roles=[role],
+                roles_statuses=[status],
             )
 
         def list(self):
@@ -681,7 +697,8 @@ TORCHX_SCHEDULER = """
 
         def log_iter(self, app_id, role_name, k=0, regex=None, since=None, until=None,
                      should_tail=False, streams=None):
-            return split_lines(open(f"{PLACE}/{app_id}").read())
+            found = LogIterator(app_id, f"{PLACE}/{app_id}", self, should_tail=should_tail)
+            return split_lines_iterator(found)
 
     def create_scheduler(session_name, **kwargs):
         return Simple(session_name)
@@ -694,12 +711,18 @@ TORCHX_SCHEDULER = """
 def test_a_scheduler_written_for_torchx_runs_with_its_imports_changed(
     environment, tmp_path, monkeypatch
 ):
-    """Options, changes to the app, status, logs; what it cannot do, and nonsense, is named."""
+    """Options, changes to the app, status, logs; what it cannot do, and nonsense, is named. A module
+    of TorchX's that is looked for under a name of ours is told.
+    """
     monkeypatch.setenv("PLACE", str(tmp_path))
     entries = ["simple = simple_plugin:create_scheduler", "wrong = simple_plugin:create_wrong"]
+    entries += ["astray = simple_plugin.astray:create"]
     environment.install(
         "simple_plugin",
-        {"simple_plugin/__init__.py": textwrap.dedent(TORCHX_SCHEDULER)},
+        {
+            "simple_plugin/__init__.py": textwrap.dedent(TORCHX_SCHEDULER),
+            "simple_plugin/astray.py": "from phalanx.schedulers.local_scheduler import LogIterator",
+        },
         {"phalanx.schedulers": entries},
     )
     words = ["-s", "simple", "-cfg", "queue=q", "utils.sh", "--entrypoint", "sh", "--"]
@@ -717,6 +740,12 @@ def test_a_scheduler_written_for_torchx_runs_with_its_imports_changed(
     assert "the scheduler simple does not support this: it cannot delete apps" in done.stderr
     done = environment("status", "wrong://phalanx/simple-1")
     assert "the scheduler wrong failed: TypeError: it gave 'fine', not a" in done.stderr
+    done = environment("run", "--dryrun", "-s", "wrong", *words[2:])
+    assert done.returncode == 1
+    assert "the scheduler wrong failed: ZeroDivisionError" in done.stderr
+    done = environment("runopts", "astray")
+    said = "torchx's module of that name is phalanx.compat.torchx.schedulers.local_scheduler"
+    assert said in done.stderr
 
 
 def test_a_command_that_is_a_class(environment):

@@ -336,15 +336,24 @@ def test_materialize_takes_defaults_and_a_config():
         ("specs.api", "MISSING", "use '' or None"),
         ("specs.builders", "parse_args", "materialize_appdef"),
         ("schedulers", "get_default_scheduler_name", "default_scheduler"),
+        ("schedulers", "slurm_scheduler", "phalanx.compat.torchx.schedulers.slurm_scheduler"),
+        ("compat.torchx", "tracker", "a role's env"),
+        ("compat.torchx.schedulers", "kubernetes_mcad_scheduler", "use kubernetes_scheduler"),
+        ("compat.torchx.schedulers.local_scheduler", "PopenRequest", "str\\(info\\)"),
+        ("compat.torchx.cli", "cmd_run", "torchx.cli.main.main"),
         ("schedulers.api", "WorkspaceMixin", "phalanx.schedulers.Scheduler"),
         ("runner.api", "get_configured_trackers", "env"),
         ("runner.config", "dump", "phalanx configure"),
     ],
 )
 def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
-    """For those whom people import."""
+    """For those whom people import, in one way or the other."""
+    found = importlib.import_module(f"phalanx.{module}")
     with pytest.raises(AttributeError, match=said):
-        getattr(importlib.import_module(f"phalanx.{module}".rstrip(".")), name)
+        getattr(found, name)
+    assert not hasattr(found, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from phalanx.{module} import {name}")
 
 
 NAMES = {

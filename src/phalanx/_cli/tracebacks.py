@@ -8,7 +8,8 @@ import os
 import sys
 import traceback
 
-_PEERS = ("torchrunx", "torchx")
+from phalanx._aliases import instead_of
+
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -18,13 +19,8 @@ def print_users_part(error: Exception) -> None:
     while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    if (peer := (name or "").partition(".")[0]) in _PEERS:
-        print(
-            f"phalanx: Phalanx has the names of {peer}: import phalanx.compat.{peer} as {peer}, or "
-            f"run the program with: python -m phalanx.compat {peer} -- PROGRAM",
-            file=sys.stderr,
-        )
+    if instead := instead_of(error):
+        print(f"phalanx: {instead}", file=sys.stderr)
 
 
 def is_raised_outright(error: BaseException) -> bool:

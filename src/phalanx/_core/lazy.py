@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 _NOTHING: Mapping[str, str] = {}
@@ -21,7 +22,7 @@ def loader(
 
     def load(name: str) -> Any:
         if name not in sources:
-            raise AttributeError(_no_attribute(module, name, absent))
+            raise _missing(module, name, absent)
         source, _, other = sources[name].partition(":")
         value = getattr(import_module(source), other or name)
         setattr(sys.modules[module], name, value)
@@ -38,18 +39,38 @@ def facade(module: str, target: str, absent: Mapping[str, str] = _NOTHING) -> Ca
 
     def load(name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            raise AttributeError(_no_attribute(module, name, absent))
+            raise _missing(module, name, absent)
         if name in absent:
-            raise AttributeError(_no_attribute(module, name, absent))
+            raise _missing(module, name, absent)
         found = import_module(target)
         if name != "__all__" and name not in found.__all__:
             getattr(found, name)  # it may say what to use instead
-            raise AttributeError(_no_attribute(module, name, absent))
+            raise _missing(module, name, absent)
         return getattr(found, name)
 
     return load
 
 
-def _no_attribute(module: str, name: str, absent: Mapping[str, str]) -> str:
+def _missing(module: str, name: str, absent: Mapping[str, str]) -> Exception:
+    """What a module raises for a name that it does not have.
+
+    `from MODULE import NAME` would replace what an `AttributeError` says: it gets an `ImportError`.
+    """
     text = f"module {module!r} has no attribute {name!r}"
-    return f"{text}: {absent[name]}" if name in absent else text
+    if name not in absent:
+        return AttributeError(text)
+    if _is_from_import():
+        return ImportError(f"cannot import {name!r} from {module!r}: {absent[name]}", name=module)
+    return AttributeError(f"{text}: {absent[name]}")
+
+
+def _is_from_import() -> bool:
+    """Whether a module's `__getattr__` runs for `from MODULE import NAME`."""
+    from opcode import opname
+
+    asking: FrameType | None = sys._getframe()
+    while asking and (
+        asking.f_code.co_filename == __file__ or asking.f_code.co_name == "__getattr__"
+    ):
+        asking = asking.f_back
+    return asking is not None and opname[asking.f_code.co_code[asking.f_lasti]] == "IMPORT_FROM"

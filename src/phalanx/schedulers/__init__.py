@@ -57,5 +57,11 @@ __getattr__ = loader(
         "DEFAULT_SCHEDULER_MODULES": "use get_scheduler_factories()",
         "SchedulerFactory": "use a function of a session's name",
         "get_default_scheduler_name": "use default_scheduler()",
+        "get_schedulers": "use get_scheduler_factories()",
+        **{
+            f"{name}_scheduler": "use create_scheduler(NAME, SESSION); TorchX's module is "
+            f"phalanx.compat.torchx.schedulers.{name}_scheduler"
+            for name in ("aws_batch", "docker", "kubernetes", "local", "ray", "slurm")
+        },
     },
 )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from phalanx._aliases import instead_of
 from phalanx._cli import VERBS, parsing
 from phalanx._cli.commands.run import make_parser
 from phalanx._cli.stdout_guard import stdout_to_stderr
@@ -133,6 +134,8 @@ def _problems_of_run(section: dict[str, ConfigValue]) -> Iterator[str]:
             catalog.find(component.value)
         except PhalanxError as error:
             yield f"{component.origin}: component: {error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 a file's own
+            yield f"{component.origin}: component: {component.value}: {_in_words(error)}"
     workspace = section["workspace"]
     if isinstance(workspace.value, str) and workspace.value:
         directory = os.path.abspath(os.path.expanduser(workspace.value.removeprefix("file://")))
@@ -153,10 +156,13 @@ def _add_components(
     for name in _named(runner.config, names):
         try:  # of a file, or one that is not among the others
             component = catalog.find(name)
-        except Exception as error:  # noqa: BLE001 a file's own
+        except PhalanxError as error:
             hint = did_you_mean(closest(name, names))
             reason = f": {error}" if ":" in name else hint and f".{hint}"
             problems.append(f'[component."{name}"]: unknown component{reason}')
+            continue
+        except (Exception, SystemExit) as error:  # noqa: BLE001 a file's own
+            problems.append(f'[component."{name}"]: {_in_words(error)}')
             continue
         if component.name != name:
             problems.append(f'[component."{name}"]: write [component."{component.name}"].')
@@ -183,6 +189,12 @@ def _named(settings: config.Config, known: set[str]) -> Iterator[str]:
             if name not in known | seen and not is_group and (isinstance(value, dict) or prefix):
                 seen.add(name)
                 yield name
+
+
+def _in_words(error: BaseException) -> str:
+    """What a component's own file raised, in a sentence."""
+    instead = instead_of(error)
+    return f"{type(error).__name__}: {error}" + (instead and f". {instead}")
 
 
 def _shown(value: Any) -> str:

@@ -20,6 +20,7 @@ from phalanx._runner.component import Component, HelpWanted
 from phalanx._runner.runner import AppDryRunInfo, Runner, get_runner
 from phalanx._schedulers.options import parse
 from phalanx._schedulers.replicas.request import AppRequest
+from phalanx._schedulers.scheduler_calls import asking
 from phalanx._specs import AppState, AppStatus
 from phalanx.errors import ComponentError, ConfigError, PhalanxError, UnknownScheduler, UsageError
 
@@ -341,7 +342,9 @@ def _run(wanted: _Wanted, habits: Habits) -> int:
                 file=sys.stderr,
             )
         if wanted.dryrun:
-            print(info.describe())
+            with asking(info.scheduler):  # whose plugin may have a form of its own
+                shown = info.describe()
+            print(shown)
             return 0
         handle = ""
         is_ended = habits.ends_local and info.scheduler.startswith("local")

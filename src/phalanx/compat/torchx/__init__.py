@@ -25,15 +25,10 @@ ABSENT = {
     "apps": "write the program of the app into your project",
     "util.cuda": "ask torch.cuda.device_count()",
     "notebook": "call phalanx.launch in the cell",
+    "schedulers.kubernetes_mcad_scheduler": "use kubernetes_scheduler; option queue is Kueue's",
     **{
         f"schedulers.{name}": f"Phalanx has {_SCHEDULERS}, and schedulers that plugins add"
-        for name in (
-            "aws_sagemaker_scheduler",
-            "gcp_batch_scheduler",
-            "kubernetes_mcad_scheduler",
-            "lsf_scheduler",
-            "ray",
-        )
+        for name in ("aws_sagemaker_scheduler", "gcp_batch_scheduler", "lsf_scheduler", "ray")
     },
     **dict.fromkeys(
         (f"cli.cmd_{verb}" for verb in ("cancel", "describe", "list", "run", "status")),
@@ -41,6 +36,13 @@ ABSENT = {
     ),
 }
 """Modules that are not here, and what to use instead."""
+
+
+def absent_in(package: str) -> dict[str, str]:
+    """What to use instead of modules of a package of TorchX's that are not here, by their names."""
+    start = f"{package}."
+    return {n.removeprefix(start): text for n, text in ABSENT.items() if n.startswith(start)}
+
 
 _MODULES = ("cli", "components", "runner", "schedulers", "specs", "util", "workspace")
 _absent = loader(__name__, {}, ABSENT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx._core.lazy import loader
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
 __all__ = ["AWSBatchOpts", "AWSBatchScheduler", "create_scheduler"]
@@ -29,9 +29,11 @@ def create_scheduler(session_name: str, **kwargs: Any) -> AWSBatchScheduler:
     return AWSBatchScheduler(session_name, **kwargs)
 
 
-__getattr__ = absent(
+__getattr__ = loader(
     __name__,
+    {},
     {
         "BatchJob": "str(info) shows what is submitted",
+        "resource_requirements_from_resource": "str(info) shows what is submitted",
     },
 )

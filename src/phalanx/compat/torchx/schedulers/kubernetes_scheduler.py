@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx._core.lazy import loader
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
 __all__ = ["KubernetesOpts", "KubernetesScheduler", "create_scheduler"]
@@ -29,11 +29,19 @@ def create_scheduler(session_name: str, **kwargs: Any) -> KubernetesScheduler:
     return KubernetesScheduler(session_name, **kwargs)
 
 
-__getattr__ = absent(
+__getattr__ = loader(
     __name__,
+    {},
     {
         "KubernetesJob": "str(info) shows what is submitted",
+        "LABEL_APP_NAME": "runner.list('kubernetes') finds apps",
+        "LABEL_REPLICA_ID": "runner.list('kubernetes') finds apps",
+        "LABEL_ROLE_INDEX": "runner.list('kubernetes') finds apps",
+        "LABEL_ROLE_NAME": "runner.list('kubernetes') finds apps",
+        "LABEL_VERSION": "runner.list('kubernetes') finds apps",
         "app_to_resource": "str(info) shows what is submitted",
+        "cleanup_str": "use torchx.util.strings.normalize_str",
+        "pod_labels": "option pod_template has fields of pods; str(info) shows what is submitted",
         "role_to_pod": "option pod_template has fields of pods; str(info) shows what is submitted",
     },
 )

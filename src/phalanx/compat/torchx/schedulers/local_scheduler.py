@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx._core.lazy import loader
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
 __all__ = ["LocalOpts", "LocalScheduler", "LogIterator", "create_scheduler"]
@@ -79,14 +79,21 @@ class LogIterator:
         return told is None or told.state.is_final
 
 
-__getattr__ = absent(
+__getattr__ = loader(
     __name__,
+    {},
     {
-        "ImageProvider": "local apps run in the current directory, and need no image",
+        "AppId": "an app's id is a str",
+        "COMBINED_LOG": "runner.log_lines(handle, role, k) reads logs",
         "CWDImageProvider": "local apps run in the current directory, and need no image",
+        "ImageProvider": "local apps run in the current directory, and need no image",
         "LocalDirectoryImageProvider": "local apps run in a role's workspace, and need no image",
-        "SignalException": "apps outlive the process that submits them",
         "PopenRequest": "str(info) shows what is submitted",
         "ReplicaParam": "str(info) shows what is submitted",
+        "STDERR_LOG": "runner.log_lines(handle, role, k) reads logs",
+        "STDOUT_LOG": "runner.log_lines(handle, role, k) reads logs",
+        "SignalException": "apps outlive the process that submits them",
+        "_LocalAppDef": "runner.describe(handle) gives an app, runner.status(handle) how it stands",
+        "create_cwd_scheduler": "use create_scheduler",
     },
 )

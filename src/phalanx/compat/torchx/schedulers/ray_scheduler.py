@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx._core.lazy import loader
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
 __all__ = ["RayOpts", "RayScheduler", "create_scheduler"]
@@ -29,9 +29,12 @@ def create_scheduler(session_name: str, **kwargs: Any) -> RayScheduler:
     return RayScheduler(session_name, **kwargs)
 
 
-__getattr__ = absent(
+__getattr__ = loader(
     __name__,
+    {},
     {
         "RayJob": "str(info) shows what is submitted",
+        "has_ray": "Ray need not be installed here",
+        "serialize": "str(info) shows what is submitted",
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.compat.torchx.schedulers._absent import absent
+from phalanx._core.lazy import loader
 from phalanx.compat.torchx.schedulers._wrapped import WrappedScheduler
 
 __all__ = ["SlurmOpts", "SlurmScheduler", "create_scheduler"]
@@ -29,10 +29,15 @@ def create_scheduler(session_name: str, **kwargs: Any) -> SlurmScheduler:
     return SlurmScheduler(session_name, **kwargs)
 
 
-__getattr__ = absent(
+__getattr__ = loader(
     __name__,
+    {},
     {
+        "SLURM_JOB_DIRS": "runner.list('slurm') finds apps by their records",
+        "SLURM_STATES": "runner.status(handle).state is the state",
         "SlurmBatchRequest": "str(info) shows the script that is submitted",
         "SlurmReplicaRequest": "str(info) shows the script that is submitted",
+        "_get_job_dirs": "runner.list('slurm') finds apps by their records",
+        "_save_job_dir": "runner.list('slurm') finds apps by their records",
     },
 )
