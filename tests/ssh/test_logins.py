@@ -297,6 +297,6 @@ def test_several_hosts_by_one_string_is_a_mistake_with_the_right_advice():
     """Not an ssh that does not understand it."""
     with pytest.raises(phalanx.ConfigError, match=r"Write hostnames=\['a', 'b'\]"):
         phalanx.launch(print, hostnames="a,b")
-    with pytest.raises(phalanx.ConfigError, match="one string for each"):
+    with pytest.raises(phalanx.ConfigError, match=r"Name each host by itself: \['a', 'b'\]"):
         phalanx.launch(print, hostnames=["a,b"])
     assert socket.gethostname()
