@@ -98,7 +98,7 @@ def test_what_is_typed_on_a_page_prints_what_it_says(page, tmp_path, monkeypatch
             assert agrees(said(expected, tmp_path), shown), f"$ {command}\n{done.stdout}"
 
 
-OF_FRAMEWORKS = ("accelerate", "deepspeed", "hf", "jax", "lightning", "sweep")
+OF_FRAMEWORKS = ("accelerate", "deepspeed", "hf", "jax", "lightning", "sweep", "torchtune")
 """What examples of frameworks begin with: test_frameworks.py runs those."""
 EXAMPLES = [
     path
