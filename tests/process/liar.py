@@ -386,6 +386,77 @@ def first_files_nobody_asked_for(host):
     sys.exit(0)
 
 
+# ── files that are offered ────────────────────────────────────────────────────
+
+
+def ask(host, *wants):
+    """Be there for a round that fails, and ask for this when files are offered before the next."""
+    greet_and_work(host)
+    host.until(wire.HaltRound)
+    host.stop()
+    while not isinstance(asked := host.until(*OFFERS, wire.BeginRound), wire.BeginRound):
+        if isinstance(asked, wire.ListWritten):
+            host.send(wire.WrittenList(number=asked.number, complete=True))
+            continue
+        for want in wants:
+            host.send(want(asked))
+    host.round = asked.round
+    host.tell(wire.WorkersStarted, pids={host.rank: os.getpid()}, rank=None)
+    host.tell(wire.WorkerEntered, clock=time.monotonic())
+    host.value()
+    host.stop()
+    tell_and_send(host, ())
+
+
+OFFERS = wire.ListWritten, wire.OfferFile
+
+
+def part_of(path=None, offset=0, size=None):
+    """A request for a part of a file; of the first that is offered, if none is named."""
+    return lambda offer: wire.FetchFile(
+        number=offer.number,
+        path=path or offer.files[0].path,
+        offset=offset,
+        size=offer.files[0].size if size is None else size,
+    )
+
+
+def all_of(*files):
+    return lambda offer: wire.FetchSmall(number=offer.number, files=files or offer.files)
+
+
+def first_want_of_a_file_that_is_not_offered(host):
+    ask(host, part_of("secret"))
+
+
+def first_want_of_a_file_outside(host):
+    ask(host, part_of("../outside/secret"))
+
+
+def first_want_of_no_bytes(host):
+    ask(host, part_of(size=0))
+
+
+def first_want_beyond_the_end(host):
+    ask(host, part_of(offset=1))
+
+
+def first_want_of_other_small_files(host):
+    ask(host, all_of(wire.WrittenFile("secret", 6)))
+
+
+def first_want_of_the_same_without_end(host):
+    ask(host, *[all_of()] * 50)
+
+
+def first_offer_that_is_listed(host):
+    ask(host, lambda offer: wire.WrittenList(number=offer.number))
+
+
+def first_offer_that_is_not_heard(host):
+    ask(host)
+
+
 # ── values ────────────────────────────────────────────────────────────────────
 
 

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import pathlib
 import re
 import sys
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import phalanx
 from phalanx._system import machine
 from phalanx.errors import LaunchError, ResultError, WorkerFailed
+from phalanx._launcher.project import remote_files
 from phalanx._launcher.transport import agent_process
 from phalanx._logs.spec import LogSpec
 from phalanx._rendezvous import coordinator
@@ -188,6 +190,43 @@ def test_a_lie_about_files_fails_their_way_home_alone(second, lie, home):
     assert caught.value.result.values == ("value of rank 0", "the liar's value")
     assert "\x1b" not in str(caught.value)
     assert files_below(home) == before
+
+
+WANTS = {
+    "first_want_of_a_file_that_is_not_offered": "it requested secret, more than it was offered",
+    "first_want_of_a_file_outside": "it requested ../outside/secret, more than it was offered",
+    "first_want_of_no_bytes": "it requested ckpt/step0, more than it was offered",
+    "first_want_beyond_the_end": "it requested ckpt/step0, more than it was offered",
+    "first_want_of_other_small_files": "it requested secret, more than it was offered",
+    "first_want_of_the_same_without_end": "it requested ckpt/step0, .*, more than it was offered",
+    "first_offer_that_is_listed": "it sent a WrittenList",
+    "first_offer_that_is_not_heard": "no response for 1 s",
+}
+
+
+def fail_once():
+    """Write two small files and two large ones in the first round."""
+    context = phalanx.context()
+    if context.round == 1:
+        for number in range(4):
+            pathlib.Path(f"ckpt/step{number}").write_bytes(bytes((number // 2) * 100_000 + 9))
+        raise RuntimeError("for another round")
+    return f"value of rank {context.rank}"
+
+
+@pytest.mark.parametrize("lie", WANTS)
+def test_a_lie_of_a_host_that_is_offered_files_costs_itself_alone(
+    second, lie, home, caplog, monkeypatch
+):
+    """It gets none, is named, and is waited for once; the next round begins."""
+    monkeypatch.setattr(remote_files, "_STALLED", 1.0)
+    second(lie)
+    quiet = phalanx.DefaultLogSpec.nothing()
+    result = launcher(fetch=["ckpt/step*"], max_restarts=1, log_spec=quiet).run(fail_once)
+    assert result.values == ("value of rank 0", "the liar's value")
+    told = f"cannot copy ckpt/step0.* to localhost: {WANTS[lie]}"
+    assert re.search(told, caplog.text), caplog.text
+    assert len(files_below(home / "home")) == 6
 
 
 def test_another_version_cannot_write_to_the_terminal(second):

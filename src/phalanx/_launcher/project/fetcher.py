@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx import _wire as wire
@@ -153,11 +153,9 @@ class FileFetcher:
         await _all(self._offer(remote, offer) for remote, offer in offers.items())
 
     async def _offer(self, remote: RemoteFiles, offer: Mapping[str, FileVersion]) -> None:
+        move = _until_silent(lambda batch: remote.offer(batch, self._count))
         for batch in in_batches(wire.WrittenFile(path, *offer[path]) for path in offer):
-            try:
-                problems = await remote.offer(batch, self._count)
-            except (OSError, ValueError) as error:
-                problems = dict.fromkeys(range(len(batch)), describe(error))
+            problems = await move(batch)
             for position, file in enumerate(batch):
                 if position not in problems:
                     self._holders.setdefault(file.path, set()).add(remote)
@@ -334,12 +332,14 @@ class FileFetcher:
         if source is None:
             self._agreed |= files
             return
+
+        def fetch(batch: Sequence[wire.WrittenFile]) -> Coroutine[Any, Any, dict[int, str]]:
+            self._hold({os.path.join(self._home.root, file.path) for file in batch})
+            return source.fetch(batch, self._count)
+
+        move = _until_silent(fetch)
         for batch in in_batches(wire.WrittenFile(path, *files[path]) for path in files):
-            try:
-                self._hold({os.path.join(self._home.root, file.path) for file in batch})
-                problems = await source.fetch(batch, self._count)
-            except (OSError, ValueError) as error:
-                problems = dict.fromkeys(range(len(batch)), describe(error))
+            problems = await move(batch)
             here = [file.path for position, file in enumerate(batch) if position not in problems]
             await asyncio.to_thread(self._note_states, here)
             self._agreed |= {path: files[path] for path in here}
@@ -414,6 +414,27 @@ class FileFetcher:
                             f"{shown(path)} was written here while the app ran: replaced "
                             f"by that of {source.hostname}"
                         )
+
+
+def _until_silent(
+    move: Callable[[Sequence[wire.WrittenFile]], Awaitable[dict[int, str]]],
+) -> Callable[[Sequence[wire.WrittenFile]], Awaitable[dict[int, str]]]:
+    """Move one batch after another, and give what failed; a silent host is waited for once."""
+    given_up = ""
+
+    async def move_one(batch: Sequence[wire.WrittenFile]) -> dict[int, str]:
+        nonlocal given_up
+        reason = given_up
+        if not reason:
+            try:
+                return await move(batch)
+            except (OSError, ValueError) as error:
+                reason = describe(error)
+                if isinstance(error, TimeoutError):
+                    given_up = reason
+        return dict.fromkeys(range(len(batch)), reason)
+
+    return move_one
 
 
 def some_names(names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import itertools
 import re
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ _NAMES_LIMIT = 64 * FILES_LIMIT
 """How many directories those may need to be in, should no two be in the same."""
 _STALLED = 60.0
 """Seconds without a word about files after which they are given up."""
+_READING = 3 * 3600.0
+"""Seconds for a host to read through one file."""
 _SERVED = 4
 """How many requests of a host are served at a time: it has no reason for more than two."""
 _DROPPED = 500
@@ -62,6 +65,32 @@ class ReportedFiles:
                 self.unread[file.path] = shown(file.problem)[:500] or "cannot be read"
             else:
                 self.files[file.path] = FileVersion(file.size, file.digest)
+
+
+class _Offer:
+    """What a host may ask for: each byte of what it is offered, once."""
+
+    def __init__(self, batch: Sequence[wire.WrittenFile]) -> None:
+        self._sizes = {file.path: file.size for file in batch}
+        self.left = sum(self._sizes.values())
+        """Bytes that it has not asked for yet."""
+        self._asked_for_all = False
+
+    def take(self, asked: wire.FetchFile | wire.FetchSmall) -> int:
+        """How many bytes it asks for now. Raises `OSError` for what no honest host asks for."""
+        if isinstance(asked, wire.FetchFile):
+            wanted, size = {asked.path: self._sizes.get(asked.path)}, asked.size
+            whole = wanted[asked.path] or 0
+            fits = 0 < size <= WINDOW and 0 <= asked.offset <= whole - size
+        else:
+            wanted, size = {file.path: file.size for file in asked.files}, self.left
+            fits = wanted == self._sizes and len(asked.files) == len(wanted) and size <= wire.PIECE
+        if not fits or size > self.left or self._asked_for_all:
+            names = ", ".join(map(shown, itertools.islice(wanted, 3)))[:200] or "no file"
+            raise OSError(errno.EBADMSG, f"it requested {names}, more than it was offered")
+        self.left -= size
+        self._asked_for_all = isinstance(asked, wire.FetchSmall)
+        return size
 
 
 class FileAgent(Protocol):
@@ -113,11 +142,20 @@ class RemoteFiles:
     ) -> ReportedFiles:
         """What workers wrote. Raises `OSError`."""
         listing = ReportedFiles(patterns, digests=digests)
+        last = time.monotonic()
 
         def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
+            nonlocal last
             if not isinstance(frame, wire.WrittenList):
                 return
             on_bytes(0)
+            now = time.monotonic()
+            if frame.files:
+                last = now
+            elif now - last > _READING:
+                error = OSError(errno.ETIMEDOUT, f"it listed no file for {_READING:g} s")
+                done.set_exception(error)
+                return
             try:
                 listing.add(frame.files)
             except ValueError as error:
@@ -143,25 +181,25 @@ class RemoteFiles:
 
     async def offer(self, batch: Sequence[wire.WrittenFile], on_bytes: OnBytes) -> dict[int, str]:
         """Have files there; gives, by their positions, why some cannot be put. Raises `OSError`."""
-        sizes = {file.path: file.size for file in batch}
-        total = sum(sizes.values())
+        offered = _Offer(batch)
         problems: dict[int, str] = {}
 
         def hear(frame: wire.Frame, done: asyncio.Future[None]) -> None:
-            match frame:
-                case wire.FetchFile(path=path, size=size) if path in sizes and size <= WINDOW:
-                    self._serve(frame, size, on_bytes)
-                case wire.FetchSmall(files=files) if total <= wire.PIECE:
-                    if len(files) == len(sizes) and {f.path: f.size for f in files} == sizes:
-                        self._serve(frame, total, on_bytes)
-                case wire.FileStored():
-                    for position, problem in frame.problems.items():
-                        if position < len(batch):
-                            problems[position] = shown(problem)[:500]
-                    done.set_result(None)
+            if isinstance(frame, wire.FileStored):
+                for position, problem in frame.problems.items():
+                    if 0 <= position < len(batch):
+                        problems[position] = shown(problem)[:500]
+                done.set_result(None)
+            elif not isinstance(frame, wire.FetchFile | wire.FetchSmall):
+                done.set_exception(OSError(errno.EBADMSG, f"it sent a {type(frame).__name__}"))
+            else:
+                try:
+                    self._serve(frame, offered.take(frame), on_bytes)
+                except OSError as error:
+                    done.set_exception(error)
 
         number = next(self._numbers)
-        self._agent.expect(2 + total // WINDOW)
+        self._agent.expect(2 + offered.left // WINDOW)
         await self._ask(number, wire.OfferFile(number=number, files=tuple(batch)), hear)
         return problems
 
