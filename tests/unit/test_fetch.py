@@ -407,26 +407,39 @@ def test_a_listing_that_lies_fails_the_host_alone(tmp_path):
     )
 
 
-def test_only_what_is_offered_is_given_out(tmp_path):
-    """A host that asks for another file of ours gets nothing."""
-    (tmp_path / "given").write_bytes(BIG)
-    (tmp_path / "secret").write_bytes(b"secret")
+GIVEN, SECRET = wire.WrittenFile("given", len(BIG)), wire.WrittenFile("secret", 6)
+
+
+@pytest.mark.parametrize("files", [(SECRET,), (GIVEN,), (SECRET, GIVEN)], ids=str)
+def test_only_small_files_that_are_offered_are_given_out(tmp_path, files):
+    """A host that asks for others of ours gets nothing, and is told of."""
+    expect_nothing(tmp_path, lambda number: wire.FetchSmall(number=number, files=files))
+
+
+@pytest.mark.parametrize(
+    ("path", "offset", "size"),
+    [("secret", 0, 6), ("../x", 0, 1), ("given", 0, 1 << 60), ("given", len(BIG), 1)],
+)
+def test_only_what_is_offered_is_given_out(tmp_path, path, offset, size):
+    """Of a large file likewise."""
+    ask = lambda number: wire.FetchFile(number=number, path=path, offset=offset, size=size)
+    expect_nothing(tmp_path, ask)
+
+
+def expect_nothing(place, ask):
+    """Offer a large file to a host that asks for something else."""
+    (place / "given").write_bytes(BIG)
+    (place / "secret").write_bytes(b"secret")
     sent = []
 
     def answer(frame):
         sent.append(frame)
         if isinstance(frame, wire.OfferFile):
-            small = wire.WrittenFile("secret", 6), wire.WrittenFile("given", len(BIG))
-            for some in ((small[0],), (small[1],), small):
-                yield wire.FetchSmall(number=frame.number, files=some)
-            for path, size in (("secret", 6), ("../x", 1), ("given", 1 << 60), ("given", 5)):
-                yield wire.FetchFile(number=frame.number, path=path, offset=0, size=size)
-        elif isinstance(frame, wire.FilePart):
-            yield wire.FileStored(number=frame.number, problems={})
+            yield ask(frame.number)
 
-    talk(tmp_path, answer, lambda files: files.offer([whole("given")], id))
-    (part,) = [frame for frame in sent if isinstance(frame, wire.FilePart)]
-    assert part.data == BIG[:5]
+    with pytest.raises(OSError, match="more than it was offered"):
+        talk(place, answer, lambda files: files.offer([whole("given")], id))
+    assert [type(frame) for frame in sent] == [wire.OfferFile]
 
 
 def test_many_small_files_that_were_asked_for_are_not_chatter():
