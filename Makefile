@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 SYSTEM ?=
 # How many processes run tests at once: many of them wait for something most of the time.
 JOBS ?= $(shell expr $$(nproc) + 2)
+# Tests start thousands of Python processes: without bytecode each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray bench-all bench-compare chaos docs pictures peers lock clean
 

@@ -353,6 +353,7 @@ if sys.argv[0] == "-c" and "MODULE" in " ".join(sys.orig_argv) and not os.path.e
 @pytest.mark.parametrize(
     ("module", "command", "next_one"),
     [
+        # Within a worker it is a new process; elsewhere a fork, whose first words take no time.
         ("phalanx._schedulers.supervised.supervisor", ["run", "--wait", "utils.echo"], None),
         ("phalanx._agent.process", ["launch", "fn.py:f"], None),
         ("phalanx._agent.process", ["launch", "fn.py:f"], ["list"]),
@@ -368,7 +369,7 @@ def test_what_was_stopped_before_its_first_words_is_woken_by_the_next(
     (tmp_path / "sitecustomize.py").write_text(text)
     process = subprocess.Popen(
         [sys.executable, "-m", "phalanx", *command],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "ROLE_NAME": "trainer"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1181,6 +1181,78 @@ def test_a_submitter_that_ignores_its_children():
     assert done.stdout == "3\n", done.stderr
 
 
+OWN_STATE = """
+import atexit, faulthandler, os, signal, sys, threading
+from phalanx.runner import get_runner
+
+atexit.register(print, "left")
+sys.excepthook = lambda *_: print("hooked")
+sys.settrace(lambda *_: None)
+faulthandler.enable()
+signal.signal(signal.SIGTERM, lambda *_: print("terminated", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+kept = open("kept", "w")
+kept.write("once")
+print("before")
+held = threading.Event()
+if sys.argv[1] == "thread":
+    threading.Thread(target=held.wait, daemon=True).start()
+elif sys.argv[1] == "memory":
+    much = bytearray(os.urandom(1 << 10)) * (100 << 10)
+with get_runner() as runner:
+    handle = runner.run_component("utils.sh", ["echo to the replica; sleep 300"])
+    print(handle)
+kept.close()
+"""
+
+
+@pytest.mark.parametrize("program", ["small", "thread", "memory"])
+def test_a_supervisor_has_nothing_of_the_programs(script, tmp_path, program):
+    """Whether it is forked from a small program, or a process of its own beside a large one."""
+    (read, written) = os.pipe()
+    os.set_inheritable(written, True)
+    with script.start(OWN_STATE, program, pass_fds=[written]) as process:
+        os.close(written)
+        out, err = process.communicate(timeout=100)
+    before, handle, left = out.splitlines()
+    assert (before, left, err) == ("before", "left", "")
+    assert (tmp_path / "kept").read_text() == "once"
+    assert os.read(read, 1) == b""  # nobody holds the program's descriptor
+    os.close(read)
+    line = wait_until(lambda: phalanx("log", handle).stdout)
+    assert line == "sh/0 to the replica\n"
+
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    told = Path(f"/proc/{keeper}/cmdline").read_bytes()
+    assert told.startswith(b"phalanx: ")
+    assert Path(f"/proc/{keeper}/comm").read_text().endswith("-supervisor\n")
+    assert os.getsid(keeper) == keeper
+    os.kill(keeper, signal.SIGUSR1)  # means nothing to it
+    assert status(handle)["state"] == "RUNNING"
+    os.kill(keeper, signal.SIGTERM)  # ends the app in order
+    wait_until(lambda: status(handle)["state"] == "CANCELLED")
+    wait_until(lambda: not is_alive(keeper))
+    log = recorded_app.get(handle.rpartition("/")[2]).path / "supervisor.log"
+    assert log.read_text() == ""
+
+
+def test_an_app_outlives_a_replica_that_submits_it_with_an_empty_environment(tmp_path):
+    """Its supervisor is known as one, though a short command line has no room for its title."""
+    code = "from phalanx.runner import get_runner\n"
+    code += "print(get_runner().run_component('utils.sh', ['sleep 1; echo done']))\n"
+    (tmp_path / "s").write_text(code)
+    os.symlink(sys.executable, tmp_path / "p")
+    state = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}"
+    outer = submit(
+        "utils.sh", f"env -i {state} PYTHONPATH={':'.join(filter(None, sys.path))} ./p s"
+    )
+    wait_until(lambda: status(outer)["state"] == "SUCCEEDED")
+    handle = phalanx("log", outer).stdout.split()[1]
+    wait_until(lambda: status(handle)["state"] not in ("PENDING", "RUNNING"))
+    assert status(handle)["state"] == "SUCCEEDED"
+    assert phalanx("log", handle).stdout == "sh/0 done\n"
+
+
 def test_files_of_a_workspace(tmp_path):
     """One mechanism with shipping to hosts."""
     from phalanx.schedulers import workspace_files

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx._channel import trust
+from phalanx._channel import tokens, trust
 from phalanx._rendezvous.tcp.tokens import find_token
 from phalanx.errors import ConfigError, WireError
 
@@ -142,36 +142,36 @@ def test_a_token_is_read_from_a_file_that_only_the_user_can_read(tmp_path):
     path.write_text("0123456789abcdef\n")
     path.chmod(0o640)
     with pytest.raises(ConfigError, match=f"chmod 600 {path}"):
-        trust.read_token(str(path))
+        tokens.read_token(str(path))
     path.chmod(0o600)
-    assert trust.read_token(str(path)) == "0123456789abcdef"
+    assert tokens.read_token(str(path)) == "0123456789abcdef"
     path.chmod(0o644)
-    assert trust.read_token(str(path), is_private=False) == "0123456789abcdef"
+    assert tokens.read_token(str(path), is_private=False) == "0123456789abcdef"
     path.chmod(0o622)
     with pytest.raises(ConfigError, match="accessible by others"):
-        trust.read_token(str(path), is_private=False)
+        tokens.read_token(str(path), is_private=False)
     path.chmod(0o600)
     path.write_text("short")
     with pytest.raises(ConfigError, match="at least 16 characters"):
-        trust.read_token(str(path))
+        tokens.read_token(str(path))
     with pytest.raises(ConfigError, match="No such file"):
-        trust.read_token(str(tmp_path / "none"))
+        tokens.read_token(str(tmp_path / "none"))
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="not a regular file"):
-        trust.read_token(str(tmp_path / "pipe"))
+        tokens.read_token(str(tmp_path / "pipe"))
     with pytest.raises(ConfigError):
-        trust.read_token(str(tmp_path))
+        tokens.read_token(str(tmp_path))
 
 
 def test_the_users_own_token_is_made_once(tmp_path):
     """And is nobody else's to read."""
     path = tmp_path / "state" / "phalanx" / "loopback.token"
-    first = trust.own_token(str(path))
+    first = tokens.own_token(str(path))
     assert len(first) == 64
-    assert trust.own_token(str(path)) == first
+    assert tokens.own_token(str(path)) == first
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["loopback.token"]
-    assert trust.own_token("/proc/none/token") is None
+    assert tokens.own_token("/proc/none/token") is None
 
 
 def test_a_token_is_not_looked_for_in_the_working_directory(tmp_path, monkeypatch):

@@ -14,19 +14,15 @@ not encrypted. HMAC-SHA256 of the standard library throughout.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import socket
-import stat
 import struct
-import tempfile
 
-from phalanx.errors import ConfigError, WireError
+from phalanx.errors import WireError
 
 GREETING = b"PHXR\x01"
 _RANDOM = 32
@@ -35,8 +31,6 @@ COST = len(GREETING) + _RANDOM + _PROOF
 """How many bytes are read of one that has proved nothing."""
 STRANGER = 64 << 10
 """The longest record of one that has proved itself, and does not take part yet."""
-_SHORTEST = 16
-"""Characters of a token: one that can be guessed proves nothing."""
 _HEADER = struct.Struct("!I32s")
 
 
@@ -181,64 +175,3 @@ def key_of(token: str, purpose: str) -> bytes:
 def key_at(key: bytes, port: int) -> bytes:
     """The key for those that mean to reach this very port."""
     return _derive(key, b"at ", str(port).encode())
-
-
-def make_token() -> str:
-    """A token that nobody can guess."""
-    return secrets.token_hex(32)
-
-
-def check_token(token: str, where: str) -> str:
-    """The token, without the white space around it. Raises `ConfigError` for one too short."""
-    token = token.strip()
-    if len(token) < _SHORTEST:
-        raise ConfigError(
-            f"{where}: a token must have at least {_SHORTEST} characters. "
-            "Create one with: openssl rand -hex 32"
-        )
-    return token
-
-
-def read_token(path: str, *, is_private: bool = True) -> str:
-    """The token in a file that nobody but its owner, the user, may read. Raises `ConfigError`.
-
-    Args:
-        path: The file.
-        is_private: False where others may read it, but not write to it: in a container, where
-            whoever runs belongs to the app.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold us up
-    except OSError as error:
-        raise ConfigError(f"cannot read token file {path}: {error.strerror}.") from None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError(f"token file {path} is not a regular file.")
-        forbidden = 0o077 if is_private else 0o022
-        if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & forbidden:
-            raise ConfigError(f"token file {path} is accessible by others. Run: chmod 600 {path}")
-        text = os.read(descriptor, 4096).decode(errors="surrogateescape")
-    finally:
-        os.close(descriptor)
-    return check_token(text, path)
-
-
-def own_token(path: str) -> str | None:
-    """The token in a file of the user's on this machine, made if it is not there.
-
-    None where it cannot be kept. Raises `ConfigError` if others may read it.
-    """
-    if not os.path.lexists(path):
-        with contextlib.suppress(OSError):
-            directory = os.path.dirname(path)
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            descriptor, made = tempfile.mkstemp(prefix=".token-", dir=directory)
-            try:
-                with open(descriptor, "w") as file:
-                    file.write(make_token())
-                with contextlib.suppress(FileExistsError):
-                    os.link(made, path)  # of several at once, all have the first one's
-            finally:
-                os.unlink(made)
-    return read_token(path) if os.path.lexists(path) else None

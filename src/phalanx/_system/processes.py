@@ -9,11 +9,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from phalanx._core.environment import users
-from phalanx._core.ranks import RANK_VARIABLES
 from phalanx._core.rounds import signal_name
 
 _PR_SET_PDEATHSIG = 1
@@ -113,22 +110,6 @@ def _handled() -> set[int]:
     except OSError:
         return set(map(int, signal.valid_signals()))
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
-
-
-def spawn_session(command: list[str], file_actions: Sequence[tuple[Any, ...]]) -> int:
-    """Start a program in a session of its own, with default signals; gives its pid.
-
-    It has the user's environment: a worker's own variables are not those of what it starts.
-    """
-    return os.posix_spawn(
-        command[0],
-        command,
-        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
-        setsid=True,
-        setsigmask=(),
-        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-        file_actions=file_actions,
-    )
 
 
 def descendants(pid: int, sparing: Callable[[int], bool] | None = None) -> list[int]:

@@ -18,7 +18,7 @@ from phalanx._core.ranks import APP
 from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.start import Work
 from phalanx._system.machine import python_command
-from phalanx._system.processes import spawn_session
+from phalanx._system.sessions import spawn_session
 from phalanx.errors import ConfigError, LaunchError
 
 HOST_MODULE = "phalanx._launcher.detached_host"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 
 VARIABLE = "PHALANX_RDZV_TOKEN"
 FILE_VARIABLE = f"{VARIABLE}_FILE"
@@ -26,16 +26,18 @@ FILE_VARIABLE = f"{VARIABLE}_FILE"
 def find_token(environ: Mapping[str, str], token_file: str | None, *, local: bool) -> str | None:
     """The token of a run; `local`: all its hosts are this machine. Raises `ConfigError`."""
     if VARIABLE in environ:
-        return trust.check_token(environ[VARIABLE], VARIABLE)
+        return tokens.check_token(environ[VARIABLE], VARIABLE)
     if FILE_VARIABLE in environ:
-        return trust.read_token(environ[FILE_VARIABLE], is_private=False)
+        return tokens.read_token(environ[FILE_VARIABLE], is_private=False)
     if token_file is not None:
-        return trust.read_token(os.path.expanduser(token_file))
+        return tokens.read_token(os.path.expanduser(token_file))
     shared = _file(environ, "XDG_CONFIG_HOME", "~/.config", "rendezvous.token")
     if os.path.exists(shared):
-        return trust.read_token(shared)
+        return tokens.read_token(shared)
     if local:
-        return trust.own_token(_file(environ, "XDG_STATE_HOME", "~/.local/state", "loopback.token"))
+        return tokens.own_token(
+            _file(environ, "XDG_STATE_HOME", "~/.local/state", "loopback.token")
+        )
     return None
 
 

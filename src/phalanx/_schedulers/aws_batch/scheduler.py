@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, need, workspace_of
@@ -96,7 +96,7 @@ class AwsBatchScheduler(Scheduler[AwsBatchOptions, AwsBatchRequest]):
         service = self._service(app.region, app.profile, app.endpoint)
         definition = service.have_definition(request.with_images(_build_images(request)))
         several = request.kind is JobKind.NODES
-        hidden = {RENDEZVOUS_TOKEN: trust.make_token()} if several else {}
+        hidden = {RENDEZVOUS_TOKEN: tokens.make_token()} if several else {}
         service.submit(request.submission(definition, hidden))
         return str(app)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._images.builder import ensure_image, provide
 from phalanx._logs import logger
 from phalanx._schedulers.docker import labels
@@ -52,7 +52,7 @@ def create_containers(
         more_env.append(f"{RANK0_PORT}={free_port()}")
     if request.ships_phalanx:
         _ship(engine, request, images[first.role])
-    info, token = engine.info(), trust.make_token().encode()
+    info, token = engine.info(), tokens.make_token().encode()
     made: dict[tuple[str, int], str] = {}
 
     def create(one: tuple[ContainerRequest, list[str]]) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
@@ -106,10 +106,10 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
         uris = {
             path: pack_project(one).provide(dashboard) for path, one in request.projects.items()
         }
-        hidden = {RENDEZVOUS_TOKEN: trust.make_token()}
+        hidden = {RENDEZVOUS_TOKEN: tokens.make_token()}
         driver = {
             **request.driver,
-            "token": trust.make_token(),
+            "token": tokens.make_token(),
             "replicas": [
                 {
                     **one,

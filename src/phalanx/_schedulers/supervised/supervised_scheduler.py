@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import shutil
@@ -36,6 +37,7 @@ from phalanx._schedulers.scheduler import (
     make_app_id,
     replicas,
 )
+from phalanx._schedulers.supervised import supervisor
 from phalanx._schedulers.supervised.supervisor import LOG
 from phalanx._schedulers.supervised.supervisor_process import supervisor_of
 from phalanx._specs import (
@@ -293,8 +295,8 @@ _BURYING = threading.Lock()
 
 def _start(path: Path) -> int:
     """Start the supervisor, with nothing of ours but the environment."""
+    from phalanx._system import sessions
     from phalanx._system.machine import python_command
-    from phalanx._system.processes import spawn_session
 
     with _BURYING:
         for pid in list(_supervisors):
@@ -302,16 +304,18 @@ def _start(path: Path) -> int:
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
             _supervisors.discard(pid)
-    command = python_command("phalanx._schedulers.supervised.supervisor", str(path))
     log = str(path / LOG)
-    null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    pid = spawn_session(
-        command,
-        [
-            (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-    )
+    if sessions.can_fork_session():
+        pid = sessions.fork_session(functools.partial(supervisor.run_app, path), log)
+    else:
+        null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        pid = sessions.spawn_session(
+            python_command(supervisor.__name__, str(path)),
+            [
+                (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+        )
     _supervisors.add(pid)
     return pid

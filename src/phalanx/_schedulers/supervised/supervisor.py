@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs.lines import LineTimes
 from phalanx._registry import append, cancel_asked, read, replace, stack_requests
@@ -59,8 +59,12 @@ _AGAIN = 1.0
 
 def main() -> None:
     """Run the app whose directory is the first argument."""
+    run_app(Path(sys.argv[1]))
+
+
+def run_app(path: Path) -> None:
+    """Run the app of a directory, in a process that is there for this alone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until there is somebody to hear them
-    path = Path(sys.argv[1])
     os.closerange(3, 1 << 16)
     request = AppRequest.from_dict(read(path / "request.json") or {})
     processes.set_title(f"phalanx: {request.app_id} supervisor")
@@ -109,7 +113,7 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
         processes.wake_with_parent()
         processes.become_subreaper()
         # Replicas that meet prove it to each other. It is in no file, and in no argument.
-        os.environ[RENDEZVOUS_TOKEN] = trust.make_token()
+        os.environ[RENDEZVOUS_TOKEN] = tokens.make_token()
         Supervisor(path, request, lifeline).run()
         code = 0
     except BaseException:  # noqa: BLE001 the keeper reports the end, the log says why

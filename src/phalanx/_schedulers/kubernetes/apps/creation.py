@@ -7,7 +7,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.api.cluster import Cluster
@@ -59,7 +59,7 @@ def with_image(job: dict[str, Any], images: Mapping[str, str]) -> dict[str, Any]
 
 
 def _env(request: KubernetesRequest) -> dict[str, Any]:
-    values = {RENDEZVOUS_TOKEN: trust.make_token(), **request.hidden_env}
+    values = {RENDEZVOUS_TOKEN: tokens.make_token(), **request.hidden_env}
     meta = request.service["metadata"]
     own = {name: meta[name] for name in ("namespace", "labels")}
     return {

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from phalanx._channel import trust
+from phalanx._channel import tokens
 from phalanx._channel.trust import NotTrusted
 from phalanx._logs import logger
 from phalanx._schedulers.authoring import make_app_id
@@ -92,7 +92,7 @@ class _RayLease(Lease):
     poll_interval = 0.05
 
     def __init__(self, options: RayOptions) -> None:
-        self._token = trust.make_token()
+        self._token = tokens.make_token()
         # Where the packages are: this process's own interpreter may be there, without them.
         self._pythons = ("python3",) if options.requirements is not None else ()
         self._access = _Access(self._token)

@@ -1,0 +1,98 @@
+"""Processes in sessions of their own, which outlive the one that starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from phalanx._core.environment import users
+from phalanx._core.ranks import RANK_VARIABLES
+from phalanx._system.processes import reset_signals, wake_with_parent
+
+_LARGEST_FORK = 64 << 20
+"""Bytes of memory of a process that may be forked into one that outlives it."""
+
+
+def spawn_session(command: list[str], file_actions: Sequence[tuple[Any, ...]]) -> int:
+    """Start a program in a session of its own, with default signals; gives its pid.
+
+    It has the user's environment: a worker's own variables are not those of what it starts.
+    """
+    return os.posix_spawn(
+        command[0],
+        command,
+        {k: v for k, v in users(os.environ).items() if k not in RANK_VARIABLES},
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        file_actions=file_actions,
+    )
+
+
+def can_fork_session() -> bool:
+    """A fork of this process would do as well as a new one: see `fork_session`."""
+    environ = dict(os.environ)
+    if users(environ) != environ or not RANK_VARIABLES.isdisjoint(environ):
+        return False
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident <= _LARGEST_FORK and len(os.listdir("/proc/self/task")) == 1
+
+
+def fork_session(run: Callable[[], object], log: str) -> int:
+    """Start a fork in a session of its own, which has loaded already what it needs; gives its pid.
+
+    For a process with one thread, since the fork has no other that could release a lock, and with
+    little memory, since the fork keeps it. `run` finds default signals, and no descriptors but the
+    standard ones, of which the output goes to the end of the file `log`; so does what it raises.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_session(run, log)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _run_session(run: Callable[[], object], log: str) -> NoReturn:
+    code = 1
+    _kept = sys.stdin, sys.stdout, sys.stderr  # what they have yet to write is not ours to write
+    try:
+        gc.freeze()  # nor is it ours to close descriptors whose numbers mean others now
+        os.setsid()
+        wake_with_parent()
+        signal.set_wakeup_fd(-1)
+        faulthandler.disable()
+        sys.settrace(None)
+        sys.setprofile(None)
+        _replace_streams(log)
+        sys.excepthook = sys.__excepthook__
+        reset_signals()
+        run()
+        code = 0
+    except BaseException:  # noqa: BLE001 there is nobody else to hear of it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _replace_streams(log: str) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, descriptor in enumerate((null, output, output)):
+        os.dup2(descriptor, number)
+        os.set_inheritable(number, True)  # also if it was that number already
+    os.closerange(3, 1 << 16)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
