@@ -56,7 +56,7 @@ def _check_owner(path: Path) -> None:
         return  # it is not there, or whoever uses it is told why not
     if not _is_own(found.st_uid):
         raise RuntimeError(f"{path} belongs to another user")
-    if found.st_mode & stat.S_IWOTH:
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
 
 
