@@ -275,6 +275,8 @@ def test_torchrun_without_a_terminal_says_it():
     assert done.returncode == 1
     assert "rank 0 stopped at a breakpoint" in done.stderr
     assert "without a terminal" in done.stderr
+    assert "Run it with 'phalanx torchrun' on a terminal, in the foreground; or" in done.stderr
+    assert "start_method" not in done.stderr  # a script has no such option
     assert "BdbQuit" not in done.stderr + done.stdout
 
 

@@ -1,6 +1,7 @@
 """Odd interpreters, directories, packages and env files, and what workers find there."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def test_few_descriptors_are_enough(script):
 def test_too_few_descriptors_is_an_error_not_a_hang(script):
     """Named, within seconds."""
     done = launch_forty(script, 12)
-    assert "Too many open files" in done.stdout, done.stdout + done.stderr
+    assert "too many open files. Raise the limit, which is 12" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_sitecustomize_that_prints_breaks_nothing(script, tmp_path):
@@ -217,3 +220,58 @@ def test_modules_by_value_from_several_threads(script, tmp_path):
         print(got)
     """)
     assert done.stdout.strip() == "[7, 7, 7, 7, 7, 7]", done.stderr
+
+
+LIMITED = "def f():\n    return 1\n\nif __name__ == '__main__':\n    f()\n"
+
+
+def limited(path, limit, *words):
+    """A command of an ordinary user, who may have only so much; root has no limit of processes."""
+    home = path / "home"
+    home.mkdir()
+    user = 100_000 + os.getpid()  # one that has no other processes
+    os.chown(home, user, user)
+    path.chmod(0o755)
+    (path / "program.py").write_text(LIMITED)
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    # Where this Python is, an ordinary user may not be able to look.
+    as_user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return subprocess.run(
+        [*as_user, "prlimit", limit, sys.executable, "-m", "phalanx", *words],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home), "TMPDIR": str(home)},
+        timeout=120,
+    )
+
+
+WORDS = {
+    "torchrun": ["torchrun", "--nproc-per-node", "2", "../program.py"],
+    "launch": ["launch", "../program.py:f", "--workers-per-host", "2"],
+    "run": ["run", "--wait", "utils.echo"],
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming an ordinary user needs root")
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("command", ["torchrun", "launch"])
+def test_too_few_processes_are_one_sentence(command, number, tmp_path):
+    """Wherever the limit is met: in the command, the agent or the zygote."""
+    done = limited(tmp_path, f"--nproc={number}", *WORDS[command])
+    limit = f"too many processes and threads. Raise the user's limit, which is {number}: ulimit -u"
+    assert (done.returncode, limit in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "can't start new thread" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming an ordinary user needs root")
+@pytest.mark.parametrize("limit", ["--nofile=6", "--nofile=8", "--nofile=10", "--nproc=1"])
+@pytest.mark.parametrize("command", WORDS)
+def test_too_little_of_anything_is_one_sentence(command, limit, tmp_path):
+    """Likewise, and for an app on this machine."""
+    done = limited(tmp_path, limit, *WORDS[command])
+    assert done.returncode == (127 if "exited with code 127" in done.stderr else 1), done.stderr
+    assert "Traceback" not in done.stderr
+    words = r"too many (open files|processes and threads)\. Raise|its supervisor ended"
+    assert re.search(words, done.stderr), done.stderr

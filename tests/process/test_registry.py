@@ -277,7 +277,12 @@ def _for_all_to_write(apps):
     return "is writable by others. Run: chmod 700"
 
 
-@pytest.mark.parametrize("spoil", [_of_another, _for_all_to_write])
+def _for_the_group_to_write(apps):
+    apps.chmod(0o770)
+    return "is writable by others. Run: chmod 700"
+
+
+@pytest.mark.parametrize("spoil", [_of_another, _for_all_to_write, _for_the_group_to_write])
 def test_a_registry_that_others_can_write_is_not_used(own_registry, tmp_path, spoil):
     """Whoever could put files there could end the app, or hold up whoever reads them."""
     own_registry.mkdir(parents=True)

@@ -1,5 +1,6 @@
 """Agents that outlast an app: within a launcher, in a program, from one command to the next."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 import phalanx
 from phalanx._launcher.warm import pool
+from phalanx._system import identity, processes
 from tests.conftest import is_alive, phalanx_processes, wait_until
 
 
@@ -457,6 +459,102 @@ def test_only_the_owner_can_enter(script, runtime):
     assert "other users can write to it" in done.stderr
     assert not phalanx_processes()
     runtime.chmod(0o700)
+
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+
+
+def _of_another(place, elsewhere):
+    place.mkdir()
+    os.chown(place, NOBODY, NOBODY)
+
+
+def _link_to_another(place, elsewhere):
+    elsewhere.mkdir()
+    os.chown(elsewhere, NOBODY, NOBODY)
+    place.symlink_to(elsewhere)
+
+
+def _link_to_own(place, elsewhere):
+    elsewhere.mkdir(mode=0o700)
+    place.symlink_to(elsewhere)
+
+
+def _file(place, elsewhere):
+    place.write_text("")
+
+
+@as_root
+@pytest.mark.parametrize("plant", [_of_another, _link_to_another, _link_to_own, _file])
+@pytest.mark.parametrize("level", ["phalanx", "warm", "tmp"])
+def test_a_place_that_others_have_planted_is_not_used(level, plant, script, tmp_path, monkeypatch):
+    """Neither for agents to wait in nor to look for them; without a runtime directory, in /tmp."""
+    base = tmp_path / "run"
+    base.mkdir(mode=0o777)
+    if level == "tmp":
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setenv("TMPDIR", str(base))
+        place = base / f"phalanx-{os.geteuid()}"
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+        place = base / "phalanx"
+    if level == "warm":
+        place.mkdir(mode=0o700)
+        place /= "warm"
+    plant(place, tmp_path / "elsewhere")
+    done = script(KEEP)
+    assert done.returncode == 0, done.stderr
+    assert "phalanx: " in done.stderr
+    wait_until(lambda: not phalanx_processes())
+    assert not place.is_dir() or os.listdir(place) == []
+    shown = subprocess.run(
+        [sys.executable, "-m", "phalanx", "warm", "status", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (shown.returncode, json.loads(shown.stdout)) == (0, [])
+
+
+@as_root
+def test_an_agent_of_another_users_is_neither_visited_nor_stopped(script, runtime):
+    """What they have left while they could: a description that names a process, and a socket."""
+    script(KEEP)
+    (real,) = wait_until(lambda: kept(runtime))
+    real.stop()
+    wait_until(lambda: not phalanx_processes())
+    code = "import os, socket, sys, time; os.setuid(int(sys.argv[2])); s = socket.socket(1); "
+    code += "s.bind(sys.argv[1]); s.listen(); print(flush=True); time.sleep(1000)"
+    runtime.chmod(0o777)
+    for above in (runtime.parent, runtime.parent.parent):
+        above.chmod(0o755)
+    os.chdir(runtime)
+    name = f"{real.path.stem.rpartition('-')[0]}-1"
+    words = [sys.executable, "-c", code, f"{name}.sock", str(NOBODY)]
+    other = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"\n"
+        description = {
+            **dataclasses.asdict(real),
+            "pid": other.pid,
+            "start": processes.start_time(other.pid),
+            "space": identity.space("pid"),
+        }
+        del description["path"]
+        (runtime / f"{name}.json").write_text(json.dumps(description))
+        runtime.chmod(0o700)
+        assert [agent.visit() for agent in kept(runtime)] == [None]  # its socket is not ours
+        os.chown(runtime / f"{name}.json", NOBODY, NOBODY)
+        assert kept(runtime) == []
+        runtime.parent.chmod(0o700)
+        assert script(KEEP).returncode == 0
+        (mine,) = wait_until(lambda: kept(runtime))
+        mine.stop()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_a_visitor_that_wants_nothing_is_forgotten(script, runtime):

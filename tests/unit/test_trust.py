@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pwd
 import socket
 import stat
 
@@ -177,7 +178,31 @@ def test_the_users_own_token_is_made_once(tmp_path):
 def test_a_token_is_not_looked_for_in_the_working_directory(tmp_path, monkeypatch):
     """Anyone may have made it: a relative path is none, as the XDG specification has it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    environ = {"XDG_STATE_HOME": "here", "XDG_CONFIG_HOME": "here"}
+    environ = {"XDG_STATE_HOME": "here", "XDG_CONFIG_HOME": "here", "HOME": str(tmp_path / "home")}
     assert find_token(environ, None, local=True) is not None
     assert os.listdir(tmp_path) == ["home"]
+
+
+@pytest.mark.parametrize("home", ["", "relative", None])
+def test_without_a_home_in_the_environment_the_accounts_own_is_meant(home, tmp_path, monkeypatch):
+    """As for the records of apps: neither the root directory nor the working directory."""
+    account = pwd.struct_passwd(("me", "", os.getuid(), 0, "", str(tmp_path / "home"), ""))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    environ = {} if home is None else {"HOME": home}
+    token = find_token(environ, None, local=True)
+    assert token == (tmp_path / "home/.local/state/phalanx/loopback.token").read_text()
+    assert os.listdir(tmp_path) == ["home"]
+
+
+def test_a_user_without_any_home_has_no_token_of_their_own(monkeypatch):
+    """In a container, under a number that no account has: said as where none can be kept."""
+
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert find_token({"HOME": ""}, None, local=True) is None
+    given = {"PHALANX_RDZV_TOKEN": "of sixteen characters"}
+    assert find_token(given, None, local=True) == "of sixteen characters"

@@ -29,7 +29,7 @@ from phalanx._channel.background import Background
 from phalanx._channel.channel import PipeChannel, wait_for_silence
 from phalanx._core.rounds import signal_name
 from phalanx._logs.records import pack_message
-from phalanx._system import network, processes
+from phalanx._system import network, processes, shortage
 from phalanx._worker import leftovers
 from phalanx.errors import WireError
 
@@ -529,6 +529,10 @@ class Agent:
 
     def _failed(self, error: BaseException) -> None:
         """Something in the background has failed: say so, and end."""
-        traceback.print_exception(error)
+        message = f"{type(error).__name__}: {error}"
+        if shortage.is_shortage(error):
+            message = shortage.describe(error)
+        else:
+            traceback.print_exception(error)
         if not self._ending.is_set():
-            self._spawn(self._break(f"{type(error).__name__}: {error}"))
+            self._spawn(self._break(message))

@@ -5,14 +5,17 @@ The zygote is started before anything else is imported: packages load while the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any, NoReturn
 
 from phalanx import _wire as wire
 from phalanx._agent.files import path_mapping
 from phalanx._agent.zygote_handle import ZygoteHandle
-from phalanx._system import processes, standard_streams
+from phalanx._system import processes, shortage, standard_streams
 from phalanx._worker import leftovers
 from phalanx.errors import WireError
 
@@ -45,14 +48,16 @@ def main() -> None:
         zygote = _start_zygote(prepare, spool)
         processes.set_title(f"phalanx: {prepare.title} agent")
     except (WireError, OSError) as error:
-        os.write(write, wire.encode(wire.AgentGone(message=f"the agent cannot start: {error}")))
+        reason = shortage.describe(error)
+        os.write(write, wire.encode(wire.AgentGone(message=f"the agent cannot start: {reason}")))
         sys.exit(1)
 
     import asyncio
     import threading
 
     # What others have left on this host; in its own time, a large directory takes a while.
-    threading.Thread(target=leftovers.sweep, daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # a thread too many: whoever comes next does it
+        threading.Thread(target=leftovers.sweep, daemon=True).start()
     streams = open(read, "rb"), open(write, "wb")  # noqa: SIM115 the channel closes them
 
     async def serve() -> None:
@@ -72,9 +77,28 @@ def main() -> None:
             loop.add_signal_handler(passed, agent.forward, passed)
         await agent.run()
 
-    asyncio.run(serve())
+    _run_and_exit(serve())
+
+
+def _run_and_exit(agent: Coroutine[Any, Any, None]) -> NoReturn:
+    import asyncio
+
+    code = 1
+
+    async def run() -> None:
+        nonlocal code
+        await agent
+        code = 0
+
+    try:
+        asyncio.run(run())
+    except (RuntimeError, OSError) as error:
+        if not shortage.is_shortage(error):
+            raise
+        if code:  # otherwise only the thread is missing with which asyncio ends its own
+            print(shortage.describe(error), file=sys.stderr)
     sys.stderr.flush()
-    os._exit(0)  # an interpreter's teardown has nothing left to do, and someone waits
+    os._exit(code)  # an interpreter's teardown has nothing left to do, and someone waits
 
 
 def _start_zygote(prepare: wire.Prepare, spool: str) -> ZygoteHandle:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.losses import reader_has_left
-from phalanx._system import standard_streams
+from phalanx._system import shortage, standard_streams
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.cli"
@@ -64,6 +64,8 @@ def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
     failure: OSError | None = None
     standard_streams.fill()
+    from phalanx._worker.shutdown import exit_worker  # now: later no file may be left to open
+
     try:
         _prepare_stdout()
         code = main()
@@ -81,18 +83,22 @@ def run() -> NoReturn:
         if error.filename is None and error.errno in _NO_ROOM:
             failure = error  # if it was stderr, nobody hears what is said of stdout
         else:
-            sys.excepthook(*sys.exc_info())
-    except BaseException:  # noqa: BLE001 the user's file raised: shown as Python shows it
-        sys.excepthook(*sys.exc_info())
+            _show(error)
+    except BaseException as error:  # noqa: BLE001 the user's file raised: shown as Python shows it
+        _show(error)
         code = 1
     failure = _finish_stdout() or failure
     if failure is not None:
         _say(f"phalanx: cannot write to stdout: {failure.strerror}")
         code = code or 1
-
-    from phalanx._worker.shutdown import exit_worker
-
     exit_worker(code, preloaded=())
+
+
+def _show(error: BaseException) -> None:
+    if shortage.is_shortage(error):
+        _say(f"phalanx: {shortage.describe(error)}")
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

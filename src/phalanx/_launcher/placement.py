@@ -25,7 +25,7 @@ from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, r
 from phalanx._launcher.warm.pool import AgentPool
 from phalanx._logs import logger
 from phalanx._remote.bootstrap import SOURCE_FAILED
-from phalanx._system import daemon_thread
+from phalanx._system import daemon_thread, shortage
 from phalanx._system.daemon_thread import in_daemon_thread
 from phalanx._worker import leftovers
 from phalanx.errors import StartFailed, WireError
@@ -139,7 +139,8 @@ class Placement:
             start.child = AgentProcess.start(self._plan.env_file, wire.encode(start.host.prepare))
         except OSError as error:
             raise StartFailed(
-                f"cannot start the agent on this machine: {error}", hostname="localhost"
+                f"cannot start the agent on this machine: {shortage.describe(error)}",
+                hostname="localhost",
             ) from error
 
     def _dial(self, indexes: Sequence[HostIndex]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from phalanx._system.identity import identity
 from phalanx._system.small_files import load_json
+from phalanx._system.user_directories import user_directory
 
 VERSION = 1
 
@@ -39,11 +40,7 @@ def directory() -> Path:
     Raises `RuntimeError` where nobody knows what the home directory is, or other users could put
     something there: whoever can write a record can end the app, or have its reader wait for ever.
     """
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # as its specification has it
-        home = os.environ.get("HOME", "")
-        base = os.path.join(home if os.path.isabs(home) else _home(), ".local", "state")
-    own = Path(base) / "phalanx"
+    own = Path(user_directory(os.environ, "XDG_STATE_HOME", ".local/state")) / "phalanx"
     for path in (own, own / "apps"):
         _check_owner(path)
     return own / "apps"
@@ -56,7 +53,7 @@ def _check_owner(path: Path) -> None:
         return  # it is not there, or whoever uses it is told why not
     if not _is_own(found.st_uid):
         raise RuntimeError(f"{path} belongs to another user")
-    if found.st_mode & stat.S_IWOTH:
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
 
 
@@ -67,18 +64,9 @@ def _is_own(user: int) -> bool:
 def _owner_of_home() -> int | None:
     """Another user's home is used on purpose: root's with `sudo`, a mounted one in a container."""
     try:
-        return os.stat(os.environ.get("HOME") or _home()).st_uid
-    except OSError:
+        return os.stat(user_directory(os.environ, "HOME", "")).st_uid
+    except (OSError, RuntimeError):
         return None
-
-
-def _home() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        raise RuntimeError("no home directory: set HOME or XDG_STATE_HOME") from None
 
 
 def make(path: Path) -> None:

@@ -19,6 +19,8 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
+from phalanx._worker.hooks import debugger
+
 Kind = Literal["script", "module", "binary", "path"]
 
 
@@ -33,6 +35,7 @@ def run(
 
     `processors` are those that each local rank is bound to; none where they are not bound.
     """
+    debugger.is_script = True
     local_rank = os.environ["LOCAL_RANK"]
     if processors:
         _bind(processors[int(local_rank)])

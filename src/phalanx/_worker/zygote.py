@@ -25,7 +25,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from phalanx import _wire as wire
-from phalanx._system import processes
+from phalanx._system import processes, shortage
 from phalanx._system.machine import python_command
 from phalanx._worker import leftovers, outcome, preload, shutdown, worker
 from phalanx._worker.hooks import jax_cluster
@@ -192,26 +192,29 @@ class Zygote:
         self._descriptors = []
         worker_set = self._worker_set = _WorkerSet(fork)
         parent = os.getpid()
-        # Where there is no torch, workers say so better than a store that cannot be carried.
-        if listening and importlib.util.find_spec("torch") is not None:
-            worker_set.store = self._fork_store(listening[0], parent)
         pids: dict[int, int] = {}
         printed = self._loaded.printed(self._prepare.preload)
-        for variables in fork.workers:
-            assignment = worker.Assignment(self._prepare, fork, variables, report, parent, printed)
-            try:
-                pid = os.fork()
-            except OSError as error:
-                self._send(wire.AgentGone(message=f"cannot start rank {assignment.rank}: {error}"))
-                break
-            if pid == 0:
-                return self._become_worker(assignment, listening)
-            pids[assignment.rank] = pid
+        what = "torch's store"
+        try:
+            # Where there is no torch, workers say so better than a store that cannot be carried.
+            if listening and importlib.util.find_spec("torch") is not None:
+                worker_set.store = self._fork_store(listening[0], parent)
+            for variables in fork.workers:
+                begun = worker.Assignment(self._prepare, fork, variables, report, parent, printed)
+                what = f"rank {begun.rank}"
+                if (pid := os.fork()) == 0:
+                    return self._become_worker(begun, listening)
+                pids[begun.rank] = pid
+        except OSError as error:
+            reason = shortage.describe(error)
+            self._send(wire.AgentGone(message=f"cannot start {what}: {reason}"))
         worker_set.pids.update(pids)
         report.close()
         for held in listening:
             held.close()
         self._send(wire.WorkersStarted(app=fork.app, round=fork.round, pids=pids))
+        if not pids:
+            self._clear(fork)
         return None
 
     def _become_worker(
@@ -286,6 +289,10 @@ class Zygote:
         if worker_set.pids:
             self._kill_orphans(pid, worker_set)
             return
+        self._clear(fork)
+
+    def _clear(self, fork: wire.ForkWorkers) -> None:
+        """No worker is left."""
         self._worker_set = None
         processes.kill_descendants(self._reap)
         self._send(wire.RoundCleared(app=fork.app, round=fork.round))

@@ -21,7 +21,7 @@ from phalanx._launcher.session.app_run import AppRun
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason
 from phalanx._worker import error_file
-from phalanx.errors import LaunchError
+from phalanx.errors import LaunchError, StartFailed
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +50,11 @@ def _run(options: TorchrunOptions) -> int:
     try:
         from phalanx._elastic import torchrun
 
-        app = torchrun.start(options)
+        try:
+            app = torchrun.start(options)
+        except StartFailed as error:
+            print(f"phalanx torchrun: {error}", file=sys.stderr)
+            return 1
         app.tell_failure()
         signals.attach(app)
         app.show_status(line=False)

@@ -49,7 +49,15 @@ from phalanx._registry.app_record import AppRecord
 from phalanx._registry.stack_requests import StackQuestion
 from phalanx._rendezvous.protocol import Phase, Reason, Verdict
 from phalanx._specs import AppState, AppStatus
-from phalanx.errors import ConfigError, FetchError, LaunchError, OutputLost, ResultError
+from phalanx._system import shortage
+from phalanx.errors import (
+    ConfigError,
+    FetchError,
+    LaunchError,
+    OutputLost,
+    ResultError,
+    StartFailed,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -141,8 +149,20 @@ class AppRun(Generic[R]):
         self._record = self._take_record(record) if is_recorded else AppRecord(None)
         run = functools.partial(self._run, plan)
         self._thread = threading.Thread(target=run, name=f"phalanx-{self.id}", daemon=True)
+        self._start_thread()
+
+    def _start_thread(self) -> None:
         _RUNNING.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            _RUNNING.discard(self)
+            self._placement.kill()
+            self._plan.shared.remove()
+            finish(self._routes)
+            self.forget()
+            text = f"cannot start {self.id}: {shortage.describe(error)}"
+            raise StartFailed(text, hostname="localhost") from error
 
     def _take_record(self, record: AppRecord | None) -> AppRecord:
         """The record that it has already, or a new one."""
@@ -357,6 +377,8 @@ class AppRun(Generic[R]):
             self._verdict = asyncio.run(self._drive_app(plan, self._writer))
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
             self._error = error
+            if shortage.is_shortage(error):
+                self._error = LaunchError(f"cannot run {self.id}: {shortage.describe(error)}")
             self._placement.kill()
         finally:
             self._plan.shared.remove()

@@ -260,9 +260,15 @@ class _Pipes:
     """Pipes to and from an agent: its ends are closed here on the way out, ours unless taken."""
 
     def __init__(self) -> None:
-        theirs_in, ours_in = _pipe()
-        ours_out, theirs_out = _pipe()
-        ours_errors, theirs_errors = _pipe()
+        made: list[int] = []
+        try:
+            for _ in range(3):
+                made += _pipe()
+        except OSError:
+            for number in made:
+                os.close(number)
+            raise
+        theirs_in, ours_in, ours_out, theirs_out, ours_errors, theirs_errors = made
         self.theirs = (theirs_in, theirs_out, theirs_errors)
         self._ours = [ours_out, ours_in, ours_errors]
 
@@ -281,10 +287,17 @@ class _Pipes:
 def _pipe() -> tuple[int, int]:
     """A pipe beside the standard streams, even where those are closed."""
     ends = os.pipe()
-    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
-    for end in ends:
-        os.close(end)
-    return read, write
+    made: list[int] = []
+    try:
+        made.extend(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    except OSError:
+        for end in made:
+            os.close(end)
+        raise
+    finally:
+        for end in ends:
+            os.close(end)
+    return made[0], made[1]
 
 
 def _copy(file: IO[bytes], mode: str) -> IO[bytes]:

@@ -19,6 +19,7 @@ from phalanx._core.sanitize import sanitize
 from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.transport.targets import Target
 from phalanx._remote import bootstrap
+from phalanx._system import shortage
 from phalanx.errors import StartFailed
 
 _REASON = 8 << 10
@@ -131,7 +132,7 @@ class Login:
             self.child = AgentProcess.remote(command, target.name, without=target.without)
         except OSError as error:
             raise StartFailed(
-                f"cannot start {command[0]}: {error}", hostname=target.name
+                f"cannot start {command[0]}: {shortage.describe(error)}", hostname=target.name
             ) from error
 
     def begin(self, program: str) -> None:

@@ -373,7 +373,7 @@ def warm_agents(directory: Path, key: str = "") -> Iterator[WarmAgent]:
     """The agents that wait in a directory, those of a name or all; some may be gone already."""
     for path in sorted(directory.glob(f"{key}*.json")):
         try:
-            known = load_json(path)
+            known = load_json(path, lambda user: user == os.geteuid())
             if known.pop("space") != identity.space("pid"):
                 continue  # of another machine or container with the same directory
             agent = WarmAgent(path, **{**known, "packages": tuple(known["packages"])})

@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 
 from phalanx._channel import tokens
+from phalanx._system.user_directories import user_directory
 
 VARIABLE = "PHALANX_RDZV_TOKEN"
 FILE_VARIABLE = f"{VARIABLE}_FILE"
@@ -31,18 +32,12 @@ def find_token(environ: Mapping[str, str], token_file: str | None, *, local: boo
         return tokens.read_token(environ[FILE_VARIABLE], is_private=False)
     if token_file is not None:
         return tokens.read_token(os.path.expanduser(token_file))
-    shared = _file(environ, "XDG_CONFIG_HOME", "~/.config", "rendezvous.token")
+    try:
+        config = user_directory(environ, "XDG_CONFIG_HOME", ".config")
+        state = user_directory(environ, "XDG_STATE_HOME", ".local/state")
+    except RuntimeError:
+        return None  # nowhere to keep one
+    shared = os.path.join(config, "phalanx", "rendezvous.token")
     if os.path.exists(shared):
         return tokens.read_token(shared)
-    if local:
-        return tokens.own_token(
-            _file(environ, "XDG_STATE_HOME", "~/.local/state", "loopback.token")
-        )
-    return None
-
-
-def _file(environ: Mapping[str, str], variable: str, default: str, name: str) -> str:
-    base = environ.get(variable, "")
-    if not os.path.isabs(base):  # as its specification has it: not what the directory offers
-        base = os.path.expanduser(default)
-    return os.path.join(base, "phalanx", name)
+    return tokens.own_token(os.path.join(state, "phalanx", "loopback.token")) if local else None

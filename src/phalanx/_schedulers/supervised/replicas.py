@@ -19,7 +19,7 @@ from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._schedulers.replicas.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
 from phalanx._schedulers.supervised.supervisor_process import is_supervisor
-from phalanx._system import processes
+from phalanx._system import processes, shortage
 from phalanx._system.network import free_port
 
 CANNOT_START = 127
@@ -116,6 +116,7 @@ class LocalReplicas:
                 )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
+            reason = shortage.describe(error) if shortage.is_shortage(error) else reason
             what = getattr(error, "filename", None) or replica.argv[0]
             text = f"cannot start {what!r}: {reason}"
             with contextlib.suppress(OSError), open_log(replica.logs["stderr"]) as err:

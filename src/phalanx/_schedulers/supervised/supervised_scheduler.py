@@ -49,6 +49,7 @@ from phalanx._specs import (
     Role,
 )
 from phalanx._specs.app_def import SCRIPT
+from phalanx._system import shortage
 from phalanx.errors import ConfigError, SchedulerError, UnknownApp
 
 
@@ -157,7 +158,8 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
             shutil.rmtree(path, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise SchedulerError(f"cannot start {request.app_id}: {error}") from error
+            text = f"cannot start {request.app_id}: {shortage.describe(error)}"
+            raise SchedulerError(text) from error
         return request.app_id
 
     def describe(self, app_id: str) -> AppStatus | None:

@@ -22,6 +22,15 @@ PROMPTING = "prompting"
 """The file that is in a rank's directory while its debugger waits for a command: what it prints is
 shown at once then, though no line has ended."""
 
+is_script = False
+"""Whether this worker runs a script, and not a function of a launch: set by whoever runs it."""
+
+_FOR_A_SCRIPT = "Run it with 'phalanx torchrun' on a terminal, in the foreground"
+_FOR_A_FUNCTION = (
+    f"Debug one rank in this process: {NoTerminal.python}; or run a script with 'phalanx torchrun' "
+    "on a terminal"
+)
+
 _TURN = "debugger"
 """The file in a round's directory that is locked by whoever has the terminal."""
 
@@ -50,9 +59,9 @@ def install(rank: int, terminal: str, directory: str) -> None:
                 sys.exit(128 + signal.SIGINT)
         else:
             short = f"rank {rank} stopped at a breakpoint{_location(self)} without a terminal"
+            what = _FOR_A_SCRIPT if is_script else _FOR_A_FUNCTION
             raise NoTerminal(
-                f"{short}. Debug one rank in this process: {NoTerminal.python}; or run a script "
-                "with 'phalanx torchrun' on a terminal; or attach to the worker: "
+                f"{short}. {what}; or attach to the worker: "
                 f"debugpy.listen({5678 + rank}), then debugpy.wait_for_client().",
                 short=short,
             )

@@ -27,6 +27,7 @@ from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import local_fingerprint
 from phalanx._logs import logger
 from phalanx._rendezvous import protocol as p
+from phalanx._system import shortage
 from phalanx.errors import AgentLost, Cancelled, StartFailed, WireError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Lane:
         try:
             self._ensure_agent()
         except OSError as error:
-            text = f"cannot start the agent on this machine: {error}"
+            text = f"cannot start the agent on this machine: {shortage.describe(error)}"
             raise CallLost(StartFailed(text, hostname=self._host.member.hostname)) from None
         call = LaneCall(self._plan, function, log_spec, self._number)
         try:
