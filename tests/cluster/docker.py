@@ -112,6 +112,18 @@ class DockerMachine(Machine):
             os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
             wait_until(lambda: not is_alive(pid), 30, "dockerd does not end")
 
+    def hang(self):
+        """Have the daemon stand still."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self):
+        """Have it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number):
+        for pid in self.daemons("dockerd", self.place / "daemon.json"):
+            os.kill(pid, number)
+
     def _answers(self):
         done = subprocess.run(
             ["docker", "version"], env=self.environ, capture_output=True, check=False

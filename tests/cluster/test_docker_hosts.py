@@ -1,5 +1,6 @@
 """Containers as hosts of launches: every way to a host, and what is special of containers."""
 
+import contextlib
 import io
 import json
 import os
@@ -62,6 +63,13 @@ def launcher():
 
 @pytest.fixture
 def way():
+    with lent_way() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def lent_way():
+    """The way to a container of the engine that clients in this process find."""
     scheduler = create_scheduler("local_docker", "tests")
     lease = scheduler.lend(LeaseRequest("hosts", 1, scheduler.options(), IMAGE))
     try:
@@ -75,7 +83,7 @@ def way():
 def _way(host):
     target = lent_target(host, ("python3",))
     nowhere = docker_lease.LentHost("nowhere", docker_lease.exec_command("nowhere"))
-    return Way(target, lent_target(nowhere, ("python3",)), "No such container")
+    return Way(target, lent_target(nowhere, ("python3",)), "[Nn]o such container")
 
 
 class TestDockerExec(HostSuite, ReconnectSuite):
@@ -342,3 +350,46 @@ def test_containers_that_end_with_their_engine_are_replaced_when_it_is_back(laun
     own_engine.stop(kill=True)
     own_engine.start()
     assert len(set(app.result(100))) == 2
+
+
+def test_an_engine_that_does_not_come_back_is_a_lost_host(launcher, own_engine):
+    """At once, unless it is to be waited for; nothing is left when it is there again."""
+    for options, says in (({}, "docker exited with code"), ({"reconnect_timeout": 2.0}, "failed")):
+        app = launcher(1, **options).start(restarting())
+        name = next(app.logs(follow=True)).text.split()[1]
+        own_engine.stop(kill=True)
+        with pytest.raises(phalanx.AgentLost, match=says) as lost:
+            app.result(110)
+        assert lost.value.hostname == name
+        assert "Traceback" not in str(lost.value)
+        own_engine.start()
+        wait_until(lambda: not own_engine.docker("ps", "-aq"), 60)
+
+
+@pytest.mark.parametrize("has_command", [True, False])
+def test_a_function_does_not_notice_an_engine_that_hangs(
+    launcher, own_engine, monkeypatch, caplog, has_command
+):
+    """For longer than `host_timeout`, whether docker's command leads there or ours."""
+    if not has_command:
+        monkeypatch.setattr(docker_lease.shutil, "which", lambda name: None)
+
+    def count():
+        for number in range(100):
+            print(number, flush=True)
+            time.sleep(0.1)
+        return phalanx.context().restart_count
+
+    app = launcher(2, host_timeout=2.0, reconnect_timeout=100.0).start(count)
+    lines = app.logs(follow=True)
+    seen = [next(lines)]
+    own_engine.hang()
+    try:
+        wait_until(lambda: caplog.text.count("reconnecting for up to 100 s") == 2)
+    finally:
+        own_engine.go_on()
+    assert list(app.result(110)) == [0, 0]
+    seen += lines
+    for rank in (0, 1):
+        told = [int(line.text) for line in seen if line.rank == rank]
+        assert told == list(range(100))

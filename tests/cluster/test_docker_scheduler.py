@@ -76,8 +76,10 @@ def sh(command, **fields):
     return AppDef("app", [Role("role", entrypoint="sh", args=["-c", command], **fields)])
 
 
-def container(docker, app_id, replica=0):
-    filters = (f"label=phalanx.app={app_id}", f"label=phalanx.replica={replica}")
+def container(docker, app_id, replica=0, role=None):
+    filters = [f"label=phalanx.app={app_id}", f"label=phalanx.replica={replica}"]
+    if role is not None:
+        filters.append(f"label=phalanx.role={role}")
     words = [word for f in filters for word in ("--filter", f)]
     return docker.docker("ps", "-aq", "--no-trunc", *words).split()[0]
 
@@ -240,6 +242,17 @@ def test_limits_mounts_devices_user_and_shared_memory(apps, docker, tmp_path):
     docker.docker("volume", "rm", f"volume-{tmp_path.name}")  # the user's own: it was left
 
 
+def test_privileged_containers_have_all_rights(apps, docker):
+    """As far as this machine has them."""
+    given = {}
+    for privileged in (False, True):
+        app_id = apps.submit(sh("grep CapBnd /proc/self/status"), privileged=privileged)
+        apps.ended(app_id)
+        assert inspect(docker, app_id)["HostConfig"]["Privileged"] is privileged
+        given[privileged] = int(apps.lines(app_id)[0].split()[1], 16)
+    assert given[True] & given[False] == given[False] != given[True]
+
+
 def test_shared_memory_is_large_unless_it_is_said(apps, docker):
     app_id = apps.submit(sh("true"))
     assert inspect(docker, app_id)["HostConfig"]["ShmSize"] > 1 << 30
@@ -302,6 +315,31 @@ def test_secrets_are_in_no_argument_label_or_dry_run(apps, docker, monkeypatch):
     known = inspect(docker, app_id)
     shown = json.dumps([known["Config"]["Labels"], known["Args"], known["Path"], known["Name"]])
     assert "very-secret" not in shown
+
+
+def test_the_variables_of_a_role_are_in_its_own_containers_alone(in_docker, tmp_path, monkeypatch):
+    """Whatever else of the app is inspected: other roles, the image with the project, the volume."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "main.py").write_text("")
+    secret = f"secret-of-{tmp_path.name}"
+    holds = Role("holds", image=IMAGE, entrypoint="true", env={"TOKEN": secret}, resource=SMALL)
+    other = Role("other", image=IMAGE, entrypoint="python", args=["-m", "phalanx", "version"])
+    with get_runner("secrets") as runner:
+        handle = runner.run(AppDef("app", [holds, other]), "local_docker", QUICK, str(tmp_path))
+        try:
+            assert runner.wait(handle, timeout=60).state is AppState.SUCCEEDED
+            shows = lambda kind, name: secret in in_docker.docker(kind, "inspect", name)
+            app_id = handle.rpartition("/")[2]
+            ids = [container(in_docker, app_id, role=role) for role in ("holds", "other")]
+            assert [shows("container", one) for one in ids] == [True, False]
+            image = json.loads(in_docker.docker("inspect", ids[0]))[0]["Config"]["Image"]
+            assert image != IMAGE
+            assert not shows("image", image)
+            assert secret not in in_docker.docker("history", "--no-trunc", image)
+            assert not shows("network", app_id)
+            assert not shows("volume", f"{app_id}-phalanx")
+        finally:
+            runner.delete(handle)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -468,6 +506,41 @@ def test_apps_of_another_user_are_not_listed_and_not_ended_by_mistake(apps, monk
     monkeypatch.setenv("LOGNAME", "root")
     apps.scheduler.cancel(app_id)
     assert apps.status(app_id).state is AppState.CANCELLED
+
+
+def test_two_real_users_do_not_end_each_others_apps_by_mistake(own_engine, tmp_path):
+    """One process for each, the second without the rights of root; both may use the engine."""
+    engine, apps = own_engine
+    app_id = apps.submit(sh("echo up; exec sleep 600"))
+    wait_until(lambda: apps.lines(app_id) == ["up"])
+    engine.socket.chmod(0o666)
+    code = f"""if True:
+        import os
+        for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+            os.environ.pop(name, None)
+        from phalanx.schedulers import create_scheduler
+        scheduler = create_scheduler("local_docker", "restarts")
+        def use():
+            print([app.app_id for app in scheduler.list()], scheduler.describe({app_id!r}).state.name)
+            print([line.text for line in scheduler.logs({app_id!r}, "role", 0)])
+        use()  # with all imported that is needed: others may not be able to read it
+        os.setgroups([])
+        os.setresuid(65534, 65534, 65534)
+        use()
+        for end in (scheduler.cancel, scheduler.delete):
+            try:
+                end({app_id!r})
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    mine, _, theirs, read, *refused = done.stdout.splitlines()
+    assert (mine, theirs) == (f"['{app_id}'] RUNNING", "[] RUNNING"), done.stderr
+    assert read == "['up']"
+    assert len(refused) == 2
+    assert all(f"SchedulerError {app_id} is " in line and "'s app" in line for line in refused)
+    assert apps.status(app_id).state is AppState.RUNNING
+    apps.delete()
 
 
 # ── the engine goes away ──────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Podman's socket in the place of Docker's: what it does differently."""
+"""Podman's socket in the place of Docker's: the same suites, and what it does differently."""
 
 import pytest
 
@@ -7,7 +7,10 @@ from phalanx.errors import SchedulerError
 from phalanx.specs import AppDef, AppState, Resource, Role
 from tests.cluster.docker import IMAGE
 from tests.cluster.podman import Podman
+from tests.cluster.test_docker_hosts import lent_way
 from tests.cluster.test_docker_scheduler import Apps, sh
+from tests.cluster.test_docker_suite import TestDocker
+from tests.ways_to_hosts import HostSuite, ReconnectSuite
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +21,35 @@ def podman():
 
 
 @pytest.fixture
-def apps(podman, monkeypatch):
+def in_docker(podman, monkeypatch):
+    """Podman is the engine that clients in this process find."""
     for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG"):
         monkeypatch.setenv(name, podman.environ[name])
+    return podman
+
+
+@pytest.fixture
+def apps(in_docker):
     made = Apps("podman")
     yield made
     made.delete()
+
+
+@pytest.fixture
+def way(in_docker):
+    with lent_way() as made:
+        yield made
+
+
+class TestPodman(TestDocker):
+    """Replicas as Podman's containers."""
+
+
+del TestDocker  # which is run where it is
+
+
+class TestPodmanExec(HostSuite, ReconnectSuite):
+    """A command by `docker exec`, which Podman runs."""
 
 
 def test_an_app_that_finds_its_replicas_and_starts_again(apps):

@@ -29,10 +29,8 @@ from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseSta
 from phalanx._schedulers.parallel import for_all
 from phalanx.errors import PhalanxError, SchedulerError
 
-RECONNECT_TIMEOUT = 20.0
-"""Seconds for which an agent waits for a launcher whose stream has broken, unless asked for."""
 _IDLE = 30
-"""Seconds after which a container in which nobody runs ends. Both together: less than a minute."""
+"""Seconds after which a container in which nobody runs ends."""
 _LOOKED_AT = 1.0
 """Seconds between two questions whether containers are there."""
 _AGAIN = 2.0
@@ -207,7 +205,7 @@ class DockerLease(Lease):
             self._hosts = [name for name in self._hosts if name in running or name not in known]
 
     def _lent(self, name: str) -> LentHost:
-        return LentHost(name, exec_command(name), reconnect_timeout=RECONNECT_TIMEOUT)
+        return LentHost(name, exec_command(name), reconnect_timeout=0.0)
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
