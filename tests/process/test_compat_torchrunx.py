@@ -165,6 +165,42 @@ def test_launch_takes_the_arguments_of_earlier_versions(capfd):
     assert torchrunx.launch(add, {"a": 1, "b": 1}, handler_factory=None, **options).rank(1) == 3
 
 
+def test_run_takes_the_arguments_of_earlier_versions():
+    """Under their names, unless the function has them itself."""
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=1, backend=None)
+    launcher.set_logging_handlers(None)
+
+    def add(a, b):
+        return a + b
+
+    def own(func_kwargs):
+        return func_kwargs
+
+    assert launcher.run(func=add, func_args=(1,), func_kwargs={"b": 2}).rank(0) == 3
+    assert launcher.run(add, func_kwargs={"a": 1, "b": 1}).rank(0) == 2
+    assert launcher.run(own, func_kwargs=None).rank(0) is None
+
+
+def test_hosts_and_workers_are_found_by_functions_as_there(monkeypatch):
+    """Here, and in an allocation; a program asks for them by the package's attributes."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    environment = torchrunx.utils.environment
+    assert not environment.in_slurm_job()
+    assert environment.auto_hosts() == ["localhost"]
+    assert environment.auto_workers() == len(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match="not inside a Slurm allocation"):
+        environment.slurm_hosts()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1,node2")
+    assert environment.in_slurm_job()
+    assert environment.auto_hosts() == ["node1", "node2"]
+    assert environment.slurm_workers() == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("SLURM_NTASKS", "6")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3(x2)")
+    assert environment.auto_workers() == environment.slurm_workers() == 3
+
+
 def test_handlers_of_one_worker_and_an_agent_that_is_lost(tmp_path):
     """A file for a worker, a filter for a handler of one's own; the error as it is caught there."""
     one, own = tmp_path / "one.txt", tmp_path / "own.txt"

@@ -228,6 +228,98 @@ def test_a_project_with_a_configuration_of_its_own():
     assert shown == "{'prepend_cwd': True, 'log_dir': 'out'} components.py:train\n"
 
 
+def test_a_service_that_submits_and_follows():
+    """Options of several schedulers, some of them None; a log that a thread follows by keywords,
+    and one that is read when the runner is closed; a component that another calls by position.
+    """
+    shown = program(
+        """
+        import threading
+        from torchx import runner, specs
+        from torchx.components.dist import ddp
+        from torchx.runner.api import Stream
+        from torchx.runner.config import apply
+
+        def train(size: int = 1, checkpoint: str | None = None, *script_args: str) -> specs.AppDef:
+            args = [f"--size={size}"]
+            if checkpoint:
+                args.append(f"--checkpoint={checkpoint}")
+            return ddp(*args, *script_args, m="job", name="training", image="i", cpu=1, j="1x2",
+                       rdzv_backend="c10d", rdzv_port=30303, env={"LEVEL": "1"})
+
+        def short(size: int = 1) -> specs.AppDef:
+            return train(size, None, "--short")
+
+        class Follower:
+            def __init__(self, namespace, queue):
+                self.session = runner.get_runner()
+                self.cfg = {"namespace": namespace, "queue": queue, "partition": None,
+                            "time": None, "auto_set_cuda_visible_devices": False}
+
+            def follow(self, handle, role, lines):
+                lines += self.session.log_lines(app_handle=handle, role_name=role, k=0,
+                                                streams=Stream.COMBINED, should_tail=True)
+
+            def launch(self, app):
+                apply("local_cwd", self.cfg, dirs=["."])
+                handle = self.session.run(app, scheduler="local_cwd", cfg=self.cfg, workspace="")
+                lines = []
+                thread = threading.Thread(
+                    target=self.follow, args=(handle, app.roles[0].name, lines))
+                thread.start()
+                return handle, thread, lines
+
+        follower = Follower("ns", "default")
+        handle, thread, lines = follower.launch(short(3))
+        print(follower.session.wait(handle, wait_interval=1).state)
+        thread.join()
+        kept = follower.session.log_lines(handle, role_name="job")
+        follower.session.close()
+        assert list(kept) == lines, (kept, lines)
+        print(*sorted(line.rstrip() for line in lines if "rank" in line), sep=chr(10))
+        """,
+        files={
+            "job.py": """
+                import os, sys
+                print("rank", os.environ["RANK"], os.environ["LEVEL"], *sys.argv[1:])
+                """
+        },
+    )
+    assert shown.splitlines() == [
+        "SUCCEEDED",
+        "[0]:rank 0 1 --size=3 --short",
+        "[1]:rank 1 1 --size=3 --short",
+    ]
+
+
+def test_a_dry_run_by_a_scheduler_alone():
+    """Made with its own options, and shown, without a runner and without a cluster."""
+    shown = program(
+        """
+        from torchx.components.dist import ddp
+        from torchx.runner import get_runner
+        from torchx.schedulers.kubernetes_scheduler import KubernetesOpts, create_scheduler
+
+        app = ddp("--a", script="job.py", image="registry/image", name="job-1", cpu=1, gpu=2,
+                  memMB=10, j="2x1", env={}, mounts="type=bind,src=/data,dst=/b".split(","))
+        opts = KubernetesOpts({"queue": "q", "namespace": "n", "server_version": "1.29"})
+        print(create_scheduler("test")._submit_dryrun(app, opts))
+        try:
+            get_runner(ray_client=None)._scheduler_instances["ray"] = None
+        except AttributeError as error:
+            print(error)
+        """,
+        files={"job.py": ""},
+    )
+    assert "kueue.x-k8s.io/queue-name: q" in shown
+    assert "namespace: n" in shown
+    assert "path: /data" in shown
+    assert shown.splitlines()[-1] == (
+        "'Runner' has no attribute '_scheduler_instances': to use a scheduler of your own, give "
+        """what creates it: Runner(name, {"ray": lambda session_name, **params: scheduler})"""
+    )
+
+
 def test_tools_that_change_dry_runs():
     """Settings of servers: `_app`, `_fmt`, dataclasses of specs, one `cfg` for several."""
     shown = program(

@@ -80,6 +80,8 @@ def test_the_source_of_one_is_printed():
         (["./nothing.py:fn"], 1, "no such file: ./nothing.py."),
         (["./comp.py:trainr"], 1, "./comp.py has no function 'trainr'. Did you mean 'trainer'?"),
         (["./compp.py:trainer"], 1, "no such file: ./compp.py. Did you mean comp.py?"),
+        (["comp:trainer"], 1, "no such file: comp. Did you mean comp.py?"),
+        (["jobs.deep:trainer"], 1, "no such file: jobs.deep. Did you mean jobs/deep.py?"),
         (["./comp.py:untyped"], 1, "./comp.py:untyped is not a component: its parameter 'x' has"),
         (
             ["-s", "local_cdw", "utils.echo"],
@@ -96,6 +98,11 @@ def test_the_source_of_one_is_printed():
         ),
         (["-cfg", "hosts=a", "ecko"], 1, "Did you mean 'utils.echo'?"),
         (["-s", "ssh", "utils.echo"], 2, "ssh: missing required option 'hosts'"),
+        (
+            ["-s", "kubernetes", "--dryrun", "utils.echo"],
+            1,
+            "For a dry run without a cluster: -cfg namespace=NAME,server_version=1.29",
+        ),
         (["utils.echo", "--num_replicas", "two"], 2, "--num_replicas: 'two' is not a whole number"),
         (["utils.echo", "--msg", "a", "--msg=b"], 2, "utils.echo: --msg is given twice"),
         (["utils.echo", "--mesg", "a"], 2, "no option '--mesg'. Did you mean --msg?"),
@@ -132,6 +139,8 @@ def test_the_source_of_one_is_printed():
 def test_a_mistake_is_one_clear_sentence(words, code, said, tmp_path):
     """With its exit code, the nearest name, and no traceback; nothing was submitted."""
     (tmp_path / "comp.py").write_text(COMPONENTS)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "deep.py").write_text(COMPONENTS)
     done = run(*words)
     assert done.returncode == code, done.stderr
     assert said in done.stderr

@@ -59,6 +59,14 @@ def get_runner(
     )
 
 
+_INSTEAD = {
+    "stop": "use cancel",
+    "_scheduler_instances": "to use a scheduler of your own, give what creates it: "
+    'Runner(name, {"ray": lambda session_name, **params: scheduler})',
+}
+"""TorchX's names for what has another here."""
+
+
 class Runner:
     """Submits apps, and knows those that were submitted, by whichever process."""
 
@@ -96,7 +104,7 @@ class Runner:
 
     def __getattr__(self, name: str) -> Any:
         """TorchX's names for what has another here say so."""
-        hint = ": use cancel" if name == "stop" else ""
+        hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
 
     def __enter__(self) -> Self:

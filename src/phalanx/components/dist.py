@@ -88,7 +88,7 @@ def ddp(
     least, most, workers = _parse_j(j)
     words = ["--rdzv_backend", rdzv_backend, "--rdzv_id", macros.app_id]
     words += ["--nnodes", str(most) if least == most else f"{least}:{most}"]
-    words += ["--nproc_per_node", str(workers), "--tee", str(tee)]
+    words += ["--nproc_per_node", str(workers), "--tee", str(tee), "--role", ""]
     words += ["--node_rank", macros.replica_id] if rdzv_backend == "static" else []
     words += ["-m", m] if m is not None else [str(script)]
     experiment, run = _names(name)

@@ -9,6 +9,7 @@ from phalanx.compat.torchrunx.launcher import (
     LaunchResult,
     launch,
 )
+from phalanx.compat.torchrunx.utils import environment as _environment  # noqa: F401 utils has it
 from phalanx.compat.torchrunx.utils.errors import AgentFailedError, WorkerFailedError
 from phalanx.compat.torchrunx.utils.logging import (
     add_filter_to_handler,

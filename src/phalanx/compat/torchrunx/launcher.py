@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -78,10 +79,14 @@ class Launcher:
 
         Raises what the function raised, with its own type; `WorkerFailedError` and
         `AgentFailedError` for workers and hosts that were lost; `PhalanxError` for the rest.
+
+        `func_args` and `func_kwargs`, which 0.2 had, hold the arguments of a function that has
+        none of these names.
         """
+        given, named = _arguments(func, args, kwargs)
         spec = self._log_spec()
         try:
-            result = self._phalanx(spec).run(func, kwargs, args=args)
+            result = self._phalanx(spec).run(func, named, args=given)
         finally:
             if isinstance(spec, HandlerFactorySpec):
                 spec.close()
@@ -138,6 +143,21 @@ def launch(
         env_file=env_file,
     ).set_logging_handlers(handler_factory)
     return launcher.run(func, *(func_args or ()), **(func_kwargs or {}))
+
+
+def _arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The function's arguments, also if they are in `func_args` and `func_kwargs`."""
+    if args or not kwargs or not kwargs.keys() <= {"func_args", "func_kwargs"}:
+        return args, kwargs
+    try:
+        inspect.signature(func).bind(**kwargs)
+    except TypeError:
+        return tuple(kwargs.get("func_args") or ()), kwargs.get("func_kwargs") or {}
+    except ValueError:  # a builtin that does not say what it takes
+        pass
+    return args, kwargs
 
 
 def _text(path: _PATH | None) -> str | None:

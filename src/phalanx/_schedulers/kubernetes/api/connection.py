@@ -67,7 +67,8 @@ def find_access(context: str | None = None) -> Access:
     named = os.environ.get("KUBECONFIG") or _USUAL
     raise ConfigError(
         f"no cluster to use: there is no kubeconfig {named}. Get one from your cluster's "
-        "administrator, or name it: export KUBECONFIG=…"
+        "administrator, or name it: export KUBECONFIG=… For a dry run without a cluster: "
+        "-cfg namespace=NAME,server_version=1.29"
     )
 
 
