@@ -515,6 +515,9 @@ def test_what_cannot_be_honoured_is_an_error(torchrun):
         ("--rdzv-backend", "etdc"): "Did you mean 'etcd'?",
         ("--rdzv-conf", "join_timeout=x", "--rdzv-backend", "c10d"): "join_timeout",
         ("--nnodes", "0:1"): "at least 1",
+        ("--host-checks", "disc"): "unknown host check 'disc'. Did you mean 'disk'",
+        ("--host-checks", "disk,clock=1s"): "--host-checks disk,clock=1s: clock compares",
+        ("--host-failures", "-1"): "--host-failures -1: must be 0 or more",
     }.items():
         done = torchrun("print(1)", *flags)
         assert (done.returncode, done.stdout) == (2, ""), (flags, done.stderr)
@@ -577,6 +580,79 @@ def test_hosts_meet_over_tcp_and_survive_the_one_that_decides(torchrun):
         if host is not leader:
             out, err = host.communicate(timeout=60)
             assert (host.returncode, out) == (0, "world 2\n"), err
+
+
+@pytest.mark.parametrize("bad", ["the one that decides", "another"])
+def test_a_host_on_which_workers_fail_again_and_again_leaves(torchrun, bad):
+    """Its command ends and says why; the other goes on without it."""
+    port = free_port()
+    code = """
+        import os, sys, time
+        print("world", os.environ["WORLD_SIZE"], flush=True)
+        if os.environ["WORLD_SIZE"] == "2":
+            if os.environ.get("BAD"):
+                sys.exit(3)
+            time.sleep(1000)
+        """
+    flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    flags += ("--max-restarts", "4", "--host-failures", "2")
+    first = torchrun.start(code, *flags, env={"BAD": "1"} if bad != "another" else {})
+    wait_until(lambda: _listens(first.pid, port))
+    second = torchrun.start(code, *flags, env={"BAD": "1"} if bad == "another" else {})
+    leaves, stays = (second, first) if bad == "another" else (first, second)
+    _, err = leaves.communicate(timeout=60)
+    assert leaves.returncode == 1, err
+    assert "this host has to leave" in err
+    assert "was excluded after 2 failures there, the last: rank" in err
+    assert "Traceback" not in err
+    out, err = stays.communicate(timeout=60)
+    assert stays.returncode == 0, err
+    assert out.splitlines()[-3:] == ["world 2", "world 2", "world 1"]
+
+
+PLUGIN = """
+    import os
+
+    def space():
+        return "no space is left" if os.path.exists(os.environ.get("FULL", "full")) else None
+"""
+
+
+@pytest.mark.parametrize("when", ["at first", "before a restart"])
+def test_a_host_that_fails_its_checks_leaves_before_workers_start_there(torchrun, tmp_path, when):
+    """By a check of a package's; the other goes on without it, within `--nnodes`."""
+    torchrun.write(PLUGIN, "site/spacious.py")
+    torchrun.write("Metadata-Version: 2.1\nName: spacious\n", "site/spacious-1.dist-info/METADATA")
+    points = "[phalanx.host_checks]\nspace = spacious:space\n"
+    torchrun.write(points, "site/spacious-1.dist-info/entry_points.txt")
+    port = free_port()
+    code = """
+        import os, sys, time
+        print("world", os.environ["WORLD_SIZE"], flush=True)
+        if os.environ["WORLD_SIZE"] == "2":
+            if "FULL" in os.environ:
+                open(os.environ["FULL"], "w").close()
+                sys.exit(3)
+            time.sleep(1000)
+        """
+    flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    flags += ("--max-restarts", "4", "--host-checks", "disk=1KiB,space")
+    full = tmp_path / "no-space"
+    site = {"PYTHONPATH": str(tmp_path / "site")}
+    if when == "at first":
+        full.touch()
+    good = torchrun.start(code, *flags, env=site)
+    wait_until(lambda: _listens(good.pid, port))
+    bad = torchrun.start(code, *flags, env={**site, "FULL": str(full)})
+    out, err = bad.communicate(timeout=60)
+    assert bad.returncode == 1, err
+    assert out.splitlines() == ([] if when == "at first" else ["world 2"])
+    assert "host check space failed: no space is left" in err
+    assert "Traceback" not in err
+    out, err = good.communicate(timeout=60)
+    assert good.returncode == 0, err
+    assert out.splitlines()[0] == ("world 1" if when == "at first" else "world 2")
+    assert out.splitlines()[-1] == "world 1"
 
 
 def _listens(pid, port):

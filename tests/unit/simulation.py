@@ -355,12 +355,25 @@ class Net:
 class SimulatedHost:
     """A host that does what it is told, and can be crashed."""
 
-    def __init__(self, net, number, least, most, max_restarts=3, *, rendezvous="tcp", strangers=()):
+    def __init__(
+        self,
+        net,
+        number,
+        least,
+        most,
+        max_restarts=3,
+        *,
+        rendezvous="tcp",
+        strangers=(),
+        host_failures=0,
+    ):
         self.net = net
         self.name = f"h{number}"
         self.agent = net.new_port()
         self.seen = []
         """The rounds that began here."""
+        self.began_at = 0.0
+        """When the last of them did."""
         self.verdict = None
         self.error = None
         self.is_up = True
@@ -385,6 +398,7 @@ class SimulatedHost:
             open=True,
             last_call=1.0,
             max_restarts=max_restarts,
+            host_failures=host_failures,
             quorum=True,
         )
         host = TcpHost(
@@ -421,13 +435,17 @@ class SimulatedHost:
         self.net.loop.call_later(seconds + self.net.delay(), act)
 
     def _failed(self, error):
-        self.error = error
+        if self.error is None:
+            self.error = error
+            self.current = None
+            self.tasks.append(asyncio.ensure_future(self.decider.close()))
 
     def _act(self, action):
         match action:
             case p.BeginRoundAction(round_):
                 assert self.verdict is None, f"{self.name} begins {round_} after its end"
                 self.seen.append(round_)
+                self.began_at = self.net.loop.time()
                 if not self.has_agent:
                     self.vain.append(round_)
                     return

@@ -416,3 +416,20 @@ def test_a_host_with_another_token_that_comes_later_has_no_effect(seed):
     check_formed(hosts[1:], 1)
     assert hosts[0].seen == []
     assert all(host.is_in for host in hosts[2:])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_that_is_elected_with_nobody_steps_down_and_searches_once(seed):
+    """Its presence is all that is left when etcd is back; the others are there, and go first.
+
+    Were it to search twice, each search would have the connection of the other closed, for ever.
+    """
+    history = [(8.0, "nothing", 0), (0.0, "cut", 0b1000), (16.0, "cut", 0b1100)]
+    hosts = simulate([*history, (8.0, "cut", 0b0100), (20.0, "mend", 0)], 3, 1, 3, seed)
+    check_agreement(hosts)
+    check_formed(hosts, 3)
+    assert [[len(round_.members) for round_ in host.seen] for host in hosts] == [
+        [3, 2, 3],
+        [3, 2, 3],
+        [3, 3],
+    ]

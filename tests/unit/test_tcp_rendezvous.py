@@ -49,8 +49,12 @@ def check_formed(hosts, least):
     assert number is not None, [(h.name, h.seen[-1:], h.decider.phase) for h in alive]
     members = {member.hostname for member in alive[0].seen[-1].members}
     assert members == {host.name for host in alive}
+    lasts = [host.net.loop.time() - host.began_at for host in alive]
+    assert min(lasts) > SETTLED, [(host.name, len(host.seen)) for host in alive]
 
 
+SETTLED = 3.0
+"""Seconds that the round has lasted in the end: hosts are not torn out of it again and again."""
 EVERY = list(HealthCheck)
 HISTORIES = int(os.environ.get("HISTORIES", "100"))
 """For each test, the same every time: a change to the rendezvous is worth some thousands."""
@@ -203,3 +207,29 @@ def test_no_round_begins_where_the_agent_is_lost(rendezvous, pause):
             assert hosts[left].is_in, hosts[left].verdict
             check_formed(hosts, 1)
             assert hosts[left].seen[-1].restarts <= 1
+
+
+@pytest.mark.parametrize("rendezvous", ["tcp", "etcd"])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_host_that_fails_again_and_again_leaves_and_the_others_go_on(rendezvous, bad):
+    """Also the one that decides: the others begin once, without it."""
+    history = [(8.0, "nothing", 0), (0.0, "fail", bad), (6.0, "fail", bad)]
+    hosts = simulate(history, 3, 2, 3, seed=bad, rendezvous=rendezvous, host_failures=2)
+    check_agreement(hosts)
+    assert f"h{bad} was excluded after 2 failures there" in str(hosts[bad].error)
+    check_formed(hosts, 2)
+    others = [host for host in hosts if host is not hosts[bad]]
+    sizes = [[len(round_.members) for round_ in host.seen] for host in others]
+    assert sizes == [[3, 3, 2]] * 2
+    assert {host.seen[-1].restarts for host in others} == {2}  # also where the other alone knew
+
+
+def test_an_excluded_host_is_refused_when_it_comes_again():
+    """Its connection is closed, and no other is taken in."""
+    history = [(8.0, "nothing", 0), (0.0, "fail", 1)]
+    hosts = simulate(history, 2, 1, 2, seed=1, host_failures=1)
+    leader = hosts[0].decider._state.leader
+    assert [link.agent for link in leader.links] == []
+    request = hosts[1].decider._state.request
+    assert "was excluded after 1 failure" in leader.problem_of(request)
+    check_formed(hosts, 1)

@@ -409,8 +409,11 @@ def test_every_flag_of_torch_is_ours_with_the_same_default(torchs):
         assert (flag.metavar == "") == (action.nargs == 0)
         assert flag.by_environment == isinstance(action, env | check_env)
         assert all(flag.read(choice) == choice for choice in action.choices or ())
-    assert set(flags.FLAGS) - seen == {"ranks_filter", "heartbeat_timeout"}
+    assert set(flags.FLAGS) - seen == OURS.keys()
 
+
+OURS = {"ranks_filter": "", "heartbeat_timeout": None, "host_checks": [], "host_failures": 0}
+"""The flags that torch does not have."""
 
 LINES = [
     "a.py",
@@ -466,7 +469,7 @@ def test_what_is_read_is_what_torch_reads(torchs, monkeypatch, line, environ):
     ours = given_flags.read(line.split(), environ)
     assert ours.script == theirs.pop("training_script")
     assert list(ours.arguments) == theirs.pop("training_script_args")
-    assert {**ours.values} == {**theirs, "ranks_filter": "", "heartbeat_timeout": None}
+    assert {**ours.values} == {**theirs, **OURS}
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ OF_RENDEZVOUS = [
         restarts=0,
         torch=False,
     ),
+    rendezvous_frames.RestartsSpent(restarts=1),
     rendezvous_frames.FailureTold(
         agent=1, hostname="h", outcome=_FAULT, consequence=False, kind="cause"
     ),

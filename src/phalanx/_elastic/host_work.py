@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class HostWork:
     stop_grace: float = 30.0
     start_timeout: float = 600.0
     heartbeat_timeout: float | None = None
+    host_checks: Sequence[str] = ()
+    host_failures: int = 0
     log_spec: LogSpec | None = None
     hostname: str = ""
     exits: bool = False
@@ -56,6 +58,8 @@ def prepare(work: HostWork, *, is_alone: bool) -> PreparedApp:
         start_timeout=work.start_timeout,
         stop_grace=work.stop_grace,
         heartbeat_timeout=work.heartbeat_timeout,
+        host_checks=list(work.host_checks),
+        host_failures=work.host_failures,
         max_restarts=work.max_restarts,
         log_spec=work.log_spec,
     )
@@ -105,5 +109,6 @@ def coordinator_settings_of(
         max_restarts=options.max_restarts,
         backoff=options.restart_backoff,
         same_failures=options.same_failures,
+        host_failures=options.host_failures,
         quorum=not alone,
     )

@@ -57,6 +57,11 @@ def _refuse(options: TorchrunOptions) -> None:
         raise ConfigError(
             f"--event-log-handler {options.event_log_handler}: choose null or console."
         )
+    if options.host_failures and options.backend not in handlers.OWN:
+        raise ConfigError(
+            f"--host-failures {options.host_failures}: the rendezvous backend {options.backend} "
+            f"does not count them. Use {', '.join(handlers.OWN)}."
+        )
     if options.kind in ("script", "path") and not os.path.exists(options.program):
         raise ConfigError(f"no such file: {options.program}.{near_file(options.program)}")
 
@@ -84,6 +89,8 @@ def _work(options: TorchrunOptions) -> host_work.HostWork:
         start_method=options.start_method,
         stop_grace=float(options.shutdown_timeout),
         heartbeat_timeout=options.heartbeat_timeout,
+        host_checks=options.host_checks,
+        host_failures=options.host_failures,
         log_spec=_log_spec(options),
         exits=True,
         extra_env=defaults({}, extra),

@@ -50,7 +50,7 @@ class Coordinator:
         self._excluded: list[Exclusion] = []
         self._round_state = RoundState(lay_out(settings.hosts), now)
         self._number = self._floor = 0
-        self._growing = False
+        self._growing = self._has_begun = False
         self._round_of: dict[AgentId, int] = {}
         self._give_up_at = now + settings.start_timeout
         self.deadline: float | None = self._give_up_at
@@ -115,6 +115,11 @@ class Coordinator:
         """Who has come, in words."""
         return self._roster.describe()
 
+    @property
+    def restarts(self) -> int:
+        """How many restarts were spent."""
+        return self._restarts.restarts
+
     def round_of(self, agent: AgentId) -> int | None:
         """The number of the round that an agent is in."""
         return self._round_of.get(agent)
@@ -133,9 +138,12 @@ class Coordinator:
         return None if self.round is None else self._round_state.members.get(agent)
 
     def catch_up(self, number: int, restarts: int) -> None:
-        """A host that comes was in a round before: what follows is a later one."""
+        """A host that comes was in a round before: what follows is a later one.
+
+        Until a round of our own has begun it may know of a restart that we do not.
+        """
         self._floor = max(self._floor, number)
-        if self.round is None:
+        if not self._has_begun:
             self._restarts.catch_up(restarts)
 
     def handle(self, event: p.CoordinatorEvent, now: float) -> list[p.CoordinatorAction]:
@@ -231,7 +239,7 @@ class Coordinator:
         waited = now - self._round_state.began
         self._round_state = RoundState(members, now)
         self._round_of = dict.fromkeys(self._round_state.members, self._number)
-        self._growing = False
+        self._growing, self._has_begun = False, True
         self.phase = p.Phase.RUNNING
         if self._number > 1:  # the first round's start is part of the app's
             self._give_up_at = now + self.settings.start_timeout

@@ -184,6 +184,13 @@ class RoundFormed(Frame):
 
 
 @frame
+class RestartsSpent(Frame):
+    """Whoever decides leaves, because of a failure that has cost a restart: so many by now."""
+
+    restarts: AnyCount
+
+
+@frame
 class FailureTold(Frame):
     """A failure, as the leader has it."""
 
@@ -213,5 +220,5 @@ class RendezvousClosed(Frame):
 
 codec.register(
     *(JoinRequest, JoinAccepted, LeaderMoved, LeaderElected, JoinRefused),
-    *(HostPosition, RoundFormed, FailureTold, AppEnded, RendezvousClosed),
+    *(HostPosition, RoundFormed, RestartsSpent, FailureTold, AppEnded, RendezvousClosed),
 )

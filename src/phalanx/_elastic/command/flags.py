@@ -165,6 +165,21 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _number,
         ),
         Flag(
+            "host-checks",
+            [],
+            "CHECKS",
+            "check this host before its workers start, and leave the job if it fails: "
+            "gpus=8,ecc,disk=20GiB or a plugin's",
+            _texts,
+        ),
+        Flag(
+            "host-failures",
+            0,
+            "N",
+            "number of failures on a host after which it is excluded (default: 0, never)",
+            _whole,
+        ),
+        Flag(
             "signals-to-handle",
             "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "NAMES",

@@ -75,6 +75,8 @@ class TorchrunOptions:
 
     max_restarts: int
     heartbeat_timeout: float | None
+    host_checks: tuple[str, ...]
+    host_failures: int
     monitor_interval: float
     signals_to_handle: tuple[signal.Signals, ...]
     shutdown_timeout: int
@@ -135,6 +137,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptio
         omp_num_threads="1" if limited else None,
         max_restarts=_at_least_nothing(words, "max_restarts"),
         heartbeat_timeout=_heartbeat_timeout(words),
+        host_checks=_host_checks(words),
+        host_failures=_at_least_nothing(words, "host_failures"),
         monitor_interval=_interval(words),
         signals_to_handle=_signals(words),
         shutdown_timeout=_shutdown_timeout(words, environ),
@@ -222,6 +226,16 @@ def _heartbeat_timeout(words: GivenFlags) -> float | None:
             f"{words.quote('heartbeat_timeout')}: must be a number of seconds, more than 0."
         )
     return seconds
+
+
+def _host_checks(words: GivenFlags) -> tuple[str, ...]:
+    checks = tuple(words["host_checks"])
+    if any(check.partition("=")[0] == "clock" for check in checks):
+        raise ConfigError(
+            f"--host-checks {','.join(checks)}: clock compares a host with its launcher, and here "
+            "there is none. Remove it."
+        )
+    return checks
 
 
 def _shutdown_timeout(words: GivenFlags, environ: Mapping[str, str]) -> int:

@@ -438,7 +438,7 @@ class Session:
         """Have it take part: at once where we decide, or when we know what it will need.
 
         While others run, one whose host fails its checks waits until it passes them: it must not
-        disturb them.
+        disturb them. Where hosts meet by themselves it leaves.
         """
         assert agent.hello is not None
         torch = None
@@ -448,6 +448,9 @@ class Session:
             torch = await self._content.uses_torch(self.plan, [ready])
             while problem := await self._host_checks.problem(agent):
                 self.progress.tracker.set_aside(agent_id, problem)
+                if self.plan.meets_others:
+                    self._leave(agent_id, problem)
+                    return
                 await self._wait_for_end(_CHECK_AGAIN)
                 if agent.is_gone or self._is_ending:
                     return
@@ -463,6 +466,9 @@ class Session:
         """Do without a host that fails its checks until it passes them; its agent stays."""
         now = time.monotonic()
         self.progress.set_aside(agent_id, problem, now)
+        if self.plan.meets_others:
+            self._leave(agent_id, problem)
+            return
         self._feed(p.AgentGoneEvent(agent_id, problem, Interval(now, now).shifted(self._asleep)))
         if self.plan.is_elastic and not self._is_ending and not agent.is_gone:
             self._do(self._join(agent_id, agent))
@@ -470,6 +476,11 @@ class Session:
                 self._recalls.begin(
                     self._recalls.replace_beside(self.plan, self.plan.index(agent_id))
                 )
+
+    def _leave(self, agent_id: AgentId, problem: str) -> None:
+        """Leave the hosts that we have met: they go on, and nobody waits for us in vain."""
+        hostname = self.plan.member(agent_id).hostname
+        self._failed(StartFailed(f"{hostname}: {problem}", hostname=hostname))
 
     def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         agent.lost.set()

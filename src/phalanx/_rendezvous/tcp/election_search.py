@@ -61,6 +61,8 @@ class ElectionSearch:
         self._now = now
         self._lead = lead
         self._patience = host.settings.join_timeout
+        self._has_led = False
+        """This host was elected. It may have stepped down at once: then it searches anew."""
         self._ended: set[AgentId] = set()
         """Those that have certainly ended: nobody listens where they were."""
         self._silent: set[AgentId] = set()
@@ -83,7 +85,7 @@ class ElectionSearch:
                 follows = await self._step(may_stand=self._now() >= began + hold_off)
             except EtcdUnreachable as error:
                 self._reason, follows = f"etcd: {error}", False
-            if self._state.is_over or self._state.leader is not None:
+            if self._state.is_over or self._has_led:
                 return
             if follows:
                 since, pause = self._now(), SHORTEST
@@ -119,6 +121,7 @@ class ElectionSearch:
             case StandForElection() if may_stand:
                 won = await self._election.stand(step, request.contact, view.last)
                 if won and not self._state.is_over:
+                    self._has_led = True
                     self._lead(step, view.last)
         return False
 

@@ -25,6 +25,7 @@ from phalanx._wire.rendezvous_frames import (
     JoinAccepted,
     JoinRefused,
     LeaderMoved,
+    RestartsSpent,
     RoundFormed,
 )
 
@@ -110,6 +111,9 @@ class Follower:
                 link.close()
                 self._state.lose_leader(link)
                 return FollowEnd("it is elsewhere", closed=False, moved=frame.contact)
+            if isinstance(frame, JoinRefused):
+                link.close()
+                raise RendezvousError(f"this host has to leave: {frame.reason}")
             self._obey(frame)
         link.close()
         self._state.lose_leader(link)
@@ -127,6 +131,8 @@ class Follower:
             case wire.HaltRound():
                 halt = HaltRoundAction(frame.round, frame.grace, stacks=frame.stacks)
                 self._actions.carry_out(halt)
+            case RestartsSpent():
+                self._state.count_restarts(frame.restarts)
             case FailureTold():
                 self._failures.append(frame)
             case AppEnded():

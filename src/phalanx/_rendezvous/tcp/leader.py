@@ -17,12 +17,15 @@ from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize_line
 from phalanx._logs import logger
 from phalanx._rendezvous.coordinator import Coordinator
+from phalanx._rendezvous.errors import RendezvousError
+from phalanx._rendezvous.exclusion import Exclusion
 from phalanx._rendezvous.membership import Host, Order, natural
 from phalanx._rendezvous.protocol import (
     AgentGoneEvent,
     BeginRoundAction,
     CoordinatorAction,
     CoordinatorEvent,
+    ExcludeAction,
     ExpelAction,
     FinishAction,
     HaltRoundAction,
@@ -50,6 +53,7 @@ from phalanx._wire.rendezvous_frames import (
     JoinRefused,
     JoinRequest,
     RendezvousClosed,
+    RestartsSpent,
     RoundFormed,
 )
 
@@ -148,6 +152,8 @@ class Leader:
         self._keys: dict[AgentId, str] = {}
         """What agents are known by: an id is told to all, and could be taken by another."""
         self._refusals: set[str] = set()
+        self._excluded: dict[AgentId, str] = {}
+        """Why agents are not wanted any more."""
         self._most_links = max(settings.most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._links: dict[AgentId, Link] = {}
         self.pings = Pings(host.settings)
@@ -245,6 +251,8 @@ class Leader:
             return f"it belongs to another run, {request.run_id[:80]!r}"
         if self._keys.get(request.agent, request.key) != request.key:
             return "it uses the identity of another host"
+        if request.agent in self._excluded:
+            return self._excluded[request.agent]
         if request.agent not in self._links and len(self._links) >= self._most_links:
             return f"the maximum of {self._most_links} hosts has already joined"
         if request.restarts > self._settings.max_restarts:
@@ -343,7 +351,12 @@ class Leader:
     # ── what was decided ──────────────────────────────────────────────────────
 
     def _carry_out(self, action: CoordinatorAction) -> None:
-        """Have it done; with a term, rounds are written down first, and the rest waits behind."""
+        """Have it done; with a term, rounds are written down first, and the rest waits behind.
+
+        When this very host is excluded, nothing that follows: whoever decides next begins.
+        """
+        if self._own in self._excluded:
+            return
         if self._term is None or not (self._pending or isinstance(action, BeginRoundAction)):
             self._execute(action)
             return
@@ -378,6 +391,8 @@ class Leader:
                 self._act(action)
             case ExpelAction(agent, reason) if agent in self._links:
                 self.lose(self._links[agent], reason, closed=False)
+            case ExcludeAction(exclusion):
+                self._exclude(exclusion)
             case FinishAction(Verdict(reason=Reason.NO_QUORUM)) if self._term is not None:
                 self._term.step_down()
             case FinishAction(verdict):
@@ -387,6 +402,17 @@ class Leader:
                 self._act(action)
             case _:
                 self._act(action)
+
+    def _exclude(self, exclusion: Exclusion) -> None:
+        """Have one of the hosts leave, which may be this one."""
+        agent, reason = exclusion.agent, exclusion.describe()
+        self._excluded[agent] = reason
+        if agent == self._own:
+            self._tell(self.links, RestartsSpent(restarts=self._coordinator.restarts))
+            self._do(_leave(reason))
+        elif (link := self._links.get(agent)) is not None:
+            self._tell([link], JoinRefused(reason=reason))
+            self.lose(link, reason, closed=True)
 
     def _tell(self, links: Iterable[Link], frame: wire.Frame) -> None:
         """Tell some of them; it is written down once."""
@@ -405,6 +431,10 @@ def order_of(request: JoinRequest) -> Order:
     if request.node_rank is not None:
         return (0, request.node_rank)
     return (1, natural(request.hostname), natural(request.contact.address))
+
+
+async def _leave(reason: str) -> None:
+    raise RendezvousError(f"this host has to leave: {reason}")
 
 
 def _bounds(bounds: tuple[int, ...]) -> str:

@@ -214,6 +214,11 @@ class TcpState:
             self._own_round = round_.number
         return self.is_member
 
+    def count_restarts(self, restarts: int) -> None:
+        """So many were spent by now, whoever decides next."""
+        if self._round is not None:
+            self._round = replace(self._round, restarts=max(self._round.restarts, restarts))
+
     def workers_started(self) -> None:
         """The workers here run."""
         self._runs = True
