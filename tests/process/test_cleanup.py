@@ -160,6 +160,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_launcher_raises(script, 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "AgentLost: lost the agent on localhost: it was killed by SIGKILL" in errors
+    assert "localhost: the last output of its workers may be missing" in errors
     sleepers_gone(pids)
 
 

@@ -150,7 +150,9 @@ def test_a_configuration_that_is_none(tmp_path, kind, where):
             made.bind(os.path.relpath(path))
     else:
         path.symlink_to("/proc/self/mem")  # root reads everything else
-    environ = {"HOME": str(home)} | ({"PHALANXCONFIG": str(path)} if where == "named" else {})
+    environ = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")} | (
+        {"PHALANXCONFIG": str(path)} if where == "named" else {}
+    )
     text = is_one_sentence(command("run", "--dryrun", "utils.echo", **environ))
     assert path.name in text
     done = command("list", **environ)

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -152,6 +154,56 @@ def test_ctrl_c_while_nobody_reads_the_output(script, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == -signal.SIGINT
     process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("to_file", [True, False])
+def test_what_was_printed_before_a_signal_is_all_there(tmp_path, number, to_file):
+    """In the log file and on a stdout that is a file or a pipe with a reader, be they ever so far
+    behind; also when the terminal is closed.
+    """
+    (tmp_path / "f.py").write_text(
+        textwrap.dedent("""
+            import pathlib, time
+
+            def main():
+                for i in range(200_000):
+                    print("line", i)
+                print("", end="", flush=True)
+                pathlib.Path("printed").touch()
+                time.sleep(300)
+        """)
+    )
+    command = [sys.executable, "-m", "phalanx", "launch", "f.py:main", "--workers-per-host", "1"]
+    with open("out", "wb") as file:
+        process = subprocess.Popen(
+            [*command, "--log-dir", "logs"],
+            stdout=file if to_file else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    if not to_file:
+        reader = threading.Thread(target=_copy_slowly, args=(process.stdout, tmp_path / "out"))
+        reader.start()
+    wait_until((tmp_path / "printed").exists)
+    process.send_signal(number)
+    errors = process.stderr.read().decode()
+    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number), errors
+    if not to_file:
+        reader.join()
+        process.stdout.close()
+    process.stderr.close()
+    assert "not shown" not in errors and "nothing is left running" in errors
+    (log,) = (tmp_path / "logs").glob("*[[]0].log")
+    for text in (log.read_text(), (tmp_path / "out").read_text()):
+        assert text.count("line ") == 200_000
+
+
+def _copy_slowly(pipe, path):
+    """As a program behind the pipe that has other things to do, too."""
+    with open(path, "wb") as file:
+        while data := os.read(pipe.fileno(), 1 << 14):
+            file.write(data)
+            time.sleep(0.005)
 
 
 def test_ctrl_c_in_an_asyncio_program(script, tmp_path):

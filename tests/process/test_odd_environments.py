@@ -275,3 +275,25 @@ def test_too_little_of_anything_is_one_sentence(command, limit, tmp_path):
     assert "Traceback" not in done.stderr
     words = r"too many (open files|processes and threads)\. Raise|its supervisor ended"
     assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("mode, safe", [(0o700, True), (0o1777, True), (0o777, False)])
+def test_temporary_files_are_where_other_users_cannot_replace_them(script, tmp_path, mode, safe):
+    """The files of a launch name the code that its workers run."""
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(mode)
+    done = script(
+        """
+            import os, phalanx
+
+            def f():
+                return os.readlink("/proc/self/fd/1")
+
+            print(phalanx.launch(f, workers_per_host=1).rank(0))
+        """,
+        env={**os.environ, "TMPDIR": str(place)},
+    )
+    assert (str(place) in done.stdout) == safe, done.stderr
+    said = f"{place} is open to other users: temporary files are in /tmp"
+    assert (said in done.stderr) != safe

@@ -100,7 +100,7 @@ def test_the_source_of_one_is_printed():
         (["-s", "ssh", "utils.echo"], 2, "ssh: missing required option 'hosts'"),
         (
             ["-s", "kubernetes", "--dryrun", "utils.echo"],
-            1,
+            2,
             "For a dry run without a cluster: -cfg namespace=NAME,server_version=1.29",
         ),
         (["utils.echo", "--num_replicas", "two"], 2, "--num_replicas: 'two' is not a whole number"),

@@ -194,6 +194,26 @@ def test_a_warm_agent_that_hangs_is_replaced_and_ended():
         assert not any(map(is_alive, stopped))
 
 
+def test_a_zygote_that_is_stopped_while_its_workers_end_is_woken(script, tmp_path):
+    """It alone hears of their end: nothing else would ever happen."""
+    process = script.start("""
+        import os, time, phalanx
+
+        def f():
+            open(f"up-{os.environ['RANK']}", "w").close()
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            return 1
+
+        print(*phalanx.launch(f, workers_per_host=2).values)
+    """)
+    wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
+    os.kill(the_zygote(), signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    out, errors = process.communicate(timeout=60)
+    assert out == "1 1\n", errors
+
+
 def test_an_agent_and_its_zygote_that_hang_are_ended_after_host_timeout(script, tmp_path):
     """Both: nobody of them sees the other's end."""
     process = script.start(

@@ -242,7 +242,14 @@ def test_the_command_line_wins_over_variables():
             "--standalone --rdzv-id 5 --node-rank 1 x",
             "ignored with --standalone: --rdzv-id 5, --node-rank 1",
         ),
-        ("--node-rank 1 x", "ignored with --rdzv-backend c10d: --node-rank 1"),
+        (
+            "--node-rank 0 --master-addr b x",
+            "--nnodes is 1, so this host runs alone; ignored: --node-rank 0, --master-addr b",
+        ),
+        (
+            "--rdzv-backend c10d --rdzv-endpoint a --node-rank 1 x",
+            "ignored with --rdzv-backend c10d: --node-rank 1",
+        ),
         (
             "--rdzv-endpoint a:1 --master-addr b x",
             "ignored with --rdzv-backend static: --master-addr b",
@@ -286,6 +293,7 @@ def test_what_is_not_used_is_noted(line, note):
         ("--rdzv-conf a=1, x", "'': expected KEY=VALUE."),
         ("--rdzv-conf a= x", "'a=': expected KEY=VALUE."),
         ("--nnodes 2 --node-rank 2 x", "--node-rank 2: must be 0 to 1 with 2 hosts."),
+        ("--node-rank 1 x", "--node-rank 1: must be 0 with one host."),
         ("--nnodes 2 --rdzv-conf rank=2 x", "--rdzv-conf rank=2: must be 0 to 1 with 2 hosts."),
         ("--nnodes 2 --rdzv-conf rank=a x", "--rdzv-conf rank=a: must be a whole number."),
         (
@@ -348,7 +356,7 @@ def test_mistakes_in_variables_name_them(environ, told):
 
 
 def test_help_names_every_flag_once(capsys):
-    """In fewer than 60 lines, none wider than 100."""
+    """In some 60 lines, none wider than 100."""
     with pytest.raises(SystemExit) as caught:
         parse(["--nproc-per-node", "2", "--help"], {"PET_STANDALONE": "broken"})
     assert caught.value.code == 0
@@ -358,7 +366,7 @@ def test_help_names_every_flag_once(capsys):
     assert sorted(shown) == sorted(taken)
     assert "xpu" not in text
     lines = text.splitlines()
-    assert len(lines) < 61
+    assert len(lines) < 66
     assert max(map(len, lines)) <= 100
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import socket
+import tempfile
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _STACKS_BEFORE_STOP = 1.0
 """Seconds for workers to tell where they are before they are stopped."""
+_AWAKE = 1.0
+"""Seconds between looks at whether the zygote is stopped."""
 _ENFORCED = 0.3
 """Seconds past the grace after which a zygote that does nothing is not waited for."""
 
@@ -105,6 +108,9 @@ class Agent:
             **(whereabouts(prepare.interface) if prepare.networked else {}),
         )
         self._spawn(self._tell(hello))
+        if (place := leftovers.place()) != (wanted := tempfile.gettempdir()):
+            text = f"{wanted} is open to other users: temporary files are in {place}"
+            self._spawn(self._tell(wire.UserNote(app=prepare.app, message=text)))
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
         self._note(f"zygote {self._zygote.pid}, to preload: {', '.join(self._packages()) or '-'}")
 
@@ -126,9 +132,10 @@ class Agent:
     async def _serve(self) -> None:
         """Hear one channel to its end, or until it is done with us."""
         self._parted.clear()
-        work = [self._hear_launcher(), self._watch(), self._parted.wait(), self._ending.wait()]
+        ends = [self._parted.wait(), self._ending.wait()]
+        work = [self._hear_launcher(), self._watch(), self._keep_zygote_awake(), *ends]
         tasks = [self._spawn(one) for one in work]
-        await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks[-len(ends) :], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
 
@@ -466,6 +473,16 @@ class Agent:
             self._note(f"packages loaded after {self._age():.2f} s; workers are {how}")
             for problem in (*ready.failed, *ready.notes):
                 self._note(problem, logging.WARNING)
+
+    async def _keep_zygote_awake(self) -> None:
+        """Wake a zygote that is stopped when workers have exited: nobody else hears of it."""
+        while True:
+            await asyncio.sleep(_AWAKE)
+            host_round = self._host_rounds.current
+            if host_round is None or not host_round.started or host_round.cleared.is_set():
+                continue
+            if processes.is_stopped(self._zygote.pid) and host_round.has_exited():
+                self._zygote.wake()
 
     async def _zygote_died(self) -> None:
         how = self._zygote.describe_end()

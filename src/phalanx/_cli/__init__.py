@@ -87,7 +87,7 @@ def run() -> NoReturn:
     except BaseException as error:  # noqa: BLE001 the user's file raised: shown as Python shows it
         _show(error)
         code = 1
-    failure = _finish_stdout() or failure
+    failure = _finish_stdout(is_told=code != 0) or failure
     if failure is not None:
         _say(f"phalanx: cannot write to stdout: {failure.strerror}")
         code = code or 1
@@ -104,35 +104,50 @@ def _show(error: BaseException) -> None:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
+class _RawStdout(io.FileIO):
+    """Remembers why a write has failed: argparse, for one, passes over it."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
 def _prepare_stdout() -> None:
     """What replicas print may be anything; and of what does not fit on a disk nothing is lost
     unheard, as it is without a buffer (`PYTHONUNBUFFERED`).
     """
     stdout = sys.stdout
     if isinstance(stdout, io.TextIOWrapper):
-        stdout.reconfigure(errors="backslashreplace")
-        raw: Any = stdout.buffer
-        if isinstance(raw, io.FileIO):
-            sys.stdout = open(  # noqa: SIM115 it lives as long as the process
-                raw.fileno(),
-                "w",
-                encoding=stdout.encoding,
-                errors="backslashreplace",
-                closefd=False,
-            )
-            sys.stdout.reconfigure(line_buffering=True)
+        unbuffered = isinstance(stdout.buffer, io.FileIO)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_RawStdout(stdout.fileno(), "w", closefd=False)),
+            encoding=stdout.encoding,
+            errors="backslashreplace",
+            line_buffering=unbuffered or stdout.line_buffering,
+        )
 
 
-def _finish_stdout() -> OSError | None:
-    """Have what was printed written; gives why it cannot be, unless the reader has left."""
+def _finish_stdout(*, is_told: bool) -> OSError | None:
+    """Have what was printed written; gives why it cannot be, unless the reader has left.
+
+    `is_told`: the command has failed already, and said why.
+    """
+    failure = None
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
+            raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+            failure = None if is_told else getattr(raw, "failure", None)
     except OSError as error:
         # What could not be written is not tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return None if reader_has_left(error, 1) else error
-    return None
+        failure = error
+    return None if failure is None or reader_has_left(failure, 1) else failure
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,6 @@ import string
 import sys
 import tempfile
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,7 +222,7 @@ class _Outlet(RankFile):
 
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads."""
-        self._terminal.give_up_at(time.monotonic() + after)
+        self._terminal.give_up(after)
 
     def losses(self) -> Iterable[Loss]:
         """Of its files, and of the terminal that it shares."""
@@ -290,9 +289,9 @@ class _Terminal:
     def losses(self) -> list[Loss]:
         return [stream.loss for stream in self._streams.values()]
 
-    def give_up_at(self, moment: float) -> None:
+    def give_up(self, after: float) -> None:
         for stream in self._streams.values():
-            stream.give_up_at = moment
+            stream.give_up(after)
 
     def put(self, number: int, data: bytes) -> None:
         ours = sys.stdout if number == 1 else sys.stderr

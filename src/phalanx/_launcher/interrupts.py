@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a launch runs: end it in order, then let the signal have its way."""
+"""Ctrl-C, SIGTERM and SIGHUP while a launch runs: end it in order, then let the signal act."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Interruptible:
 
 @contextmanager
 def interruptible() -> Iterator[Interruptible]:
-    """Within, SIGINT and SIGTERM cancel instead of raising anywhere in our code.
+    """Within, SIGINT, SIGTERM and SIGHUP cancel instead of raising anywhere in our code.
 
     Only where Python's own handlers are in place, and only on the main thread: a program's own
     handlers stay. On the way out they are as they were, and a signal that came has its effect.
@@ -53,6 +53,7 @@ def interruptible() -> Iterator[Interruptible]:
         defaults: dict[int, Any] = {
             signal.SIGINT: signal.default_int_handler,
             signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGHUP: signal.SIG_DFL,
         }
         for number, default in defaults.items():
             if signal.getsignal(number) == default or _is_asyncios(signal.getsignal(number)):
@@ -65,8 +66,8 @@ def interruptible() -> Iterator[Interruptible]:
     if state.received == signal.SIGINT:
         # A subclass would not do: only for this very type does Python end by the signal itself.
         raise KeyboardInterrupt
-    if state.received == signal.SIGTERM:
-        os.kill(os.getpid(), signal.SIGTERM)
+    if state.received is not None:
+        os.kill(os.getpid(), state.received)
 
 
 def _is_asyncios(handler: Any) -> bool:

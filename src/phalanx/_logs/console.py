@@ -180,7 +180,7 @@ class Console:
     def give_up(self, after: float) -> None:
         """Wait no longer than this for a terminal that nobody reads, from now on."""
         for out in self._outs.values():
-            out.give_up_at = time.monotonic() + after
+            out.give_up(after)
 
     def take(self, source: Source, stream: str, data: bytes) -> None:
         """Show some bytes of a rank's output."""
@@ -281,4 +281,4 @@ class Console:
         if out.is_gone:
             self._streams[stream] = None
         if out.is_given_up:
-            logger.warning("phalanx: the last output was dropped: nobody reads it")
+            logger.warning("phalanx: the last output is not shown: %s takes it too slowly", stream)

@@ -85,11 +85,20 @@ class StandardStream:
     def __init__(self, place: str) -> None:
         """Wait as long as it takes."""
         self.loss = Loss(place)
-        self.give_up_at = math.inf
+        self._patience = math.inf
+        self._give_up_at = math.inf
         """By the monotonic clock."""
         self.is_gone = False
         """Nobody reads it any more."""
         self.is_given_up = False
+
+    def give_up(self, after: float) -> None:
+        """Wait no longer than this for who reads nothing, from now on.
+
+        A terminal has so long for all that is left: nobody reads it that fast. What goes to a file
+        or a program is wanted.
+        """
+        self._patience, self._give_up_at = after, time.monotonic() + after
 
     def write(self, number: int, data: bytes) -> None:
         """Write all of it. What a full disk does not take is counted."""
@@ -99,14 +108,17 @@ class StandardStream:
         try:
             # As much as a pipe that can be written takes without blocking; a file takes all.
             step = len(rest) if stat.S_ISREG(os.fstat(number).st_mode) else select.PIPE_BUF
+            is_terminal = os.isatty(number)
             while rest:
-                if time.monotonic() > self.give_up_at:
+                if time.monotonic() > self._give_up_at and (is_terminal or not poll.poll(0)):
                     self.is_gone = self.is_given_up = True
                     return
                 if not poll.poll(100):
                     continue
                 with contextlib.suppress(BlockingIOError):
                     rest = rest[os.write(number, rest[:step]) :]
+                if math.isfinite(self._patience) and not is_terminal:
+                    self._give_up_at = time.monotonic() + self._patience
         except OSError as error:
             self.fail(number, min(len(rest), len(data)), error)
         else:

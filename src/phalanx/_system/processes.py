@@ -155,6 +155,12 @@ def is_stopped(pid: int) -> bool:
     return bool(fields) and fields[0] in "Tt"
 
 
+def is_zombie(pid: int) -> bool:
+    """The process has ended, and its parent does not know."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "Z"
+
+
 def _stat(pid: int) -> list[str]:
     """What the kernel says of a process, from its state on; nothing when it is gone."""
     try:

@@ -33,6 +33,7 @@ PRELOADING = "preloading"
 _PREFIX = "phalanx-"
 _NAME = re.compile(r"phalanx-([0-9a-f]{8})-(\d+)-(\d+)-\w+")
 """Where its owner's process is, its number and its start."""
+_PUBLIC = "/tmp"  # noqa: S108 everybody's, and each file its owner's
 _OWNER = "owner.json"
 _GROUP = "cgroup"
 """The file that names the control group."""
@@ -41,13 +42,31 @@ _HALF_MADE = 60.0
 _PATIENCE = 5.0
 
 
+def place() -> str:
+    """Where spools are: the temporary directory, unless other users can replace what is in it."""
+    chosen = tempfile.gettempdir()
+    return _PUBLIC if _is_open_to_others(chosen) and not _is_open_to_others(_PUBLIC) else chosen
+
+
+def _is_open_to_others(directory: str) -> bool:
+    try:
+        info = os.stat(directory)
+    except OSError:
+        return True
+    if info.st_uid not in (0, os.geteuid()):
+        return True
+    return bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
+
+
 def make_spool(app: str) -> str:
     """Make a directory for this process alone, which says whose it is. Raises `OSError`.
 
     By its name as well: this process may be killed before it has written anything down.
     """
     own = identity()
-    spool = tempfile.mkdtemp(prefix=f"{_PREFIX}{_process_table(own)}-{own['pid']}-{own['start']}-")
+    prefix = f"{_PREFIX}{_process_table(own)}-{own['pid']}-{own['start']}-"
+    spool = tempfile.mkdtemp(prefix=prefix, dir=place())
+    os.chmod(spool, 0o700)  # whatever the umask, so that it can be removed
     try:
         with open(os.path.join(spool, _OWNER), "w") as file:
             json.dump({"app": app, **own}, file)
@@ -86,7 +105,7 @@ def remove(spool: str) -> bool:
 def sweep() -> None:
     """End and remove what this user's agents that are gone have left. Nothing it does fails."""
     processes.wake_orphans()
-    directory = tempfile.gettempdir()
+    directory = place()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             spool = os.path.join(directory, name)

@@ -238,6 +238,10 @@ class HostRound:
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
+    def has_exited(self) -> bool:
+        """A worker is gone, and the zygote has not said so."""
+        return any(processes.is_zombie(pid) for pid in self._pids.values())
+
     @property
     def reported(self) -> tuple[int, ...]:
         """The ranks whose function has ended; they are only leaving."""

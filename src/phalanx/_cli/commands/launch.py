@@ -7,6 +7,7 @@ source first.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import shutil
@@ -22,6 +23,7 @@ from phalanx._cli import hints, launch_help, parsing, tyro_errors
 from phalanx._cli.function_target import FunctionTarget
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.tracebacks import print_users_part
+from phalanx._core.rounds import signal_name
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call
@@ -206,9 +208,11 @@ def _wait(app: Run[Any]) -> None:
         with interruptible() as interrupts:
             interrupts.attach(app.cancel)
             app.wait()
-            if interrupts.received == signal.SIGTERM:  # behind this it ends us
-                left = app.describe_left()
-                print(f"phalanx launch: terminated by SIGTERM; {left}", file=sys.stderr, flush=True)
+            if interrupts.received not in (None, signal.SIGINT):  # behind this it ends us
+                how = f"terminated by {signal_name(interrupts.received)}"
+                text = f"phalanx launch: {how}; {app.describe_left()}"
+                with contextlib.suppress(OSError):  # a terminal that was closed
+                    print(text, file=sys.stderr, flush=True)
     except KeyboardInterrupt as interrupt:
         hide_traceback(interrupt, app.describe_left())
         raise

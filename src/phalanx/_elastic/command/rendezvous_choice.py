@@ -70,6 +70,8 @@ def resolve(words: GivenFlags, environ: Mapping[str, str]) -> RendezvousChoice:
                 f"--standalone cannot be used with {words.quote('nnodes')}: it runs on one host. "
                 "Remove one of them."
             )
+        if alone and not words["standalone"]:
+            _node_rank(words, conf, high)
         backend, endpoint, run_id = "c10d", "localhost:0", str(uuid.uuid4())
         at: tuple[str | None, int | None] = ("localhost", 0)
     else:
@@ -95,7 +97,7 @@ def resolve(words: GivenFlags, environ: Mapping[str, str]) -> RendezvousChoice:
         node_rank=node_rank,
         standalone=words["standalone"] or alone,
         master_port=port,
-        notes=_notes(words, backend, high),
+        notes=_notes(words, backend, high, alone=alone and not words["standalone"]),
     )
 
 
@@ -143,9 +145,9 @@ def _node_rank(words: GivenFlags, conf: dict[str, str], hosts: int) -> int:
             raise ConfigError(f"{said} and --rdzv-conf rank={given} differ. Remove one of them.")
         said, rank = f"--rdzv-conf rank={given}", int(given)
     if not 0 <= rank < hosts:
+        ranks = "0 with one host" if hosts == 1 else f"0 to {hosts - 1} with {hosts} hosts"
         raise ConfigError(
-            f"{said}: must be 0 to {hosts - 1} with {hosts} hosts. "
-            "Give each host its own rank, and set --nnodes."
+            f"{said}: must be {ranks}. Give each host its own rank, and set --nnodes."
         )
     return int(rank)
 
@@ -180,7 +182,7 @@ def _random_id(high: int) -> str:
     return str(uuid.uuid4().int)
 
 
-def _notes(words: GivenFlags, backend: str, high: int) -> tuple[str, ...]:
+def _notes(words: GivenFlags, backend: str, high: int, *, alone: bool) -> tuple[str, ...]:
     """What was said on the command line and is not used."""
     idle: list[str] = []
     if words["standalone"]:
@@ -192,7 +194,8 @@ def _notes(words: GivenFlags, backend: str, high: int) -> tuple[str, ...]:
     notes = []
     if unused := [words.quote(dest) for dest in idle if dest in words.typed]:
         why = "--standalone" if words["standalone"] else f"--rdzv-backend {backend}"
-        notes.append(f"ignored with {why}: {', '.join(unused)}")
+        how = "--nnodes is 1, so this host runs alone; ignored" if alone else f"ignored with {why}"
+        notes.append(f"{how}: {', '.join(unused)}")
     meets = words["standalone"] or words["rdzv_endpoint"] or backend not in ("c10d", "tcp")
     if high > 1 and not meets:
         notes.append("no --rdzv-endpoint: using localhost, which other hosts cannot reach")

@@ -315,7 +315,7 @@ class Session:
         except WireError as error:
             self._disown(agent_id, agent, error)
             return
-        self._lose(agent_id, agent, sanitize(reason, _REASON))
+        self._lose_contact(agent_id, agent, sanitize(reason, _REASON))
 
     def _disown(self, agent_id: AgentId, agent: AgentHandle, lie: WireError) -> None:
         """Do without an agent that says what cannot be true, now and later."""
@@ -481,6 +481,13 @@ class Session:
         """Leave the hosts that we have met: they go on, and nobody waits for us in vain."""
         hostname = self.plan.member(agent_id).hostname
         self._failed(StartFailed(f"{hostname}: {problem}", hostname=hostname))
+
+    def _lose_contact(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
+        """Lose an agent that has not said that it ends, nor sent all that its workers printed."""
+        if not agent.is_gone and not self._verdict.done() and self.decider.round_of(agent_id):
+            hostname = self.plan.member(agent_id).hostname
+            logger.warning("phalanx: %s: the last output of its workers may be missing", hostname)
+        self._lose(agent_id, agent, reason)
 
     def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         agent.lost.set()
@@ -672,7 +679,7 @@ class Session:
     def _give_up(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         """Do without an agent that does not answer."""
         agent.is_silent = True
-        self._lose(agent_id, agent, reason)
+        self._lose_contact(agent_id, agent, reason)
 
     async def _ping(self) -> None:
         beat = self.plan.hosts[0].prepare.heartbeat

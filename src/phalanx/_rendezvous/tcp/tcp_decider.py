@@ -166,6 +166,22 @@ class TcpDecider:
         else:
             self._follow(self._host.endpoint)
         self._do(Heartbeat(self._host, self._state).run())
+        if self._host.settings.node_rank == 0 and leads and not self._host.is_alone:
+            self._do(self._warn_of_rank())
+
+    async def _warn_of_rank(self) -> None:
+        """Say, if others are missing, that they look for rank 0 on another machine."""
+        address = self._host.endpoint.address
+        await asyncio.sleep(SAID_AFTER)
+        leader = self._state.leader
+        if leader is None or not leader.lacks_hosts:
+            return
+        if not await asyncio.to_thread(machine.is_this_machine, address):
+            logger.warning(
+                "phalanx: this host has node rank 0, but %s is not an address of this machine: "
+                "the other hosts wait there. Give each host its own --node-rank.",
+                address,
+            )
 
     async def _look_up(self, ask: Callable[..., T], *arguments: object) -> T:
         """What the resolver says of the endpoint, on a thread; that it is slow is said."""
