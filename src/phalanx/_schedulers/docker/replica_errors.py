@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 from phalanx._schedulers.docker.engine import Engine, explain
@@ -14,7 +15,11 @@ from phalanx.errors import SchedulerError
 
 _LONGEST = 1 << 20
 _NO_PROGRAM = re.compile(r"\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")
-_NO_PROGRAM_IN_PODMAN = re.compile(r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)")
+_NO_PROGRAM_IN_PODMAN = re.compile(
+    r"^(?:ERROR \(catatonit:\d+\): \n?)?failed to exec pid1: (.*)", re.MULTILINE
+)
+_LATE = 0.5
+"""Seconds in which Podman has written down what a container that has ended printed."""
 
 
 def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
@@ -29,13 +34,17 @@ def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
     if error.text:
         return replace(error, text=shown(error.text))
     try:
-        text = in_text(last_output(engine, container.id))
+        output = last_output(engine, container.id)
+        if not output and time.time() - (container.finished or 0.0) < _LATE:
+            time.sleep(_LATE)
+            output = last_output(engine, container.id)
     except SchedulerError:
         return error  # its output cannot be read: how it ended is known all the same
+    text = in_text(output)
     if found := _NO_PROGRAM.search(text):
         why = "has no program" if "No such file" in found[2] else "cannot execute"
         return ReplicaError(f"the image {container.image} {why} {found[1]!r}")
-    if found := _NO_PROGRAM_IN_PODMAN.fullmatch(text.strip()):
+    if found := _NO_PROGRAM_IN_PODMAN.search(output):
         why = "has no program" if "No such file" in found[1] else "cannot execute"
         return ReplicaError(f"the image {container.image} {why} {container.program!r}")
     return replace(error, text=shown(text))
