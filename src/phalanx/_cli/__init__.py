@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.losses import reader_has_left
-from phalanx._system import shortage, standard_streams
+from phalanx._system import own_process, shortage, standard_streams
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.cli"
@@ -63,6 +63,7 @@ VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
     failure: OSError | None = None
+    own_process.begin()
     standard_streams.fill()
     from phalanx._worker.shutdown import exit_worker  # now: later no file may be left to open
 
