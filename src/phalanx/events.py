@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TextIO
 
+from phalanx._core.json_text import parse_json
 from phalanx._delivery import Deliveries
 from phalanx.errors import ConfigError
 
@@ -79,7 +80,7 @@ class Event:
             ConfigError: The text is not an event.
         """
         try:
-            fields = json.loads(text)
+            fields = parse_json(text)
             return Event(
                 name=fields["name"],
                 source=EventSource(fields["source"]),

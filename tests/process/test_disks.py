@@ -23,6 +23,7 @@ from phalanx._core.rounds import Ended, Outcome
 from phalanx._launcher.payload import Inboxes
 from phalanx._logs.losses import Loss, describe
 from phalanx._registry import append, recorded_app, replace, reserve
+from phalanx._remote import slurm_replica
 from phalanx._system.network import free_port
 from tests.conftest import phalanx_processes, wait_until
 from tests.process.commands import phalanx as command
@@ -669,6 +670,89 @@ def result_of_a_detached_launch(disk, case, trouble):
     assert not list(record.glob("*.new"))
 
 
+def files_of_slurm(disk, case, trouble):
+    """One replica's, with nothing of Slurm but the variables."""
+    job = disk / "job"
+    job.mkdir()
+    (job / "control").write_text("try 0\n")
+    (job / "token").write_text("token")
+    case.environ |= {"SLURM_PROCID": "0", "SLURMD_NODENAME": "here", "PHALANX_ROLE": "python"}
+    program = [sys.executable, slurm_replica.__file__, job, "0", "--"]
+    words = ["echo begun; while [ ! -e go ]; do sleep 0.01; done; echo last; exit 3"]
+    one = subprocess.Popen(
+        [*map(str, program), "sh", "-c", *words],
+        cwd=case.place,
+        env=case.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    status = job / "replicas" / "0-0.json"
+    wait_until(lambda: status.exists() and has_begun(disk.path))
+    if trouble == "full":  # and no room in what there is of it: that of a line may be enough
+        (job / "control").write_text("try 0\n" + "\n" * 4090)
+    disk.harm(trouble)
+    case.go()
+    if trouble == "full":
+        wait_until(lambda: json.loads(status.read_text())["state"] == "ENDED")
+        assert "failed" not in (job / "control").read_text()
+        assert one.poll() is None
+        disk.repair()
+    said, _ = one.communicate(timeout=100)
+    assert "Traceback" not in said
+    if trouble == "gone":
+        assert (one.returncode, list(disk.path.iterdir())) == (0, [])
+    elif trouble == "read-only":  # Slurm has the job's exit code
+        assert one.returncode == 3
+        assert f"phalanx: cannot write to {job} how the program ended (3)" in said
+        assert json.loads(status.read_text())["state"] == "RUNNING"
+    else:
+        assert one.returncode == 0
+        assert json.loads(status.read_text())["code"] == 3
+        assert (job / "control").read_text().split() == ["try", "0", "failed", "0", "0", "3"]
+    if trouble != "read-only":
+        assert not [*disk.path.rglob("*.new"), *disk.path.rglob("*.reserve")]
+
+
+def call_that_was_submitted(disk, case, trouble):
+    """The job stays until its result is written."""
+    case.environ["XDG_STATE_HOME"] = str(disk.path)
+    logs = case.place / "logs"
+    code = f"""if True:
+        import phalanx, program
+        options = dict(scheduler="local_cwd", scheduler_options=dict(log_dir={str(logs)!r}))
+        job = phalanx.Launcher(workers_per_host=1, **options).submit(program.large)
+        print(job.id, flush=True)
+        try:
+            print(job.result(90).rank(0)[-2:])
+        except phalanx.LaunchError as error:
+            print(error)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=case.environ,
+        cwd=case.place,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as caller:
+        assert caller.stdout.readline().startswith("local_cwd://")
+        wait_until(lambda: has_begun(logs, "**/stdout.log"))
+        disk.harm(trouble)
+        case.go()
+        said = lambda: "".join(path.read_text() for path in logs.glob("**/stderr.log"))
+        if trouble != "gone":
+            wait_until(lambda: "The job waits until it can be written" in said())
+            disk.repair()
+        came = caller.communicate(timeout=100)[0]
+    if trouble == "gone":
+        assert came.endswith("was deleted before it had ended\n")
+        wait_until(lambda: "the result is lost" in said())
+    else:
+        assert came == "x7\n"
+    wait_until(lambda: not phalanx_processes())
+    assert not list(disk.path.rglob("*.new"))
+
+
 def _as_json(line):
     try:
         return json.loads(line)
@@ -697,6 +781,8 @@ TABLE = {
     "events": events_as_lines,
     "checkpoint of `map`": checkpoint_of_a_map,
     "result of a detached launch": result_of_a_detached_launch,
+    "files of an app on Slurm": files_of_slurm,
+    "call and result of `submit`": call_that_was_submitted,
 }
 
 

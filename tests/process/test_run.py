@@ -14,7 +14,9 @@ import pytest
 from phalanx._registry import recorded_app
 from phalanx.runner import get_runner
 from phalanx.schedulers import Stream
-from phalanx._system.processes import descendants
+from phalanx._schedulers.replicas.request import AppRequest, ReplicaRequest, RoleRequest
+from phalanx._schedulers.supervised.replicas import LocalReplicas
+from phalanx._system.processes import descendants, has_died
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import check_snapshot, phalanx, without_ids
 
@@ -973,6 +975,65 @@ def test_those_that_fail_by_themselves_are_failed():
     assert states == {"FAILED"}
 
 
+def only_replica(script, path):
+    """What a supervisor has of an app with one replica, not started."""
+    logs = {stream: str(path / stream) for stream in ("stdout", "stderr")}
+    one = ReplicaRequest("a", 0, ("sh", "-c", script), {}, str(path), "localhost", 0, logs)
+    roles = (RoleRequest("a", 0, "APPLICATION", (one,)),)
+    replicas = LocalReplicas(AppRequest("x", "x", "local_cwd", "s", "", 30.0, roles), path)
+    assert replicas.prepare(lambda _: True, lambda: None) is None
+    return replicas, one
+
+
+@pytest.mark.parametrize(
+    ("script", "moment", "expected"),
+    [
+        ("exit 9", "over", (9, None, False)),
+        ("kill -SEGV $$", "over", (None, "SIGSEGV", False)),
+        ("sleep 300", "before", (None, "SIGTERM", True)),
+        ("trap 'exit 9' TERM; touch ready; sleep 300 & wait", "ready", (9, None, True)),
+        (
+            "trap '' TERM; touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 9",
+            "ready",
+            (9, None, True),
+        ),
+    ],
+)
+def test_what_had_ended_when_it_was_asked_to_was_not_asked(script, moment, expected, tmp_path):
+    """Between its end and our next look another may have failed, and all the others be stopped."""
+    replicas, one = only_replica(script, tmp_path)
+    try:
+        assert replicas.start(one) is None
+        if moment == "over":
+            wait_until(lambda: has_died(replicas.pid(one.key)))
+        elif moment == "ready":
+            wait_until((tmp_path / "ready").exists)
+        replicas.stop(one.key, 30.0)
+        (tmp_path / "go").touch()
+        ((key, end),) = wait_until(replicas.ended)
+        assert (key, end.exit_code, end.signal, end.asked) == (one.key, *expected)
+    finally:
+        replicas.close()
+
+
+@pytest.mark.parametrize("code", [9, -signal.SIGSEGV, -signal.SIGTERM])
+def test_what_was_ending_when_it_was_asked_to_was_not_asked(code, tmp_path, monkeypatch):
+    """It has no handler: a code, or another signal, is its own."""
+    end = f"exit {code}" if code > 0 else f"kill -{-code} $$"
+    replicas, one = only_replica(f"while [ ! -e go ]; do sleep 0.01; done; {end}", tmp_path)
+    # As if it came while the process ends, and has no effect any more.
+    monkeypatch.setattr("phalanx._schedulers.supervised.replicas._signal_group", lambda *_: None)
+    try:
+        assert replicas.start(one) is None
+        replicas.stop(one.key, 30.0)
+        (tmp_path / "go").touch()
+        ((_, end),) = wait_until(replicas.ended)
+        assert end.asked == (code == -signal.SIGTERM)
+    finally:
+        monkeypatch.undo()
+        replicas.close()
+
+
 def test_a_path_may_have_macros(tmp_path):
     """Like any variable."""
     (tmp_path / "own").mkdir()
@@ -1191,33 +1252,43 @@ def test_a_submitter_that_ignores_its_children():
 
 
 OWN_STATE = """
-import atexit, faulthandler, os, signal, sys, threading
-from phalanx.runner import get_runner
+import atexit, faulthandler, logging, os, select, signal, sys, time, warnings
 
 atexit.register(print, "left")
+os.register_at_fork(after_in_child=lambda: open("forked", "w").write(sys.argv[1]))
 sys.excepthook = lambda *_: print("hooked")
 sys.settrace(lambda *_: None)
 faulthandler.enable()
+warnings.simplefilter("error")
 signal.signal(signal.SIGTERM, lambda *_: print("terminated", flush=True))
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
-kept = open("kept", "w")
-kept.write("once")
+logging.basicConfig(filename="kept", filemode="w", level=logging.DEBUG, format="%(message)s")
 print("before")
-held = threading.Event()
-if sys.argv[1] == "thread":
-    threading.Thread(target=held.wait, daemon=True).start()
-elif sys.argv[1] == "memory":
-    much = bytearray(os.urandom(1 << 10)) * (100 << 10)
-with get_runner() as runner:
-    handle = runner.run_component("utils.sh", ["echo to the replica; sleep 300"])
-    print(handle)
-kept.close()
+
+def submit():
+    from phalanx.runner import get_runner
+
+    time.time = time.monotonic = lambda: 1.5  # as those do that try how a program ages
+    select.select = None
+    with get_runner() as runner:
+        print(runner.run_component("utils.sh", ["echo to the replica; sleep 300"]))
+
+async def main():
+    submit()
+
+if sys.argv[1] == "loop":
+    import asyncio
+
+    asyncio.run(main())
+else:
+    submit()
+logging.warning("once")
 """
 
 
-@pytest.mark.parametrize("program", ["small", "thread", "memory"])
+@pytest.mark.parametrize("program", ["plain", "loop"])
 def test_a_supervisor_has_nothing_of_the_programs(script, tmp_path, program):
-    """Whether it is forked from a small program, or a process of its own beside a large one."""
+    """Neither what it has opened or handles, nor what it has put in place of Python's own."""
     (read, written) = os.pipe()
     os.set_inheritable(written, True)
     with script.start(OWN_STATE, program, pass_fds=[written]) as process:
@@ -1225,7 +1296,8 @@ def test_a_supervisor_has_nothing_of_the_programs(script, tmp_path, program):
         out, err = process.communicate(timeout=100)
     before, handle, left = out.splitlines()
     assert (before, left, err) == ("before", "left", "")
-    assert (tmp_path / "kept").read_text() == "once"
+    assert (tmp_path / "kept").read_text().endswith("once\n")
+    assert not (tmp_path / "forked").exists()
     assert os.read(read, 1) == b""  # nobody holds the program's descriptor
     os.close(read)
     line = wait_until(lambda: phalanx("log", handle).stdout)
@@ -1247,8 +1319,8 @@ def test_a_supervisor_has_nothing_of_the_programs(script, tmp_path, program):
 
 def test_an_app_outlives_a_replica_that_submits_it_with_an_empty_environment(tmp_path):
     """Its supervisor is known as one, though a short command line has no room for its title."""
-    code = "from phalanx.runner import get_runner\n"
-    code += "print(get_runner().run_component('utils.sh', ['sleep 1; echo done']))\n"
+    code = "import sys\nfrom phalanx._cli import run\n"
+    code += "sys.argv[1:] = ['run', 'utils.sh', 'sleep 1; echo done']\nrun()\n"
     (tmp_path / "s").write_text(code)
     os.symlink(sys.executable, tmp_path / "p")
     state = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}"

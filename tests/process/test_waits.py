@@ -167,6 +167,30 @@ def test_a_signal_while_one_hangs(script, tmp_path, find_it):
     assert not phalanx_processes()
 
 
+def test_after_ctrl_c_it_is_said_how_to_see_where_workers_hang(tmp_path):
+    """While that can be seen."""
+    (tmp_path / "stuck.py").write_text(
+        "import pathlib, signal, time\n"
+        "def f():\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    pathlib.Path('ready').touch()\n"
+        "    while True:\n"
+        "        time.sleep(0.1)\n"
+    )
+    process = phalanx_launch("stuck.py:f", "--stop-grace", "100", cwd=tmp_path)
+    wait_until((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline()
+    assert ": stopping 1 worker: 'phalanx stacks f-" in said
+    words = said.split("'")[1].split()
+    shown = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=60
+    )
+    assert "in stuck.py:6 in f" in shown.stdout, shown
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].endswith("nothing is left running\n")
+
+
 @pytest.mark.parametrize("find_it", [the_zygote, the_agent])
 def test_cancel_while_one_hangs(script, tmp_path, find_it, monkeypatch):
     """As from another terminal."""

@@ -196,7 +196,7 @@ def test_without_a_home_in_the_environment_the_accounts_own_is_meant(home, tmp_p
     assert os.listdir(tmp_path) == ["home"]
 
 
-def test_a_user_without_any_home_has_no_token_of_their_own(monkeypatch):
+def test_a_user_without_any_home_has_no_token_of_their_own(tmp_path, monkeypatch):
     """In a container, under a number that no account has: said as where none can be kept."""
 
     def unknown(_):
@@ -206,3 +206,9 @@ def test_a_user_without_any_home_has_no_token_of_their_own(monkeypatch):
     assert find_token({"HOME": ""}, None, local=True) is None
     given = {"PHALANX_RDZV_TOKEN": "of sixteen characters"}
     assert find_token(given, None, local=True) == "of sixteen characters"
+    shared = tmp_path / "phalanx" / "rendezvous.token"
+    shared.parent.mkdir()
+    shared.write_text("of sixteen characters")
+    shared.chmod(0o600)
+    given = {"HOME": "", "XDG_CONFIG_HOME": str(tmp_path)}
+    assert find_token(given, None, local=False) == "of sixteen characters"

@@ -22,6 +22,7 @@ from phalanx._agent.warm_wait import peer
 from phalanx._channel.ledger import FrameLedger
 from phalanx._channel.resumable import ChannelState, ResumableChannel
 from phalanx._channel.trust import resume_proof
+from phalanx._core.json_text import parse_json
 from phalanx._remote.bootstrap import RECONNECT
 from phalanx.errors import WireError
 
@@ -193,7 +194,7 @@ async def _read(connection: socket.socket) -> dict[str, Any]:
         line += byte
         if not byte or len(line) > _LINE:
             raise _Refused("it left" if not byte else "it sends too much")
-    message = json.loads(line)
+    message = parse_json(line)
     if not isinstance(message, dict):
         raise _Refused("it did not greet")
     return message

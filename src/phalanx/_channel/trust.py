@@ -164,7 +164,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-# ── where tokens come from ────────────────────────────────────────────────────
+# ── keys ──────────────────────────────────────────────────────────────────────
 
 
 def key_of(token: str, purpose: str) -> bytes:

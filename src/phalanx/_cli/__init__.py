@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs.losses import reader_has_left
-from phalanx._system import shortage, standard_streams
+from phalanx._system import own_process, shortage, standard_streams
 from phalanx.errors import ConfigError, PluginError
 
 GROUP = "phalanx.cli"
@@ -63,6 +63,7 @@ VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()
 def run() -> NoReturn:
     """Run as the program. What was loaded may have imported torch, whose teardown is slow."""
     failure: OSError | None = None
+    own_process.begin()
     standard_streams.fill()
     from phalanx._worker.shutdown import exit_worker  # now: later no file may be left to open
 
@@ -104,16 +105,16 @@ def _show(error: BaseException) -> None:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
-class _RawStdout(io.FileIO):
-    """Remembers why a write has failed: argparse, for one, passes over it."""
+class _Stdout(io.FileIO):
+    """Remembers that a write has failed: not all who print let it be heard, argparse for one."""
 
     failure: OSError | None = None
 
-    def write(self, data: Any) -> Any:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            self.failure = error
+            _Stdout.failure = _Stdout.failure or error
             raise
 
 
@@ -123,13 +124,17 @@ def _prepare_stdout() -> None:
     """
     stdout = sys.stdout
     if isinstance(stdout, io.TextIOWrapper):
-        unbuffered = isinstance(stdout.buffer, io.FileIO)
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(_RawStdout(stdout.fileno(), "w", closefd=False)),
-            encoding=stdout.encoding,
-            errors="backslashreplace",
-            line_buffering=unbuffered or stdout.line_buffering,
-        )
+        stdout.reconfigure(errors="backslashreplace")
+        buffer: Any = stdout.buffer
+        is_unbuffered = isinstance(buffer, io.FileIO)
+        if isinstance(buffer if is_unbuffered else getattr(buffer, "raw", None), io.FileIO):
+            stdout.flush()
+            sys.stdout = io.TextIOWrapper(  # it lives as long as the process
+                io.BufferedWriter(_Stdout(buffer.fileno(), "w", closefd=False)),
+                encoding=stdout.encoding,
+                errors="backslashreplace",
+                line_buffering=is_unbuffered or stdout.line_buffering,
+            )
 
 
 def _finish_stdout(*, is_told: bool) -> OSError | None:
@@ -141,8 +146,7 @@ def _finish_stdout(*, is_told: bool) -> OSError | None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-            raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-            failure = None if is_told else getattr(raw, "failure", None)
+        failure = None if is_told else _Stdout.failure
     except OSError as error:
         # What could not be written is not tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from phalanx._core.json_text import parse_json
 from phalanx.errors import ConfigError
 
 COPIED_BY_DEFAULT = (
@@ -112,7 +113,7 @@ def users(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _ours(environ: Mapping[str, str]) -> dict[str, str]:
     try:
-        noted = json.loads(environ.get(OURS, "{}"))
+        noted = parse_json(environ.get(OURS, "{}"))
     except ValueError:
         return {}  # somebody else's variable of that name
     return noted if isinstance(noted, dict) else {}

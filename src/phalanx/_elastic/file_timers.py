@@ -8,7 +8,6 @@ Workers use `torch.distributed.elastic.timer.FileTimerClient` with the pipe that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.json_text import parse_json
 from phalanx._logs import logger
 from phalanx._system import processes
 
@@ -67,7 +67,7 @@ class FileTimers:
 
     def _take(self, line: bytes) -> None:
         try:
-            asked: dict[str, Any] = json.loads(line)
+            asked: dict[str, Any] = parse_json(line)
             key = (int(asked["pid"]), str(asked["scope_id"]))
             timer = _Timer(float(asked["expiration_time"]), int(asked["signal"]))
         except (ValueError, TypeError, KeyError):

@@ -35,6 +35,10 @@ _TICK = 0.25
 """Seconds between two looks at the files of the streams."""
 _TERMINATED = 0.5
 """Seconds in which a SIGTERM of Slurm's reaches all processes of a step."""
+_PATIENCE = 30.0
+"""Seconds in which what cannot be written in the end is tried again: the host is paid for."""
+_ROOM = 4096
+"""Bytes that are kept on the disk for how the program ended."""
 _REPLICAS_A_SECOND = 100
 """How many read `control` in a second: all of a very large app are not to do so each second."""
 _TOLD = ("USR1", "USR2", "HUP", "INT")
@@ -85,6 +89,8 @@ class Replica:
         """It has been asked to end, since another has failed."""
         self.terminated = False
         """Slurm has sent SIGTERM: it takes the job away, or was asked to by the user."""
+        self.is_written = True
+        """What is in the status file is so."""
         self.kill_at: float | None = None
         self.sizes = dict.fromkeys(STREAMS, 0)
 
@@ -92,10 +98,17 @@ class Replica:
         """Start the program, and see to it until it has ended."""
         heard = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-        for path in (*self.logs.values(), self.stop_file, self._status_file(), self._times("")):
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        for path in (self.error_file, self.stop_file):
-            _remove(path)
+        try:
+            for path in (*self.logs.values(), self.stop_file, self._status_file(), self._times("")):
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            for path in (self.error_file, self.stop_file):
+                _remove(path)
+            with open(self._reserve(), "w") as file:
+                file.write(" " * _ROOM)
+        except OSError as error:
+            _remove(self._reserve())
+            print(f"phalanx: cannot write {error.filename or self.job_dir}: {error.strerror}")
+            return 1
         self.sizes = {stream: _size(path) for stream, path in self.logs.items()}
         self.facts["told"] = self.sizes["stderr"]
         try:
@@ -103,8 +116,7 @@ class Replica:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             what = getattr(error, "filename", None) or program[0]
-            self._end(CANNOT_START, f"cannot start {what!r}: {reason}")
-            return 0
+            return self._end(CANNOT_START, f"cannot start {what!r}: {reason}")
         self._write(state="RUNNING", began=time.time(), pid=child.pid)
         look = 0.0
         while child.poll() is None:
@@ -119,14 +131,15 @@ class Replica:
             if time.time() >= look:
                 look = time.time() + self.pause
                 self._obey(child.pid)
+                if not self.is_written:
+                    self._write()
             if self.kill_at is not None and time.time() >= self.kill_at:
                 _signal_group(child.pid, signal.SIGKILL)
         _signal_group(child.pid, signal.SIGKILL)  # what it has left in its group
         if child.returncode != 0 and not self.asked:
             # Slurm signals one process after another: ours may be yet to come.
             self.terminated |= signal.sigtimedwait({signal.SIGTERM}, _TERMINATED) is not None
-        self._end(child.returncode)
-        return 0
+        return self._end(child.returncode)
 
     def _start(self, program: "list[str]", mask: "Any") -> "subprocess.Popen[bytes]":
         environ = {name: _own(value, self.number) for name, value in os.environ.items()}
@@ -180,17 +193,24 @@ class Replica:
 
     def _ask_to_stop(self) -> None:
         """`phalanx.context().should_stop()` is true from now on."""
-        with open(self.stop_file, "w"):
-            pass
+        try:
+            with open(self.stop_file, "w"):
+                pass
+        except OSError:
+            pass  # SIGTERM follows
 
     # ── what it tells ─────────────────────────────────────────────────────────
 
-    def _end(self, code: int, error: str = "") -> None:
+    def _end(self, code: int, error: str = "") -> int:
+        """Say how it ended, as soon as that can be done; gives the exit code of this process."""
         if error:
-            with open(self.logs["stderr"], "ab") as file:
-                file.write(f"phalanx: {error}\n".encode())
+            try:
+                with open(self.logs["stderr"], "ab") as file:
+                    file.write(f"phalanx: {error}\n".encode())
+            except OSError:
+                pass
         self._note_times()
-        self._write(
+        self.facts.update(
             state="ENDED",
             ended=time.time(),
             code=code,
@@ -198,22 +218,54 @@ class Replica:
             terminated=self.terminated,
             error=error,
         )
-        if self.terminated or (code != 0 and not self.asked):
-            word = "terminated" if self.terminated else "failed"
-            shell = 128 - code if code < 0 else code
-            line = f"{word} {self.index} {self.number} {shell}\n"
-            with open(os.path.join(self.job_dir, "control"), "a") as file:
-                file.write(line)
+        is_told = not (self.terminated or (code != 0 and not self.asked))
+        word = "terminated" if self.terminated else "failed"
+        shell = 128 - code if code < 0 else code
+        line = f"{word} {self.index} {self.number} {shell}\n"
+        limit = time.time() + _PATIENCE
+        self.is_written = False
+        while True:
+            is_told = is_told or self._tell(line)
+            if (self.is_written or self._write(last=True)) and is_told:
+                return 0
+            if not os.path.isdir(self.job_dir):
+                return 0  # the app was deleted
+            if time.time() > limit:
+                print(f"phalanx: cannot write to {self.job_dir} how the program ended ({shell})")
+                return shell or 1
+            time.sleep(1.0)
+
+    def _tell(self, line: str) -> bool:
+        """Add a line to what all replicas read: all of it, or nothing."""
+        try:
+            with open(os.path.join(self.job_dir, "control"), "ab", buffering=0) as file:
+                size = file.tell()
+                if file.write(line.encode()) != len(line):
+                    file.truncate(size)  # what comes next would continue the line
+                    return False
+        except OSError:
+            return False
+        return True
 
     def _status_file(self) -> str:
         return os.path.join(self.job_dir, "replicas", f"{self.index}-{self.number}.json")
 
-    def _write(self, **facts: "Any") -> None:
+    def _reserve(self) -> str:
+        return self._status_file() + ".reserve"
+
+    def _write(self, *, last: bool = False, **facts: "Any") -> bool:
+        """Replace the status file, or nothing; the last one has the room that was kept for it."""
         self.facts.update(facts)
+        data = json.dumps(self.facts)
         path = self._status_file()
-        with open(path + ".new", "w") as file:
-            json.dump(self.facts, file)
-        os.replace(path + ".new", path)
+        self.is_written = _replace(path, path + ".new", "w", data)
+        if not self.is_written:
+            _remove(path + ".new")
+            if last:
+                self.is_written = _replace(path, self._reserve(), "r+", data.ljust(_ROOM))
+        elif last:
+            _remove(self._reserve())
+        return self.is_written
 
     def _times(self, stream: str) -> str:
         name = f"{self.role}-{self.number}-{stream}"
@@ -231,6 +283,17 @@ class Replica:
                     self.sizes[stream] = found.st_size
             except OSError:
                 pass  # it is noted the next time
+
+
+def _replace(path: str, new: str, mode: str, data: str) -> bool:
+    """Write a file, and put it in another's place."""
+    try:
+        with open(new, mode) as file:
+            file.write(data)
+        os.replace(new, path)
+    except OSError:
+        return False
+    return True
 
 
 def _size(path: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from phalanx._core.json_text import parse_json
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._specs.app_def import AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import KINDS
@@ -62,7 +63,7 @@ def from_json(text: str) -> AppDef:
         ConfigError: It is not JSON, or a field is unknown, missing or wrong.
     """
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"invalid JSON: {error}.") from None
     return from_dict(value)

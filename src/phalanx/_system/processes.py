@@ -78,6 +78,11 @@ def wake_orphans() -> None:
                 os.kill(int(pid), signal.SIGCONT)
 
 
+def close_from(first: int) -> None:
+    """Close all descriptors from this number on, however high the limit is."""
+    os.closerange(first, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+
+
 def reset_signals() -> None:
     """Give every signal its default action and unblock it, whatever was inherited.
 
@@ -181,6 +186,21 @@ def session_of(pid: int) -> int | None:
 def catches(pid: int, number: int) -> bool:
     """The process has a handler for this signal; to one that has none it could be death."""
     return in_mask(f"/proc/{pid}/status", "SigCgt", number)
+
+
+def dies_of(pid: int, number: int) -> bool:
+    """The process neither catches nor ignores this signal: one that exits in order after it was
+    sent has not done so because of it.
+    """
+    path = f"/proc/{pid}/status"
+    return not (in_mask(path, "SigCgt", number) or in_mask(path, "SigIgn", number))
+
+
+def has_died(pid: int) -> bool:
+    """A child has, and is not buried; it stays so."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def in_mask(path: str, mask: str, number: int) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
+
+from phalanx._core.json_text import parse_json
 
 _LARGEST = 1 << 28
 """Bytes: room for the status of more workers than anyone has."""
@@ -18,14 +19,22 @@ def load_json(path: str | os.PathLike[str], is_own: Callable[[int], bool] | None
     Raises `OSError` for what is no regular file or another user's, `ValueError` for what is not
     JSON. Waits for nobody, as whoever reads a pipe does, and follows no link.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > _LARGEST:
             raise OSError(f"{path} is not a file of ours")
         if is_own is not None and not is_own(found.st_uid):
             raise OSError(f"{path} belongs to another user")
-        try:
-            return json.loads(file.read())
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
+        return parse_json(file.read())
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read it. Raises `OSError` for anything else; waits for nobody."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return open(number, "rb")
+    except OSError:
+        os.close(number)
+        raise

@@ -197,7 +197,7 @@ class Progress:
         workers = "1 worker" if total == 1 else f"{total} workers"
         again = f" (restart {round_.restarts})" if round_ is not None and round_.restarts else ""
         if decider.phase is Phase.STOPPING:
-            return f"stopping {workers}"
+            return f"stopping {workers}: 'phalanx stacks {self._app}' shows where they are"
         if round_ is not None and (awaited := decider.awaited):
             return f"waiting for {some(awaited)}"
         if "workers forked" in self.phases:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
-import json
 import math
 import os
 import urllib.parse
@@ -22,6 +21,7 @@ from etcd3gw.client import Etcd3Client
 from etcd3gw.exceptions import ConnectionFailedError, ConnectionTimeoutError, Etcd3Exception
 from requests.adapters import HTTPAdapter
 
+from phalanx._core.json_text import parse_json
 from phalanx._core.rounds import Endpoint
 from phalanx._core.sanitize import sanitize_line
 from phalanx._rendezvous.errors import RendezvousConnectionError
@@ -130,7 +130,7 @@ class EtcdClient:
                 ask: dict[str, Any] = {"create_request": watch}
                 with session.post(url, json=ask, stream=True, timeout=limit) as stream:
                     for line in stream.iter_lines():
-                        result = json.loads(line or b"{}").get("result", {})
+                        result = parse_json(line or b"{}").get("result", {})
                         if not result.get("created") or result.get("canceled"):
                             return
             except (OSError, ValueError):
@@ -268,7 +268,7 @@ class _Refused(Exception):
 
     def __init__(self, text: str) -> None:
         try:
-            said = json.loads(text)
+            said = parse_json(text)
             message, code = str(said.get("message") or said.get("error")), int(said.get("code", 0))
         except (ValueError, AttributeError):
             message, code = text, 0

@@ -13,6 +13,7 @@ Without any, whoever reaches the port and knows the run id can take part, as wit
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 
@@ -32,12 +33,13 @@ def find_token(environ: Mapping[str, str], token_file: str | None, *, local: boo
         return tokens.read_token(environ[FILE_VARIABLE], is_private=False)
     if token_file is not None:
         return tokens.read_token(os.path.expanduser(token_file))
-    try:
+    with contextlib.suppress(RuntimeError):  # nowhere to keep one
         config = user_directory(environ, "XDG_CONFIG_HOME", ".config")
+        shared = os.path.join(config, "phalanx", "rendezvous.token")
+        if os.path.exists(shared):
+            return tokens.read_token(shared)
+    with contextlib.suppress(RuntimeError):
         state = user_directory(environ, "XDG_STATE_HOME", ".local/state")
-    except RuntimeError:
-        return None  # nowhere to keep one
-    shared = os.path.join(config, "phalanx", "rendezvous.token")
-    if os.path.exists(shared):
-        return tokens.read_token(shared)
-    return tokens.own_token(os.path.join(state, "phalanx", "loopback.token")) if local else None
+        if local:
+            return tokens.own_token(os.path.join(state, "phalanx", "loopback.token"))
+    return None

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from phalanx._core.json_text import parse_json
 from phalanx._logs.lines import LogLine, Stream
 
 MARK = "\x1ephalanx "
@@ -47,7 +48,7 @@ def _entries(log: str, kind: str) -> Iterator[list[Any]]:
     for line in log.split("\n"):
         if line.startswith(MARK):
             try:
-                found = json.loads(line[len(MARK) :])
+                found = parse_json(line[len(MARK) :])
             except ValueError:
                 continue  # the end of a log that is still written
             if isinstance(found, list) and found and found[0] == kind:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from phalanx._channel import tokens
+from phalanx._core.json_text import parse_json
 from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, workspace_of
@@ -254,7 +254,7 @@ def _said(dashboard: Dashboard, name: str, job: dict[str, Any]) -> dict[str, Any
         return None
     text = dashboard.file(node, job_log.status_file(name))
     try:
-        found = json.loads(text[text.index("{") :]) if text and "{" in text else None
+        found = parse_json(text[text.index("{") :]) if text and "{" in text else None
     except ValueError:
         found = None
     if found is None and text is None:

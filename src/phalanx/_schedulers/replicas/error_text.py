@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phalanx._core.json_text import parse_json
 from phalanx._schedulers.replicas.request import ReplicaRequest
+from phalanx._system.small_files import open_regular
 from phalanx._worker import missing_package
 from phalanx._worker.error_file import ErrorOrigin
 
+_LONGEST_REPORT = 4 << 20
+"""Bytes of an error file that are read."""
 _READ = 1 << 18
 _LONGEST = 500
 _LONGEST_TRACEBACK = 1 << 15
@@ -112,9 +115,9 @@ def _end_of(path: str, start: int) -> str:
 def _reported(path: str) -> ReplicaError:
     """What an error file says; nothing where there is none."""
     try:
-        with open(path) as file:
-            return reported(file.read())
-    except (OSError, ValueError):
+        with open_regular(path) as file:  # a program may have left anything there
+            return reported(file.read(_LONGEST_REPORT).decode(errors="replace"))
+    except OSError:
         return ReplicaError()
 
 
@@ -123,7 +126,7 @@ def reported(content: str) -> ReplicaError:
     message: Any = ""
     extra: Any = {}
     with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError):
-        message = json.loads(content)["message"]
+        message = parse_json(content)["message"]
         if isinstance(message, dict):
             extra, message = message.get("extraInfo"), message["message"]
     text = message if isinstance(message, str) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from phalanx._core.json_text import parse_json
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import RetryPolicy
 
@@ -26,7 +27,7 @@ class LifecycleRecord:
     @classmethod
     def from_text(cls, text: str) -> LifecycleRecord:
         """From one. Raises `ValueError`, `KeyError` or `TypeError` for another's."""
-        known = json.loads(text)
+        known = parse_json(text)
         roles = tuple(
             RoleLifecycle(str(name), int(count), int(retries), RetryPolicy(policy))
             for name, count, retries, policy in known["roles"]

@@ -250,5 +250,6 @@ if [ "$word" = terminated ] || { [ -n "$warned" ] && [[ " 0 138 143 " = *" $code
 fi""".splitlines()
     # Slurm kills one process after another: where it ends the job, this one is yet to come.
     yield '[ "$code" = 0 ] || [ "$word" = failed ] || pause 3'
-    yield f'echo "$code" >"$job_dir/{RESULT}.new" && mv "$job_dir/{RESULT}.new" "$job_dir/{RESULT}"'
+    new = f'"$job_dir/{RESULT}.new"'
+    yield f'echo "$code" >{new} && mv {new} "$job_dir/{RESULT}" || rm -f {new}'
     yield 'exit "$code"'

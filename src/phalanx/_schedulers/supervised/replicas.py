@@ -25,6 +25,9 @@ from phalanx._system.network import free_port
 CANNOT_START = 127
 """The exit code of what cannot be started, as shells have it."""
 
+_STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
+"""How what was asked to end is killed, by what asked or by us."""
+
 Wait = Callable[[str], bool]
 """Called with what is waited for; lets a moment pass, and says whether to go on."""
 
@@ -78,6 +81,8 @@ class LocalReplicas:
         self._replicas: Sequence[ReplicaRequest] = request.replicas
         self._running: dict[ReplicaKey, subprocess.Popen[bytes]] = {}
         self._kill_at: dict[ReplicaKey, float] = {}
+        self._die_of_it: set[ReplicaKey] = set()
+        """Those that were asked to end and cannot answer: if they exit, it is by themselves."""
         self._ports: dict[str, str] = {}
         """A port for the replicas of a role to meet at."""
 
@@ -139,9 +144,13 @@ class LocalReplicas:
         if process is None:
             return
         known = self._kill_at.get(replica)
+        if known is None and processes.has_died(process.pid):
+            return  # by itself, before it could be asked
         moment = time.monotonic() + grace
         self._kill_at[replica] = moment if known is None else min(known, moment)
         if known is None:
+            if processes.dies_of(process.pid, signal.SIGTERM):
+                self._die_of_it.add(replica)
             _signal_group(process.pid, signal.SIGTERM)
             _signal_group(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
 
@@ -164,6 +173,8 @@ class LocalReplicas:
             _kill_session(pid)  # before its number can be another's
             code = self._running.pop(key).wait()
             asked = self._kill_at.pop(key, None) is not None
+            asked = asked and not (key in self._die_of_it and code not in _STOPPED)
+            self._die_of_it.discard(key)
             found.append((key, ReplicaEnd.of(code, asked=asked)))
             self._kill_what_is_left_of(key)
         return found
@@ -190,13 +201,7 @@ class LocalReplicas:
 
 
 def _dead_children() -> list[int]:
-    """Children that have died and are not buried; they stay so."""
-    found = []
-    for pid in processes.children(os.getpid()):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                found.append(pid)
-    return found
+    return [pid for pid in processes.children(os.getpid()) if processes.has_died(pid)]
 
 
 def open_log(path: str) -> IO[bytes]:

@@ -39,7 +39,7 @@ from phalanx._schedulers.scheduler import (
 )
 from phalanx._schedulers.supervised import supervisor
 from phalanx._schedulers.supervised.supervisor import LOG
-from phalanx._schedulers.supervised.supervisor_process import supervisor_of
+from phalanx._schedulers.supervised.supervisor_process import supervisor_of, title_of
 from phalanx._specs import (
     AppDef,
     AppState,
@@ -308,7 +308,8 @@ def _start(path: Path) -> int:
             _supervisors.discard(pid)
     log = str(path / LOG)
     if sessions.can_fork_session():
-        pid = sessions.fork_session(functools.partial(supervisor.run_app, path), log)
+        run = functools.partial(supervisor.run_app, path)
+        pid = sessions.fork_session(run, title_of(path.name), log)
     else:
         null, append = os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = sessions.spawn_session(

@@ -42,7 +42,7 @@ from phalanx._schedulers.replicas.lifecycle import (
 from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._schedulers.replicas.request import STREAMS, AppRequest, ReplicaRequest, times_file
 from phalanx._schedulers.supervised.replicas import ReplicaStarter
-from phalanx._schedulers.supervised.supervisor_process import is_supervisor, supervisor_of
+from phalanx._schedulers.supervised.supervisor_process import is_supervisor, supervisor_of, title_of
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
 
@@ -65,9 +65,9 @@ def main() -> None:
 def run_app(path: Path) -> None:
     """Run the app of a directory, in a process that is there for this alone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until there is somebody to hear them
-    os.closerange(3, 1 << 16)
+    processes.close_from(3)
     request = AppRequest.from_dict(read(path / "request.json") or {})
-    processes.set_title(f"phalanx: {request.app_id} supervisor")
+    processes.set_title(title_of(request.app_id))
     processes.become_subreaper()
     for number in _NOTHING:
         signal.signal(number, lambda *_: None)

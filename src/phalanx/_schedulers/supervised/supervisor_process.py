@@ -15,6 +15,11 @@ def supervisor_of(pid: int | None = None) -> dict[str, Any]:
     return {**owner(pid), "supervises": True}
 
 
+def title_of(app_id: str) -> str:
+    """What the supervisor of an app is called."""
+    return f"phalanx: {app_id} supervisor"
+
+
 def is_supervisor(pid: int) -> bool:
     """The process runs an app of its own, which a replica has submitted and which outlives it."""
     try:

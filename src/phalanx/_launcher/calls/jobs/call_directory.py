@@ -5,6 +5,7 @@ For its owner alone. Both files appear whole or not at all, and say themselves w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -59,6 +60,8 @@ class CallDirectory:
             made.path.mkdir(mode=0o700)
             made._write(_CALL, work)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                made.path.rmdir()
             raise SchedulerError(f"cannot write the call to {made.path}: {error}") from error
         return made
 
@@ -103,11 +106,16 @@ class CallDirectory:
 
         data = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         new = self.path / f"{name}.{secrets.token_hex(4)}.new"
-        with open(new, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(self.path / name)
+        try:
+            with open(new, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(self.path / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise
 
     def _read(self, name: str) -> object:
         data = (self.path / name).read_bytes()

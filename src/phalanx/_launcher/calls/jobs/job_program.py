@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LOOK = 1.0
 """Seconds between looks whether the host will be taken away."""
+_AGAIN = 1.0
+"""Seconds until a result is tried to be written again, on a disk that is full."""
 _SIGNALLED = 1.0
 """Seconds in which a signal to all processes of a job has reached all of them."""
 
@@ -65,10 +67,33 @@ def main() -> int:
         outcome = CallOutcome(error=error)
     except Exception as error:  # noqa: BLE001 the user's: raised where the result is asked for
         outcome = CallOutcome(error=error)
-    call_directory.finish(outcome)
+    if not _finish(call_directory, outcome, stopped):
+        return 1
     if outcome.error is not None:
         _report(outcome.error)
     return int(outcome.error is not None)
+
+
+def _finish(directory: CallDirectory, outcome: CallOutcome, stopped: threading.Event) -> bool:
+    """Write down what came of it, as soon as that can be done: nobody else has it.
+
+    Blocks until then, until the job is stopped or the directory is gone.
+    """
+    is_said = False
+    while True:
+        try:
+            directory.finish(outcome)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or stopped.is_set():
+                print(f"phalanx: the result is lost: {error}", file=sys.stderr)
+                return False
+            if not is_said:
+                text = f"cannot write the result: {error}. The job waits until it can be written"
+                print(f"phalanx: {text}", file=sys.stderr, flush=True)
+                is_said = True
+            stopped.wait(_AGAIN)
+        else:
+            return True
 
 
 def _report(error: BaseException) -> None:

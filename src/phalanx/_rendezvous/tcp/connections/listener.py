@@ -41,6 +41,8 @@ _QUEUE = 4096
 """How many may have connected and not been taken yet."""
 _AT_ONCE = 16
 """How many are taken in a row before those are served that have come before."""
+_SILENT = 5
+"""Seconds in which the kernel keeps those that have said nothing yet."""
 
 Take = Callable[[Link], Awaitable[None]]
 Do = Callable[[Coroutine[None, None, Any]], Any]
@@ -55,6 +57,7 @@ class Listener:
         `is_endpoint`: those that look for the endpoint are right here.
         """
         self._socket = _bind(port, anywhere=anywhere)
+        _take_speakers_first(self._socket)
         self.port: int = self._socket.getsockname()[1]
         here = trust.key_at(key, self.port)
         self._keys = (key, here) if is_endpoint else (here,)
@@ -272,6 +275,17 @@ def _bind(port: int, *, anywhere: bool) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def _take_speakers_first(listening: socket.socket) -> None:
+    """Have the kernel hand over those that have said something, and others only after a while.
+
+    A peer speaks first: it does not wait behind thousands that are idle. Those are many half-open
+    connections to the kernel, which it can bear with SYN cookies, and not without.
+    """
+    with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_syncookies") as file:
+        if file.read().strip() != "0":
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT)
 
 
 async def _peek(connection: socket.socket) -> bytes:

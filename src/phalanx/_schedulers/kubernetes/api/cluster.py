@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
+from phalanx._core.json_text import parse_json
 from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.kubernetes.api.connection import Access, find_access
 from phalanx.errors import SchedulerError
@@ -185,7 +186,7 @@ class Cluster:
                     break
                 time.sleep(0.5)
             self._check(response, verb, resource, data)
-            known = json.loads(data)
+            known = parse_json(data)
         if not isinstance(known, dict):
             raise ClusterUnreachable(f"{self.access.server} is no Kubernetes API server.")
         return known
@@ -246,7 +247,7 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
     """What an answer of the API server means, as an error. Pure."""
     said = text
     with contextlib.suppress(ValueError, AttributeError):
-        said = str(json.loads(text).get("message") or text)
+        said = str(parse_json(text).get("message") or text)
     said = sanitize_line(said.strip().rstrip("."), _LONGEST)
     if status == 401:
         return SchedulerError(

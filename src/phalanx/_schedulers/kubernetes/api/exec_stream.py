@@ -13,7 +13,6 @@ pieces, the last of which is empty.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import select
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from phalanx._core.json_text import parse_json
 from phalanx._schedulers.kubernetes.api.credentials import (
     Credentials,
     credentials_of,
@@ -193,7 +193,7 @@ def _connect(known: Credentials, namespace: str, pod: str, command: list[str]) -
 
 def _said(error: Any) -> str:
     try:
-        return str(json.loads(error.resp_body)["message"])
+        return str(parse_json(error.resp_body)["message"])
     except (TypeError, ValueError, KeyError):
         return f"the API server answers {error.status_code}"
 
@@ -395,7 +395,7 @@ class _Stream:
 
 def _exit_code(status: bytes) -> int:
     """What the server says of the command's end. Raises `_Refused` where it did not run."""
-    said = json.loads(status)
+    said = parse_json(status)
     if said.get("status") == "Success":
         return 0
     causes = (said.get("details") or {}).get("causes") or ()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx._core.json_text import parse_json
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
@@ -77,7 +78,7 @@ class AppAnnotation:
     def of(cls, service: Mapping[str, Any]) -> AppAnnotation | None:
         """From a Service; None for one that is not an app of ours."""
         try:
-            known = json.loads(service["metadata"]["annotations"][names.RECORD])
+            known = parse_json(service["metadata"]["annotations"][names.RECORD])
             roles = tuple(
                 RoleAnnotation(
                     str(name), str(word), int(count), int(retries), RetryPolicy(policy), is_indexed

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from phalanx._core.json_text import parse_json
 from phalanx._schedulers.kubernetes.api.cluster import Cluster, Forbidden
 from phalanx._schedulers.kubernetes.apps.logs import last_output
 from phalanx._schedulers.kubernetes.apps.seen import ReplicaPod, SeenObjects
@@ -177,7 +177,7 @@ def _cut_off(said: str) -> str:
     if found is None:
         return ""
     try:
-        return str(json.loads(found[1])).strip().partition("\n")[0]
+        return str(parse_json(found[1])).strip().partition("\n")[0]
     except ValueError:
         return ""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from phalanx._core.json_text import parse_json
 from phalanx._core.sanitize import sanitize_line
 from phalanx.errors import SchedulerError
 
@@ -121,7 +122,7 @@ class Dashboard:
     def _json(self, method: str, path: str, data: bytes | None = None) -> Any:
         answer = self._send(method, path, data)
         try:
-            return json.loads(answer)
+            return parse_json(answer)
         except ValueError:
             raise SchedulerError(
                 f"{self.address} is not a Ray dashboard: it answered {_short(answer)!r}"

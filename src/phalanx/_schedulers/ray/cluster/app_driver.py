@@ -368,6 +368,9 @@ def _write_file(app: str, said: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         node = ray._private.worker._global_node
         path = os.path.join(node.get_logs_dir_path(), job_log.status_file(app))
-        with open(f"{path}.new", "w") as file:
-            json.dump(said, file)
-        os.replace(f"{path}.new", path)
+        try:
+            with open(f"{path}.new", "w") as file:
+                json.dump(said, file)
+            os.replace(f"{path}.new", path)
+        except OSError:  # the end is in the job's log, too
+            os.unlink(f"{path}.new")

@@ -244,6 +244,7 @@ def _holder_class() -> type:
             import io
             import json
             import os
+            import shutil
             import subprocess
             import sys
             import tempfile
@@ -252,7 +253,11 @@ def _holder_class() -> type:
             import ray
 
             code = tempfile.mkdtemp(prefix="phalanx-ray-")  # which the server removes
-            zipfile.ZipFile(io.BytesIO(archive)).extractall(code)
+            try:
+                zipfile.ZipFile(io.BytesIO(archive)).extractall(code)
+            except OSError:
+                shutil.rmtree(code, ignore_errors=True)
+                raise
             # Not a child of this process: those are killed with it, and would leave theirs.
             words = "import os, sys; os.fork() and os._exit(0); os.setsid(); "
             words += f"sys.path.insert(0, {code!r}); "
