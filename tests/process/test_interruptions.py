@@ -198,6 +198,35 @@ def test_what_was_printed_before_a_signal_is_all_there(tmp_path, number, to_file
         assert text.count("line ") == 200_000
 
 
+@pytest.mark.parametrize("command", [["launch", "f.py:main"], ["torchrun", "f.py"]])
+def test_what_a_worker_prints_while_it_stops_is_all_there(tmp_path, command):
+    """However long it takes, within the grace."""
+    (tmp_path / "f.py").write_text(
+        textwrap.dedent("""
+            import os, pathlib, signal, time
+
+            def save(*_):
+                time.sleep(3.5)
+                print("saved", flush=True)
+                os._exit(0)
+
+            def main():
+                signal.signal(signal.SIGTERM, save)
+                pathlib.Path("up").touch()
+                time.sleep(300)
+
+            if __name__ == "__main__":
+                main()
+        """)
+    )
+    with open("out", "wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "phalanx", *command], stdout=file)
+    wait_until((tmp_path / "up").exists)
+    process.terminate()
+    process.wait(timeout=60)
+    assert "saved" in (tmp_path / "out").read_text()
+
+
 def _copy_slowly(pipe, path):
     """As a program behind the pipe that has other things to do, too."""
     with open(path, "wb") as file:

@@ -342,6 +342,17 @@ def test_an_app_whose_supervisor_is_stopped_goes_on_when_its_command_is_killed(t
     assert app.status()["state"] == "FAILED"
 
 
+def test_an_app_whose_supervisor_is_stopped_can_be_cancelled(tmp_path):
+    """It hears nothing before it is continued."""
+    before = {app.id for app in recorded_app.apps()}
+    command = [sys.executable, "-m", "phalanx", "run", "utils.sh", "touch up; sleep 300"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    wait_until((tmp_path / "up").exists)
+    (app,) = (app for app in recorded_app.apps() if app.id not in before)
+    os.kill(app.facts["owner"]["pid"], signal.SIGSTOP)
+    assert app.cancel().value == "CANCELLED"
+
+
 STOPPING = """
 import os, signal, sys
 if sys.argv[0] == "-c" and "MODULE" in " ".join(sys.orig_argv) and not os.path.exists("FILE"):

@@ -32,3 +32,15 @@ def test_log_files_are_named_by_host_and_local_rank():
         -3: "T-a#2.log",
         3: "T-a#2[0].log",
     }
+
+
+def test_a_log_file_is_not_written_where_a_link_leads(tmp_path):
+    """Who may write to the directory, too, could name any file of the user's."""
+    victim = tmp_path / "profile"
+    victim.write_text("mine")
+    link = tmp_path / "rank.log"
+    link.symlink_to(victim)
+    file = spec.RankFile(link)
+    assert file.take(None, "stdout", b"others'\n") is None
+    (loss,) = file.losses()
+    assert loss and victim.read_text() == "mine"

@@ -212,3 +212,12 @@ def test_a_user_without_any_home_has_no_token_of_their_own(tmp_path, monkeypatch
     shared.chmod(0o600)
     given = {"HOME": "", "XDG_CONFIG_HOME": str(tmp_path)}
     assert find_token(given, None, local=False) == "of sixteen characters"
+
+
+@pytest.mark.parametrize("target", ["nothing", "rendezvous.token"])
+def test_a_shared_token_that_cannot_be_read_does_not_count_as_none(target, tmp_path):
+    """Else whoever reaches the port could join, though the user has set one."""
+    (tmp_path / "phalanx").mkdir()
+    (tmp_path / "phalanx" / "rendezvous.token").symlink_to(target)
+    with pytest.raises(ConfigError, match="cannot read token file"):
+        find_token({"XDG_CONFIG_HOME": str(tmp_path)}, None, local=False)

@@ -23,6 +23,7 @@ from phalanx._logs import logger
 from phalanx._logs.lines import Source
 from phalanx._logs.losses import Loss, StandardStream
 from phalanx._logs.spec import Handlers, LogSpec, RankFile
+from phalanx._system.small_files import open_to_append
 from phalanx._worker import error_file
 
 _NUMBERS = {"stdout": 1, "stderr": 2}
@@ -270,7 +271,7 @@ class _Outlet(RankFile):
         rest = memoryview(loss.mark() + data if data else b"")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab", buffering=0) as file:
+            with open_to_append(path) as file:
                 while rest:
                     rest = rest[file.write(rest) :]
         except OSError as error:

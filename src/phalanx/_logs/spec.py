@@ -20,6 +20,7 @@ from phalanx._logs import logger
 from phalanx._logs.lines import LineAssembler, Source, sources
 from phalanx._logs.losses import Loss
 from phalanx._system import machine
+from phalanx._system.small_files import open_to_append
 from phalanx.errors import ConfigError
 
 LOG_DIR = "./logs"
@@ -134,7 +135,7 @@ class RankFile(logging.FileHandler):
             self._raw = None
         if self._raw is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._raw = open(self.path, "ab", buffering=0)  # noqa: SIM115 `finish` closes it
+            self._raw = open_to_append(self.path)
         return self._raw
 
     def hold(self, source: Source, data: bytes) -> int | None:

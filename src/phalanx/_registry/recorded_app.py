@@ -225,6 +225,7 @@ class RecordedApp:
             if owner.get("supervises") and catches(owner["pid"], signal.SIGTERM):
                 with contextlib.suppress(OSError):  # it looks for the file at once then
                     os.kill(owner["pid"], signal.SIGTERM)
+                    os.kill(owner["pid"], signal.SIGCONT)  # one that is stopped hears nothing
                     failure = None
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""JSON files in directories that others, or a crash, may have left something else in."""
+"""JSON and log files in directories that others, or a crash, may have left something else in."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def load_json(path: str | os.PathLike[str], is_own: Callable[[int], bool] | None
         if is_own is not None and not is_own(found.st_uid):
             raise OSError(f"{path} belongs to another user")
         return parse_json(file.read())
+
+
+def open_to_append(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a log file, made if need be; not where a link leads that others may have put there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "ab", buffering=0)
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

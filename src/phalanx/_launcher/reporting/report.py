@@ -404,6 +404,12 @@ def with_source(lines: Sequence[str]) -> list[str]:
     return complete
 
 
+def _is_lost_with(cause: Failure, other: Failure) -> bool:
+    """With the same agent."""
+    both_lost = cause.outcome.kind is other.outcome.kind is Ended.LOST
+    return both_lost and cause.agent == other.agent
+
+
 def _others(
     cause: Failure,
     others: tuple[Failure, ...],
@@ -416,14 +422,20 @@ def _others(
     Ranks that had returned are named where they explain a peer that was missed.
     """
     own = [f for f in others if not f.consequence]
+    along = [f for f in own if _is_lost_with(cause, f)]
+    own = [f for f in own if not _is_lost_with(cause, f)]
     gave_up = _gave_up(others)
     missed = _missed(cause, others, stopped_at)
-    stopped = len(others) - len(own) - len(gave_up) - len(missed)
+    stopped = len(others) - len(own) - len(along) - len(gave_up) - len(missed)
     lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:
         lines.insert(0, "\nAlso failed later:")
+    if along:
+        were = "was" if len(along) == 1 else "were"
+        text = f"{in_short(f.outcome.rank for f in along)} on {cause.hostname} {were} lost with it."
+        lines.append(f"\n{text[:1].upper()}{text[1:]}")
     if missed:
         lines += ["", *describe_stopped(missed)]
     if gave_up:

@@ -258,7 +258,8 @@ def _close_all() -> None:
 
 def directory(*, create: bool = True) -> Path | None:
     """The directory, which only its owner may enter, where agents wait; None where it cannot be."""
-    own = os.environ.get("XDG_RUNTIME_DIR")
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    own = own if os.path.isabs(own) else ""
     base = Path(own) if own else Path(tempfile.gettempdir())
     path = base / (f"phalanx-{os.geteuid()}" if not own else "phalanx")
     try:

@@ -25,6 +25,17 @@ FILE_VARIABLE = f"{VARIABLE}_FILE"
 """Where the environment can be read by others, it names a file instead."""
 
 
+def _may_be_there(path: str) -> bool:
+    """A file that cannot be seen, or a link to none, was put there for a reason."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def find_token(environ: Mapping[str, str], token_file: str | None, *, local: bool) -> str | None:
     """The token of a run; `local`: all its hosts are this machine. Raises `ConfigError`."""
     if VARIABLE in environ:
@@ -36,7 +47,7 @@ def find_token(environ: Mapping[str, str], token_file: str | None, *, local: boo
     with contextlib.suppress(RuntimeError):  # nowhere to keep one
         config = user_directory(environ, "XDG_CONFIG_HOME", ".config")
         shared = os.path.join(config, "phalanx", "rendezvous.token")
-        if os.path.exists(shared):
+        if _may_be_there(shared):
             return tokens.read_token(shared)
     with contextlib.suppress(RuntimeError):
         state = user_directory(environ, "XDG_STATE_HOME", ".local/state")

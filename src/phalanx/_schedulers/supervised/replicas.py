@@ -21,6 +21,7 @@ from phalanx._schedulers.replicas.request import RANK0_PORT, ROLE, AppRequest, R
 from phalanx._schedulers.supervised.supervisor_process import is_supervisor
 from phalanx._system import processes, shortage
 from phalanx._system.network import free_port
+from phalanx._system.small_files import open_to_append
 
 CANNOT_START = 127
 """The exit code of what cannot be started, as shells have it."""
@@ -207,7 +208,7 @@ def _dead_children() -> list[int]:
 def open_log(path: str) -> IO[bytes]:
     """Open a replica's log; directories that have to be made are for nobody else."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    return open(path, "ab", buffering=0)
+    return open_to_append(path)
 
 
 def _resolve(argv: tuple[str, ...], path: str) -> list[str]:
