@@ -89,6 +89,9 @@ def run() -> NoReturn:
         _show(error)
         code = 1
     failure = _finish_stdout() or failure
+    unheard = _Stdout.failure
+    if code == 0 and unheard is not None and not reader_has_left(unheard, 1):
+        failure = unheard  # otherwise whoever heard of it has said so
     if failure is not None:
         _say(f"phalanx: cannot write to stdout: {failure.strerror}")
         code = code or 1
@@ -105,6 +108,19 @@ def _show(error: BaseException) -> None:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
+class _Stdout(io.FileIO):
+    """Remembers that a write has failed: not all who print let it be heard, argparse for one."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            _Stdout.failure = _Stdout.failure or error
+            raise
+
+
 def _prepare_stdout() -> None:
     """What replicas print may be anything; and of what does not fit on a disk nothing is lost
     unheard, as it is without a buffer (`PYTHONUNBUFFERED`).
@@ -112,16 +128,16 @@ def _prepare_stdout() -> None:
     stdout = sys.stdout
     if isinstance(stdout, io.TextIOWrapper):
         stdout.reconfigure(errors="backslashreplace")
-        raw: Any = stdout.buffer
-        if isinstance(raw, io.FileIO):
-            sys.stdout = open(  # noqa: SIM115 it lives as long as the process
-                raw.fileno(),
-                "w",
+        buffer: Any = stdout.buffer
+        is_unbuffered = isinstance(buffer, io.FileIO)
+        if isinstance(buffer if is_unbuffered else getattr(buffer, "raw", None), io.FileIO):
+            stdout.flush()
+            sys.stdout = io.TextIOWrapper(  # it lives as long as the process
+                io.BufferedWriter(_Stdout(buffer.fileno(), "w", closefd=False)),
                 encoding=stdout.encoding,
                 errors="backslashreplace",
-                closefd=False,
+                line_buffering=is_unbuffered or stdout.line_buffering,
             )
-            sys.stdout.reconfigure(line_buffering=True)
 
 
 def _finish_stdout() -> OSError | None:
