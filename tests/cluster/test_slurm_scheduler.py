@@ -25,6 +25,7 @@ from phalanx.runner import get_runner
 from phalanx.schedulers import Stream
 from phalanx.specs import AppDef, AppState, Role
 from tests.conftest import wait_until
+from tests.process.disks import Disk
 
 STOPS = """
 import os, time
@@ -560,3 +561,29 @@ def test_an_app_at_its_time_limit_fails_or_goes_on_later(apps, limited):
     assert status.num_restarts == 1
     status = apps.wait(never, AppState.FAILED, 110)
     assert status.message.startswith("the time limit was reached")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "state"),
+    [("full", 0, "SUCCEEDED"), ("full", 3, "FAILED"), ("read-only", 3, "FAILED")],
+)
+def test_a_disk_that_is_full_in_the_end_does_not_lose_it(apps, tmp_path, trouble, code, state):
+    """Room is kept for what replicas say; nothing half-written stays. Otherwise Slurm says it."""
+    disk = Disk(tmp_path / "disk", "256k")
+    try:
+        program = f"echo up; while [ ! -e go ]; do sleep 0.05; done; exit {code}"
+        handle = apps.submit(program, job_dir=str(disk.path))
+        wait_until(lambda: any("up" in p.read_text() for p in disk.path.rglob("stdout.log")))
+        disk.harm(trouble)
+        (apps.place / "go").touch()
+        status = apps.wait(handle, AppState[state], timeout=100)
+        if trouble == "full":
+            assert status.exit_code == code
+        else:
+            assert (status.exit_code, "how the program ended (3)" in status.message) == (1, True)
+        disk.repair()
+        assert not [*disk.path.rglob("*.new"), *disk.path.rglob("*.reserve")] or trouble != "full"
+    finally:
+        for handle in apps.handles:
+            apps.runner.delete(handle)
+        disk.close()

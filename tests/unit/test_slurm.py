@@ -329,3 +329,28 @@ def test_a_failure_that_a_requeue_has_caused_is_none_while_the_job_goes_on(tmp_p
     )
     found = assess(files, [RecordedRole("r", 1, "/")], slurm, cancel_asked=False, created=0.0)
     assert found["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("codes", "seen", "state", "code", "message"),
+    [
+        ((0, 0), None, "SUCCEEDED", 0, ""),
+        ((0, 3), None, "FAILED", 3, "r/1 exited with code 3"),
+        ((0, 3), JobState("FAILED", "NonZeroExitCode"), "FAILED", 3, "r/1 exited with code 3"),
+        ((0, None), None, "FAILED", 1, "Slurm no longer knows job 3, and its end was not recorded"),
+        ((None, None), JobState("TIMEOUT"), "FAILED", 1, "the time limit was reached"),
+    ],
+)
+def test_without_the_scripts_word_those_of_the_replicas_count(
+    tmp_path, codes, seen, state, code, message
+):
+    """Its disk was full in the end, and Slurm forgets jobs after some minutes."""
+    (tmp_path / "replicas").mkdir()
+    (tmp_path / "control").write_text("try 0\n")
+    for number, ended in enumerate(codes):
+        facts = {"state": "RUNNING"} if ended is None else {"state": "ENDED", "code": ended}
+        (tmp_path / "replicas" / f"0-{number}.json").write_text(json.dumps(facts))
+    roles, job = [RecordedRole("r", 2, "/")], SeenSlurmJob("3", seen)
+    found = assess(JobDirectory(tmp_path), roles, job, cancel_asked=False, created=0.0)
+    assert (found["state"], found["exit_code"]) == (state, code)
+    assert found["message"].partition(".")[0] == message

@@ -122,7 +122,7 @@ def _app(
         state = AppState.RUNNING if running else AppState.PENDING
         return state, f"Slurm does not answer ({job.silence}); this is from the app's files", None
     if job.state is None:
-        return _unknown(files, job, cancel_asked=cancel_asked)
+        return _unknown(files, job, replicas, cancel_asked=cancel_asked)
     state = job.state.app_state
     if state is AppState.PENDING:
         return state, f"job {job.number}: {_waiting(job.state)}", None
@@ -132,7 +132,10 @@ def _app(
         return state, "", 0
     if state is AppState.CANCELLED or cancel_asked:
         return AppState.CANCELLED, "", None
-    return state, _ENDS.get(job.state.state) or _said_by_slurm(files, job), 1
+    if why := _ENDS.get(job.state.state):
+        return state, why, 1
+    # The script could not write how the app ended; the replicas may have.
+    return state, _cause(replicas) or _said_by_slurm(files, job), _code(replicas)
 
 
 def _is_back(files: JobDirectory, job: SeenSlurmJob) -> bool:
@@ -143,14 +146,18 @@ def _is_back(files: JobDirectory, job: SeenSlurmJob) -> bool:
 
 
 def _unknown(
-    files: JobDirectory, job: SeenSlurmJob, *, cancel_asked: bool
+    files: JobDirectory, job: SeenSlurmJob, replicas: list[dict[str, Any]], *, cancel_asked: bool
 ) -> tuple[AppState, str, int | None]:
-    """Slurm has forgotten the job, and the script has not said how it ended."""
+    """Slurm has forgotten the job, and the script has not said how it ended, as on a full disk."""
     note = files.last_note()
     if cancel_asked or note == "":
         return AppState.CANCELLED, "", None
     if note is not None:
         return AppState.FAILED, _ENDS.get(note, f"cancelled: {note.lower()}"), 1
+    if all(replica["state"] == "SUCCEEDED" for replica in replicas):
+        return AppState.SUCCEEDED, "", 0
+    if cause := _cause(replicas):
+        return AppState.FAILED, cause, _code(replicas)
     which = "the job" if job.number is None else f"job {job.number}"
     return AppState.FAILED, f"Slurm no longer knows {which}, and its end was not recorded", 1
 
@@ -228,14 +235,27 @@ def _error(
     return first_error(request, int(known.get("told", 0)))
 
 
+def _failed(replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that failed, the first one first."""
+    failed = [replica for replica in replicas if replica["state"] == "FAILED"]
+    return sorted(failed, key=lambda replica: replica["ended"] or 0.0)
+
+
+def _code(replicas: list[dict[str, Any]]) -> int:
+    """The exit code of the replica that failed first."""
+    for first in _failed(replicas)[:1]:
+        return ReplicaEnd(first["exit_code"], first["signal"]).code
+    return 1
+
+
 def _cause(replicas: list[dict[str, Any]]) -> str:
     """The replica that failed first, in words."""
-    failed = [replica for replica in replicas if replica["state"] == "FAILED"]
+    failed = _failed(replicas)
     if not failed and any(replica["terminated"] for replica in replicas):
         return "Slurm sent SIGTERM to the replicas: the job was preempted, or signalled by somebody"
     if not failed:
         return ""
-    first = min(failed, key=lambda replica: replica["ended"] or 0.0)
+    first = failed[0]
     how = ReplicaStatus(
         first["id"],
         first["role"],
