@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -18,10 +19,13 @@ def describe(error: BaseException) -> str:
         return str(error)
     import resource
 
-    if isinstance(error, OSError) and error.errno != errno.EAGAIN:
+    if isinstance(error, OSError) and error.errno == errno.ENFILE:
+        return "too many open files on this machine. Raise its limit: sysctl fs.file-max"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"too many open files. Raise the limit, which is {limit}: ulimit -n"
+    what, group = "too many processes and threads", "the control group's limit: pids.max"
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if limit == resource.RLIM_INFINITY:
-        return "too many processes and threads. Raise the control group's limit: pids.max"
-    return f"too many processes and threads. Raise the user's limit, which is {limit}: ulimit -u"
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:  # root has no other
+        return f"{what}. Raise {group}"
+    return f"{what}. Raise the user's limit, which is {limit}: ulimit -u; or {group}"
