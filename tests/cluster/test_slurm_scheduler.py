@@ -571,19 +571,22 @@ def test_a_disk_that_is_full_in_the_end_does_not_lose_it(apps, tmp_path, trouble
     """Room is kept for what replicas say; nothing half-written stays. Otherwise Slurm says it."""
     disk = Disk(tmp_path / "disk", "256k")
     try:
-        program = f"echo up; while [ ! -e go ]; do sleep 0.05; done; exit {code}"
+        go = apps.place / "go"  # the project is copied to the job's directory
+        program = f"echo up; while [ ! -e {go} ]; do sleep 0.05; done; exit {code}"
         handle = apps.submit(program, job_dir=str(disk.path))
         wait_until(lambda: any("up" in p.read_text() for p in disk.path.rglob("stdout.log")))
         disk.harm(trouble)
-        (apps.place / "go").touch()
+        go.touch()
         status = apps.wait(handle, AppState[state], timeout=100)
         if trouble == "full":
             assert status.exit_code == code
         else:
-            assert (status.exit_code, "how the program ended (3)" in status.message) == (1, True)
+            assert status.exit_code == 1
+            assert "how the program ended (3)" in status.message, apps.slurm_log(handle)
         disk.repair()
         assert not [*disk.path.rglob("*.new"), *disk.path.rglob("*.reserve")] or trouble != "full"
     finally:
+        disk.repair()
         for handle in apps.handles:
             apps.runner.delete(handle)
         disk.close()

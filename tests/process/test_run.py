@@ -1317,6 +1317,45 @@ def test_a_supervisor_has_nothing_of_the_programs(script, tmp_path, program):
     assert log.read_text() == ""
 
 
+def test_a_fork_is_known_for_what_it_is_before_its_command_may_end(script):
+    """Whoever ends what a replica has left behind would not know it otherwise."""
+    done = script("""
+        import functools, os, time
+        from phalanx._schedulers.supervised.supervisor_process import is_supervisor, title_of
+        from phalanx._system import sessions
+
+        pid = sessions.fork_session(functools.partial(time.sleep, 100), title_of("app"), "log")
+        print(is_supervisor(pid), os.getsid(pid) == pid, os.listdir(f"/proc/{pid}/fd"))
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    """)
+    assert done.stdout.startswith("True True "), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("done_before", "can"),
+    [
+        ("own_process.begin()", True),
+        ("pass", False),
+        ("own_process.begin(); import mine", False),
+        ("own_process.begin(); import threading; threading.Thread(target=sleep).start()", False),
+        ("own_process.begin(); os.environ['RANK'] = '0'", False),
+    ],
+)
+def test_only_what_is_all_ours_is_forked(script, tmp_path, done_before, can):
+    """Nobody's program, nor a command that has loaded somebody's module."""
+    (tmp_path / "mine.py").touch()
+    done = script(f"""
+        import functools, os, time
+        from phalanx._system import own_process, sessions
+
+        sleep = functools.partial(time.sleep, 1)
+        {done_before}
+        print(sessions.can_fork_session())
+    """)
+    assert done.stdout == f"{can}\n", done.stderr
+
+
 def test_an_app_outlives_a_replica_that_submits_it_with_an_empty_environment(tmp_path):
     """Its supervisor is known as one, though a short command line has no room for its title."""
     code = "import sys\nfrom phalanx._cli import run\n"

@@ -88,7 +88,10 @@ def run() -> NoReturn:
     except BaseException as error:  # noqa: BLE001 the user's file raised: shown as Python shows it
         _show(error)
         code = 1
-    failure = _finish_stdout(is_told=code != 0) or failure
+    failure = _finish_stdout() or failure
+    unheard = _Stdout.failure
+    if code == 0 and unheard is not None and not reader_has_left(unheard, 1):
+        failure = unheard  # otherwise whoever heard of it has said so
     if failure is not None:
         _say(f"phalanx: cannot write to stdout: {failure.strerror}")
         code = code or 1
@@ -137,21 +140,16 @@ def _prepare_stdout() -> None:
             )
 
 
-def _finish_stdout(*, is_told: bool) -> OSError | None:
-    """Have what was printed written; gives why it cannot be, unless the reader has left.
-
-    `is_told`: the command has failed already, and said why.
-    """
-    failure = None
+def _finish_stdout() -> OSError | None:
+    """Have what was printed written; gives why it cannot be, unless the reader has left."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-        failure = None if is_told else _Stdout.failure
     except OSError as error:
         # What could not be written is not tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        failure = error
-    return None if failure is None or reader_has_left(failure, 1) else failure
+        return None if reader_has_left(error, 1) else error
+    return None
 
 
 def _say(text: str) -> None:

@@ -251,5 +251,5 @@ fi""".splitlines()
     # Slurm kills one process after another: where it ends the job, this one is yet to come.
     yield '[ "$code" = 0 ] || [ "$word" = failed ] || pause 3'
     new = f'"$job_dir/{RESULT}.new"'
-    yield f'echo "$code" >{new} && mv {new} "$job_dir/{RESULT}" || rm -f {new}'
+    yield f'{{ echo "$code" >{new} && mv {new} "$job_dir/{RESULT}"; }} 2>/dev/null || rm -f {new}'
     yield 'exit "$code"'

@@ -175,7 +175,8 @@ def _said_by_slurm(files: JobDirectory, job: SeenSlurmJob) -> str:
     except OSError:
         text = ""
     words = "" if job.state is None else f" ({job.state.state}, {job.state.reason})"
-    return in_text(text) or f"the job failed{words}"
+    ours = [line.removeprefix(_OURS) for line in text.splitlines() if line.startswith(_OURS)]
+    return in_text(ours[-1] if ours else text) or f"the job failed{words}"
 
 
 # ── replicas ──────────────────────────────────────────────────────────────────
@@ -191,6 +192,8 @@ _NOT_BEGUN = {
     "traceback": "",
 }
 """What is said of a replica that has not begun."""
+_OURS = "phalanx: "
+"""How a line of a replica's supervisor begins, in what Slurm keeps."""
 _BAD_ENDS = (AppState.CANCELLED, AppState.FAILED)
 
 
