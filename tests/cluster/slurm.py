@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -92,6 +93,7 @@ class Slurm:
         (self.place / "gres.conf").write_text(f"Name=gpu File={self.place}/gpu[0-1]\n")
         (self.place / "cgroup.conf").write_text("CgroupAutomount=no\n")
         ports, self._port_lock = _free_ports(count + 1)
+        self._port = str(ports[0])
         self.hosts = [f"n{number}" for number in range(1, count + 1)]
         config = _CONFIG.format(
             host=socket.gethostname().partition(".")[0],
@@ -114,6 +116,26 @@ class Slurm:
         except BaseException:
             self.close()
             raise
+
+    @contextlib.contextmanager
+    def other_login(self):
+        """The words that have a command run on another login host: with the same files, but with
+        a name, processes and a network of its own, from which the controller can be reached.
+        """
+        with tempfile.TemporaryDirectory(dir=self.place) as place:
+            way = f"{place}/way"
+            relay = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+            outside = subprocess.Popen([*relay, way, self._port])
+            try:
+                wait_until(lambda: os.path.exists(way))
+                # Without an address beside loopback's, Slurm's commands resolve none.
+                network = "ip link set lo up && ip addr add 192.0.2.1/32 dev lo"
+                begin = f'hostname elsewhere && {network} && exec "$@"'
+                spaces = ("--uts", "--pid", "--net", "--fork", "--mount-proc")
+                yield ("unshare", *spaces, "sh", "-c", begin, "sh", *relay, self._port, way)
+            finally:
+                outside.kill()
+                outside.wait()
 
     # ── faults, and their end ─────────────────────────────────────────────────
 

@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -349,6 +351,38 @@ def test_a_detached_launch_waits_in_the_queue_and_is_found_again(slurm):
         wait_until(lambda: "PENDING (" in phalanx.app(app.id).status().message, 30)
     ((host, rank),) = phalanx.app(app.id).result(60)
     assert (host in slurm.hosts, rank) == (True, 0)
+
+
+def up_and_wait():
+    print("up", flush=True)
+    while True:
+        time.sleep(0.05)
+
+
+def test_launches_are_cancelled_together_from_another_login_host(slurm, capfd):
+    """Found by its list; each is cancelled, and says nothing of hosts that it has lost."""
+    started = [launcher().start(up_and_wait) for _ in range(3)]
+    for app in started:
+        wait_until(lambda app=app: any("up" in line.text for line in app.logs()), 60)
+    with slurm.other_login() as elsewhere:
+
+        def there(*arguments):
+            command = [*elsewhere, sys.executable, "-m", "phalanx", *arguments]
+            return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+        running = there("list", "--running").stdout
+        assert all(app.id in running for app in started)
+        assert "up" in there("log", started[0].id).stdout
+        done = there("cancel")
+        assert "several apps are running; name those to cancel" in done.stderr
+        done = there("cancel", *(app.id for app in started))
+    assert (done.stdout, done.stderr) == ("".join(f"{a.id}: CANCELLED\n" for a in started), "")
+    for app in started:
+        with pytest.raises(phalanx.Cancelled):
+            app.result(60)
+    said = capfd.readouterr().err
+    assert "AgentLost" not in said
+    assert "lost" not in said
 
 
 def test_the_pages_function_runs(slurm, tmp_path):

@@ -298,3 +298,22 @@ def test_the_app_that_runs_is_the_one_that_is_cancelled(in_slurm, tmp_path, monk
     with pytest.raises(concurrent.futures.CancelledError):
         job.result(timeout=60)
     assert in_slurm.job(number) == "CANCELLED"
+
+
+def test_jobs_that_run_are_cancelled_together(in_slurm, tmp_path):
+    """By one command: each is CancelledError for whoever waits, and has lost no agent."""
+    names = [str(tmp_path / f"up-{i}") for i in range(3)]
+    jobs = [launcher().submit(hang, name) for name in names]
+    numbers = [job_of(name) for name in names]
+    cancel = [sys.executable, "-m", "phalanx", "cancel", *(job.id for job in jobs)]
+    done = subprocess.run(cancel, capture_output=True, text=True, timeout=180)
+    told = "".join(f"{job.id.rpartition('/')[2]}: CANCELLED\n" for job in jobs)
+    assert (done.stdout, done.stderr) == (told, "")
+    for job in jobs:
+        with pytest.raises(concurrent.futures.CancelledError):
+            job.result(timeout=60)
+    assert {in_slurm.job(number) for number in numbers} == {"CANCELLED"}
+    with get_runner("phalanx") as runner:
+        for job in jobs:
+            assert "AgentLost" not in "".join(line.text for line in runner.lines(job.id, "call", 0))
+            assert runner.status(job.id).message == ""

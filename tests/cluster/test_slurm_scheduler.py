@@ -1,6 +1,7 @@
 """Apps on a real Slurm: what its scheduler does, and what becomes of them when it fails."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -229,20 +230,37 @@ def test_the_project_is_copied_by_content(apps):
 
 def test_another_login_host_knows_the_apps(apps):
     """With the same home, by list, status, log, cancel and delete: it has no process of theirs."""
-    handle = apps.submit("echo hello; sleep 600")
+    handle = apps.submit("echo hello; until test -e go; do sleep 0.1; done; echo on; sleep 600")
     apps.until_line(handle, "hello")
-    elsewhere = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c")
-    elsewhere = (*elsewhere, 'hostname elsewhere && exec "$@"', "sh")
-    listed = phalanx(apps.slurm, "list", through=elsewhere).stdout
-    assert id_of(handle) in listed
-    assert "RUNNING" in listed
-    assert "RUNNING" in phalanx(apps.slurm, "status", handle, through=elsewhere).stdout
-    assert "hello" in phalanx(apps.slurm, "log", handle, through=elsewhere).stdout
-    assert phalanx(apps.slurm, "cancel", handle, through=elsewhere).returncode == 0
-    assert apps.status(handle).state is AppState.CANCELLED
-    place = apps.directory(handle)
-    assert phalanx(apps.slurm, "delete", handle, through=elsewhere).returncode == 0
-    assert not place.exists()
+    name = id_of(handle)
+    with apps.slurm.other_login() as elsewhere:
+        there = functools.partial(phalanx, apps.slurm, through=elsewhere)
+        assert re.search(rf"{name} +slurm +RUNNING +1 replica +n\d ", there("list").stdout)
+        assert "RUNNING" in there("status", handle).stdout
+        command = (*elsewhere, sys.executable, "-m", "phalanx", "log", handle, "--follow")
+        environ = {**apps.slurm.environ, "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
+        following = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert "hello" in following.stdout.readline()
+        (apps.place / "go").touch()
+        assert "on" in following.stdout.readline()
+        assert there("cancel", handle).stdout == f"{name}: CANCELLED\n"
+        following.communicate(timeout=60)
+        assert apps.status(handle).state is AppState.CANCELLED
+        place = apps.directory(handle)
+        assert there("delete", handle).stdout == f"deleted {handle}\n"
+        assert not place.exists()
+
+
+def test_apps_that_run_are_cancelled_together(apps):
+    """By one command, with an answer for each, and at once."""
+    handles = [apps.submit("echo up; sleep 600") for _ in range(3)]
+    for handle in handles:
+        apps.until_line(handle, "up")
+    done = phalanx(apps.slurm, "cancel", *handles, "--json")
+    told = [{"id": id_of(h), "state": "CANCELLED", "was": "RUNNING"} for h in handles]
+    assert (json.loads(done.stdout), done.stderr) == (told, "")
+    states = [apps.slurm.job(apps.job(handle)) for handle in handles]
+    assert set(states) <= {"CANCELLED", ""}
 
 
 def test_a_replica_has_what_it_asked_for(apps):
@@ -286,7 +304,7 @@ def test_users_do_not_see_each_others_files(slurm):
             assert "secret" in as_user(slurm, place, name, "log", handles[name]).stdout
         for (name, _), (other, uid) in zip(users, reversed(users), strict=True):
             listed = as_user(slurm, place, name, "list", "-s", "slurm").stdout
-            assert handles[name] in listed
+            assert re.search(rf"{handles[name]} +\S+ +SUCCEEDED +\d", listed), listed
             assert handles[other] not in listed
             (job,) = Path(place, other).glob("**/script.sh")
             for path in (job.parent, job, job.parent / "logs/sh/0/stdout.log"):

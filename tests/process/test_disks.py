@@ -262,13 +262,21 @@ def temporary_files_of_workers(disk, case, trouble):
         assert case.code == 1
         assert "No space left on device" in case.err
         assert list(os.listdir(disk.path)) == ["fill"]
-    elif trouble == "read-only":
+    else:
         assert case.code == 0
         assert case.out.splitlines() == ["begun", *LINES, "rank 0: 7"]
-    else:
-        assert case.code == 1
-        assert case.err.startswith("phalanx.errors.ResultError: ")
-        assert case.out.splitlines() == ["begun", *LINES]
+
+
+def test_a_large_result_whose_temporary_file_is_gone(disk, case):
+    """Is none; a small one is in no file."""
+    case.environ["TMPDIR"] = str(disk.path)
+    case.start("launch", "program.py:large")
+    wait_until(lambda: has_begun(case.place / "logs"))
+    disk.harm("gone")
+    case.finish()
+    assert case.code == 1
+    assert case.err.startswith("phalanx.errors.ResultError: ")
+    assert case.out == "begun\n"
 
 
 def agents_that_are_kept(disk, case, trouble):

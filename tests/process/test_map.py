@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,51 @@ def test_without_a_place_for_logs_the_calls_are_made(launcher, caplog, is_elasti
     assert [text for text in said if "calls done" not in text] == [
         "phalanx: cannot write log files to logs (Not a directory); continuing without them."
     ]
+
+
+def test_a_call_finds_nothing_of_the_one_before(launcher, tmp_path):
+    """Its files are as good as new, whatever was done to them; its variables are its own."""
+
+    def call(x):
+        own = Path(os.environ["PHALANX_STOP_FILE"]).parent / "0"
+        found = sorted(
+            (path.name, path.stat().st_size, path.stat().st_nlink, path.stat().st_mode & 0o777)
+            for path in own.iterdir()
+        )
+        others = [path.name for path in own.parent.iterdir() if path != own]
+        names = ("RANK", "PHALANX_ROUND", "TORCHELASTIC_RUN_ID", "PHALANX_HEARTBEAT_FILE")
+        given = [os.environ.get(name) for name in names]
+        if x == 0:
+            print("first")
+            phalanx.heartbeat()
+        elif x == 1:
+            (own / "left").mkdir()
+            (own / "left" / "file").write_text("mine")
+            (own.parent / "right").touch()
+        elif x == 2:
+            os.link(own / "stderr", tmp_path / "linked")
+            (own / "stdout").chmod(0o644)
+        elif x == 3:
+            (own / "stacks").unlink()
+            (own / "stacks").symlink_to(tmp_path / "linked")
+            os.environ["RANK"] = "17"
+        elif x == 4:
+            shutil.rmtree(own)
+            own.symlink_to(tmp_path)
+        return found, others, given, "x" * (100_000 if x == 5 else x)
+
+    results = list(launcher.map(call, items(7), max_parallel=1))
+    first = [(name, 0, 1, 0o600) for name in ("payload", "stacks", "stderr", "stdout")]
+    runs = set()
+    for x, result in enumerate(results):
+        found, others, (rank, number, run, beats), value = result.rank(0)
+        assert (found, others, rank) == (first, [], "0")
+        assert len(value) == (100_000 if x == 5 else x)
+        assert (run.endswith(f"-{number}"), beats.endswith("/0/heartbeat")) == (True, True)
+        runs.add(run)
+    assert len(runs) == len(results)
+    assert {path.name for path in tmp_path.iterdir()} <= {"linked", "logs"}
+    assert (tmp_path / "linked").read_text() == ""
 
 
 def test_a_log_spec_is_kept_to(launcher, capfd):

@@ -535,6 +535,7 @@ def test_list_describe_and_delete():
     assert (row["handle"], row["status"]["state"]) == (handle, "SUCCEEDED")
     assert app in phalanx("list").stdout
     (row,) = json.loads(phalanx("list", "-s", "local_cwd", "--json").stdout)
+    assert row.pop("seconds") >= 0
     assert row == {"handle": handle, "name": "echo", "state": "SUCCEEDED"}
     described = json.loads(phalanx("describe", app).stdout)
     assert described["roles"][0]["args"] == ["hi"]
@@ -559,6 +560,21 @@ def test_cancelling_what_ignores_sigterm():
     assert (done.returncode, "has already ended: CANCELLED" in done.stdout) == (0, True)
     done = phalanx("cancel", "nothing-at-all")
     assert done.returncode == 1
+    assert "no such app: 'nothing-at-all'" in done.stderr
+
+
+def test_several_apps_are_cancelled_at_once():
+    """Each is answered for, also where one is none; without names, none is chosen."""
+    handles = [submit("utils.sh", "echo up; sleep 300") for _ in range(2)]
+    for handle in handles:
+        wait_until(lambda handle=handle: phalanx("log", handle).stdout)
+    names = [handle.rpartition("/")[2] for handle in handles]
+    done = phalanx("cancel")
+    assert done.returncode == 1
+    assert "several apps are running; name those to cancel: " in done.stderr
+    done = phalanx("cancel", handles[0], "nothing-at-all", handles[1])
+    assert done.stdout == "".join(f"{name}: CANCELLED\n" for name in names)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "no such app: 'nothing-at-all'" in done.stderr
 
 

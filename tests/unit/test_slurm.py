@@ -262,6 +262,17 @@ def test_a_refusal_has_slurms_own_words():
     )
 
 
+def test_a_cancellation_that_slurm_has_not_heard_is_told():
+    """Also where scancel exits as if it had."""
+    errors = "scancel: error: Unable to establish control machine address\n"
+    errors += "scancel: error: Kill job error on job id 2: No error\n"
+    with pytest.raises(SchedulerError, match="cannot cancel job 2: .*control machine address"):
+        Controller(FakeCommands(scancel=(0, "", errors))).cancel("2")
+    gone = "scancel: error: Kill job error on job id 2: Invalid job id specified\n"
+    for code in (0, 1):
+        Controller(FakeCommands(scancel=(code, "", gone))).cancel("2")
+
+
 def test_a_job_that_was_submitted_unheard_is_not_submitted_twice(monkeypatch):
     """The controller's answer was lost, not the job."""
     monkeypatch.setattr(slurm_controller, "INTERVAL", 0.01)

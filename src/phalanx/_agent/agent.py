@@ -299,7 +299,8 @@ class Agent:
             self._begin_now(begin)
 
     def _begin_now(self, begin: wire.BeginRound) -> None:
-        directory = os.path.join(self._spool, f"{begin.app}-{begin.round}")
+        name = "call" if begin.is_call else str(begin.round)
+        directory = os.path.join(self._spool, f"{begin.app}-{name}")
         environment = {**self._zygote.environment, **self._prepare.environment}
         host_round = HostRound(begin, directory, environment, self._tell, self._spawn)
         self._host_rounds.begin(host_round)

@@ -387,7 +387,13 @@ class Runner:
         from phalanx._runner.overview import overview
 
         return [
-            AppSummary(app.id, AppState(status["state"]), str(app.facts["name"]), app.handle)
+            AppSummary(
+                app.id,
+                AppState(status["state"]),
+                str(app.facts["name"]),
+                app.handle,
+                status.get("seconds"),
+            )
             for app, status in overview(self, recorded_app.apps())
             if not app.is_launch
         ]

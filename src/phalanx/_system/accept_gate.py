@@ -23,6 +23,8 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from phalanx._system.libc import libc
+
 
 class _Architecture(NamedTuple):
     audit: int
@@ -96,10 +98,9 @@ def _install(architecture: _Architecture, listening: int) -> int:
     )
     code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*each) for each in instructions))
     program = _Program(len(instructions), ctypes.addressof(code))
-    libc = ctypes.CDLL(None, use_errno=True)
     listener = -1
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
-        listener = libc.syscall(
+    if libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        listener = libc().syscall(
             architecture.seccomp, _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(program)
         )
     if listener < 0:

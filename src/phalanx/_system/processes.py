@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 
 from phalanx._core.rounds import signal_name
+from phalanx._system.libc import libc
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _WAKE_WITH_PARENT = (
@@ -26,9 +28,8 @@ _BURIED = 5.0
 """Seconds in which a process that was killed is gone, unless it hangs in the kernel."""
 
 
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
+def _prctl(option: int, value: int | bytes) -> None:
+    if libc().prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -84,7 +85,13 @@ def close_from(first: int) -> None:
 
 
 def reset_signals() -> None:
-    """Give every signal its default action and unblock it, whatever was inherited.
+    """Give every signal its default action and unblock it, whatever was inherited."""
+    reset_actions()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def reset_actions() -> None:
+    """Give every signal its default action; what is blocked stays so.
 
     What Python itself sets up (SIGPIPE ignored, SIGINT raising, the fault handler's signals) is as
     in a fresh interpreter.
@@ -95,7 +102,6 @@ def reset_signals() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 _FAULTS = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
@@ -138,8 +144,9 @@ def children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                found += map(int, file.read().split())
+            path = f"/proc/{pid}/task/{task}/children"
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                found += map(int, file.readall().split())
     except OSError:
         return []
     return found
@@ -250,14 +257,14 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def reap() -> None:
-    """Bury all children that have died; how they did is of no interest."""
+def reap() -> bool:
+    """Bury all children that have died, however they did; whether there is no other child."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
+                return False
         except ChildProcessError:
-            return
+            return True
 
 
 def describe_status(status: int) -> str:
@@ -267,19 +274,16 @@ def describe_status(status: int) -> str:
 
 
 def kill_descendants(
-    reap: Callable[[], object], sparing: Callable[[int], bool] | None = None
+    reap: Callable[[], bool], sparing: Callable[[int], bool] | None = None
 ) -> None:
     """Kill everything below this process until nothing is left but what `sparing` is true of.
 
-    Blocks until then. `reap` collects dead children, and is called between the sweeps. Only a
-    subreaper sees all of it: orphans, `setsid`ed ones too, are then its own children.
+    Blocks until then. `reap` collects dead children, says whether that were all, and is called
+    between the sweeps. Only a subreaper sees all of it: orphans, `setsid`ed ones too, are then its
+    own children.
     """
     pause = 0.001
-    while True:
-        reap()
-        left = descendants(os.getpid(), sparing)
-        if not left:
-            return
+    while not reap() and (left := descendants(os.getpid(), sparing)):
         for pid in left:
             send(pid, signal.SIGKILL)
         time.sleep(pause)
@@ -318,8 +322,8 @@ def set_title(title: str) -> None:
         return
     text = title.encode("utf-8", "replace")[: length - 1]
     ctypes.memmove(start, text.ljust(length, b"\0"), length)
-    with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as comm:
-        comm.write(_short(title).encode("utf-8", "replace"))
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_NAME, _short(title).encode("utf-8", "replace"))
 
 
 @functools.cache

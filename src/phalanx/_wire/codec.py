@@ -39,7 +39,7 @@ def register(*kinds: type[Frame]) -> None:
 
 def encode(frame: Frame) -> bytes:
     """Write one frame down."""
-    fields = {name: _plain(getattr(frame, name)) for name in _names(type(frame))}
+    fields = _fields(frame)
     data = fields.pop("data", b"")
     if len(data) > PIECE:
         raise WireError(f"a piece of {len(data)} bytes: at most {PIECE} fit in a frame")
@@ -116,11 +116,20 @@ def _decode(head: memoryview, data: bytes) -> Frame:
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
+def _fields(value: Any) -> dict[str, Any]:
+    """Its fields, but for those that are as they would be without a word."""
+    fields = {}
+    for name, default in _defaults(type(value)):
+        if (item := getattr(value, name)) is not default:
+            fields[name] = _plain(item)
+    return fields
+
+
 def _plain(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in _names(type(value))}
+        return _fields(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -130,14 +139,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
+_DEFAULTS: dict[type, tuple[tuple[str, Any], ...]] = {}
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
-def _names(kind: Any) -> tuple[str, ...]:
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
-    return _NAMES[kind]
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    if kind not in _DEFAULTS:
+        _DEFAULTS[kind] = tuple((field.name, field.default) for field in dataclasses.fields(kind))
+    return _DEFAULTS[kind]
 
 
 def _hints(kind: type) -> dict[str, Any]:

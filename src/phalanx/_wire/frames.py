@@ -579,6 +579,7 @@ class ForkWorkers(Frame):
     uses_torch: bool
     process_group_timeout: Seconds
     records: tuple[AnyCount, ...] = ()
+    is_call: bool = False
 
 
 @frame

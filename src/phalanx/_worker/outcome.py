@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import copyreg
 import errno
+import functools
 import importlib
 import io
 import os
@@ -20,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 from phalanx.errors import NoTerminal
@@ -33,6 +34,9 @@ REPORT = "report"
 
 RAISED = "raised"
 """The file in a rank's directory, and the stream, of the traceback that its worker has printed."""
+
+SMALL = 32 << 10
+"""Bytes of a payload that a report carries; it must fit into one message, with a traceback."""
 
 _TEXT_LIMIT = 32 << 10
 _WRITE = 1 << 20
@@ -159,26 +163,29 @@ def _clip(text: str) -> str:
 
 
 class Sink:
-    """Where a rank's payload goes: a file that is opened before the function runs.
+    """Where a rank's payload goes: into the report if it is small, otherwise into a file, which is
+    opened before the function runs.
 
     The function may give up its rights, or close every descriptor; one of the two ways stays open.
     """
 
     def __init__(self, directory: str) -> None:
         """Create the file."""
+        self.small = b""
+        """The payload, if it is not in the file."""
         self._path = os.path.join(directory, PAYLOAD)
-        self._number = _private(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        self._number = _private(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         self._identity = _identity(self._number)
 
     def dump(self, value: object, *, careful: bool = False) -> None:
-        """Pickle into the file; whatever is raised, nothing is left in it."""
-        with self._open() as file:
+        """Pickle it; whatever is raised, nothing is left of it."""
+        with _Payload(self._open) as payload:
             try:
-                _make_pickler(file, careful=careful).dump(value)
+                pickler_class()(payload, _Probes(careful=careful)).dump(value)
             except BaseException:
-                file.seek(0)
-                file.truncate()
+                payload.clear()
                 raise
+        self.small = payload.held
 
     def _open(self) -> IO[bytes]:
         try:
@@ -188,6 +195,38 @@ class Sink:
         if kept:
             return open(os.dup(self._number), "wb", buffering=_WRITE)
         return open(self._path, "wb", buffering=_WRITE, opener=_private)
+
+
+class _Payload:
+    """What a pickler writes to: kept as long as it is small, then in a file."""
+
+    def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
+        self.held = b""
+        self._open_file = open_file
+        self._file: IO[bytes] | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self._file is None and len(self.held) + memoryview(data).nbytes <= SMALL:
+            self.held += data
+            return len(data)
+        if self._file is None:
+            self._file = self._open_file()
+            self._file.write(self.held)
+            self.held = b""
+        return self._file.write(data)
+
+    def clear(self) -> None:
+        self.held = b""
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.truncate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _repr(value: object) -> str:
@@ -206,30 +245,45 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _make_pickler(file: IO[bytes], *, careful: bool) -> Any:
+class _Probes:
+    """What has been found out about values while one of them is pickled."""
+
+    def __init__(self, *, careful: bool) -> None:
+        """A careful one replaces what cannot be pickled of an exception by its `repr`, and so what
+        refers back to one that is being looked at.
+        """
+        self.careful = careful
+        self.under_way: set[int] = set()
+        # With the value: its id must stay its own.
+        self._verdicts: dict[int, tuple[object, bool]] = {}
+
+    def probe(self, value: object) -> bool:
+        if id(value) not in self._verdicts:
+            try:
+                pickler_class()(io.BytesIO(), self).dump(value)
+                self._verdicts[id(value)] = value, True
+            except Exception:  # noqa: BLE001 any refusal means no
+                self._verdicts[id(value)] = value, False
+        return self._verdicts[id(value)][1]
+
+    def keep(self, value: object) -> object:
+        return value if self.probe(value) else _repr(value)
+
+
+@functools.cache
+def pickler_class() -> Any:
     """A pickler that takes by value what lives in `__main__`, and exceptions by our rules.
 
-    A careful one replaces what cannot be pickled of an exception by its `repr`, and so what refers
-    back to one that is being looked at.
+    Made when it is first asked for, since few processes have cloudpickle; a zygote asks for it, so
+    that its forks need not.
     """
     import cloudpickle
 
-    verdicts: dict[int, tuple[object, bool]] = {}  # with the value: its id must stay its own
-    under_way: set[int] = set()
-
-    def probe(value: object) -> bool:
-        if id(value) not in verdicts:
-            try:
-                Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-                verdicts[id(value)] = value, True
-            except Exception:  # noqa: BLE001 any refusal means no
-                verdicts[id(value)] = value, False
-        return verdicts[id(value)][1]
-
-    def keep(value: object) -> object:
-        return value if probe(value) else _repr(value)
-
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: Any, probes: _Probes) -> None:
+            super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+            self._probes = probes
+
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, _Carried):
                 obj = obj.error
@@ -243,17 +297,18 @@ def _make_pickler(file: IO[bytes], *, careful: bool) -> Any:
                     if reduced is not None:
                         return reduced
                 return super().reducer_override(obj)
-            if not careful:
+            probes = self._probes
+            if not probes.careful:
                 return _reduce_exception(obj, lambda value: value, lambda _: True)
-            if id(obj) in under_way:
+            if id(obj) in probes.under_way:
                 return str, (_repr(obj),)
-            under_way.add(id(obj))
+            probes.under_way.add(id(obj))
             try:
-                return _reduce_exception(obj, keep, probe)
+                return _reduce_exception(obj, probes.keep, probes.probe)
             finally:
-                under_way.discard(id(obj))
+                probes.under_way.discard(id(obj))
 
-    return Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    return Pickler
 
 
 class _Carried:

@@ -14,12 +14,13 @@ import functools
 import importlib
 import io
 import os
+import signal
 import socket
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from phalanx import _aliases
@@ -52,6 +53,8 @@ class Assignment:
     parent: int
     printed: tuple[bytes, bytes] = (b"", b"")
     """What was printed to stdout and stderr while packages were loaded for all ranks."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """What the environment has of the variables already."""
 
     @property
     def rank(self) -> int:
@@ -83,22 +86,28 @@ def begin(assignment: Assignment) -> None:
     """Make this forked process the worker's: parent, session, signals, streams, variables."""
     processes.die_with_parent(assignment.parent)
     os.setsid()
-    processes.reset_signals()
-    os.makedirs(assignment.directory, mode=0o700, exist_ok=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # all others are as they should be
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     first = assignment.variables["LOCAL_RANK"] == "0"
     terminal = assignment.prepare.terminal if first else ""
     _redirect(assignment.directory, assignment.printed, terminal)
-    os.environ.update(assignment.variables)
+    given = assignment.given
+    for name in given.keys() - assignment.variables.keys():
+        os.environ.pop(name, None)
+    for name, value in assignment.variables.items():
+        if given.get(name) != value:
+            os.environ[name] = value
 
 
 def run(assignment: Assignment, *, preloaded: Sequence[str]) -> NoReturn:
     """Become the rank to the user, run the function, report how it ended, and leave."""
     began = time.monotonic()
     stack_signal.listen(assignment.directory)
-    os.environ.pop(SPOOL, None)  # it has been seen by whom it is for
+    if SPOOL in os.environ:
+        del os.environ[SPOOL]  # it has been seen by whom it is for
     processes.set_title(f"phalanx: {assignment.prepare.title} rank {assignment.rank}")
     preload.reseed()
-    _open_streams()
+    open_streams()
     debugger.install(assignment.rank, assignment.prepare.terminal, assignment.directory)
     if assignment.prepare.remote is not None:
         importlib.invalidate_caches()  # the project has come since packages were loaded
@@ -107,13 +116,21 @@ def run(assignment: Assignment, *, preloaded: Sequence[str]) -> NoReturn:
 
         log_records.begin(assignment.directory)
     _make_main(assignment.prepare)
-    ended = _call(assignment)
+    payload = b""
+    try:
+        sink = outcome.Sink(assignment.directory)
+    except OSError as error:
+        ended = outcome.raised(assignment.rank, error, None)
+    else:
+        ended = _call(assignment, sink)
+        payload = sink.small
     unwritten = _flush()
     if unwritten is not None and ended.succeeded:
         # As an interpreter's exit has it: what was printed and is lost is no success.
-        ended = outcome.raised(assignment.rank, unwritten, None)
+        ended, payload = outcome.raised(assignment.rank, unwritten, None), b""
     seconds = ended.clock - began
-    report(assignment, dataclasses.replace(ended, seconds=seconds, joined=_Group.joined))
+    ended = dataclasses.replace(ended, seconds=seconds, joined=_Group.joined)
+    report(assignment, ended, payload)
     with contextlib.suppress(OSError):
         assignment.report.close()
     if preloaded:
@@ -121,13 +138,9 @@ def run(assignment: Assignment, *, preloaded: Sequence[str]) -> NoReturn:
     sys.exit(ended.code or 0)
 
 
-def _call(assignment: Assignment) -> Outcome:
+def _call(assignment: Assignment, sink: outcome.Sink) -> Outcome:
     rank, own = assignment.rank, os.getpid()
     group = _Group(assignment)
-    try:
-        sink = outcome.Sink(assignment.directory)
-    except OSError as error:
-        return outcome.raised(rank, error, None)
     try:
         # Where torch was not loaded before the fork, the user's own files load it: what they set
         # in the environment before they do must count.
@@ -245,19 +258,26 @@ def _namespace(function: Any) -> dict[str, Any]:
 def enter(assignment: Assignment) -> None:
     """Tell the agent that what comes now is the user's."""
     fork = assignment.fork
+    if fork.is_call:
+        return  # nobody shows how far one of many is
     clock = time.monotonic()
     frame = wire.WorkerEntered(app=fork.app, round=fork.round, rank=assignment.rank, clock=clock)
     with contextlib.suppress(OSError):
         assignment.report.sendall(wire.encode(frame))
 
 
-def report(assignment: Assignment, ended: Outcome) -> None:
-    """Tell the agent how the worker ended: over the socket, or, if the function has closed it, in
-    a file that the agent looks for when the process is gone.
+def report(assignment: Assignment, ended: Outcome, payload: bytes = b"") -> None:
+    """Tell the agent how the worker ended, and what came of it if that is not in a file: over the
+    socket, or, if the function has closed it, in a file that the agent looks for when the process
+    is gone.
     """
     fork = assignment.fork
     frame = wire.WorkerEnded(app=fork.app, round=fork.round, rank=ended.rank, outcome=ended)
     data = wire.encode(frame)
+    if payload:
+        size = len(payload)
+        piece = wire.Piece(key=outcome.PAYLOAD, offset=0, total=size, data=payload, rank=ended.rank)
+        data = wire.encode(piece) + data
     try:
         assignment.report.sendall(data)
     except OSError:
@@ -270,14 +290,11 @@ def report(assignment: Assignment, ended: Outcome) -> None:
 
 def _redirect(directory: str, printed: tuple[bytes, bytes], terminal: str) -> None:
     """Into the rank's files, behind what was printed while packages were loaded for all ranks."""
-    stdin = -1
     if terminal:
         with contextlib.suppress(OSError):  # of another user, before su
             stdin = debugger.open_terminal(terminal)
-    if stdin < 0:
-        stdin = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(stdin, 0)
-    os.close(stdin)
+            os.dup2(stdin, 0)
+            os.close(stdin)
     for number, name, head in ((1, "stdout", printed[0]), (2, "stderr", printed[1])):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(os.path.join(directory, name), flags, 0o600)
@@ -288,15 +305,20 @@ def _redirect(directory: str, printed: tuple[bytes, bytes], terminal: str) -> No
         os.close(file)
 
 
-def _open_streams() -> None:
-    """Streams as Python opens them, but for line buffering: what was printed is never held back."""
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 it lives as long as the process
+def open_streams() -> None:
+    """Streams as Python opens them, but for line buffering: what was printed is never held back.
+
+    A fork takes over those of its zygote: to make others would cost it more than all that it says.
+    """
+    stdin = sys.stdin
+    if stdin is None or stdin.closed or stdin is not sys.__stdin__:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 it lives as long as the process
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:
             stream = open(number, "w", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and not stream.line_buffering:
             stream.reconfigure(line_buffering=True)
 
 

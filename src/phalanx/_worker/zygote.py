@@ -25,6 +25,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from phalanx import _wire as wire
+from phalanx._core.ranks import HEARTBEAT_FILE, SPOOL
 from phalanx._system import processes, shortage
 from phalanx._system.machine import python_command
 from phalanx._worker import leftovers, outcome, preload, shutdown, worker
@@ -58,6 +59,10 @@ class Zygote:
         self._prepare = prepare
         self._spool = spool
         self._initial = dict(os.environ)
+        os.environ.pop(SPOOL, None)  # it has been seen by whom it is for
+        self._given: dict[str, str] = {}
+        """Variables of the app's first worker: most are those of all others, and of all rounds."""
+        self._replaced: dict[str, str] = {}
         self._decoder = wire.Decoder()
         self._descriptors: list[int] = []
         self._worker_set: _WorkerSet | None = None
@@ -97,7 +102,11 @@ class Zygote:
         """Make what was loaded ready to be forked from."""
         if "torch" in sys.modules:
             importlib.import_module("phalanx._torch.group").let_users_replace_it()
+        if "cloudpickle" in sys.modules:
+            outcome.pickler_class()
         shutdown.disown_finalizers()
+        processes.reset_actions()  # whatever packages have set: it would be theirs, not the user's
+        signal.signal(signal.SIGCHLD, _wake)
         self.preloaded = tuple(sys.modules)
         preload.flush_streams()
         gc.collect()
@@ -106,6 +115,10 @@ class Zygote:
     def _warm_again(self, prepare: wire.Prepare) -> None:
         """Prepare for another app, unless what is loaded is not what is on disk any more."""
         self._prepare = prepare
+        for name in self._given:
+            os.environ.pop(name, None)
+        os.environ.update(self._replaced)
+        self._given, self._replaced = {}, {}
         worker.adopt(prepare)
         if not self._loaded.fits(prepare):
             self._send(wire.Ready(app=prepare.app, torch=False, spawn=False, stale=True))
@@ -122,7 +135,7 @@ class Zygote:
 
     def serve(self) -> worker.Assignment | None:
         """Obey the agent until it is gone (None), or return in a worker with its assignment."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _wake)
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         poll = select.poll()
@@ -155,9 +168,9 @@ class Zygote:
             self._control.close()
         return self._decoder.feed(data)
 
-    def _send(self, frame: wire.Frame) -> None:
+    def _send(self, *frames: wire.Frame) -> None:
         with contextlib.suppress(OSError):  # end of file follows, and is acted on in the loop
-            self._control.sendall(wire.encode(frame))
+            self._control.sendall(b"".join(map(wire.encode, frames)))
 
     def _obey(self, frame: wire.Frame) -> worker.Assignment | None:
         match frame:
@@ -188,8 +201,10 @@ class Zygote:
     # ── workers ───────────────────────────────────────────────────────────────
 
     def _fork(self, fork: wire.ForkWorkers) -> worker.Assignment | None:
-        report, *listening = (socket.socket(fileno=number) for number in self._descriptors)
+        number, *listening = self._descriptors
         self._descriptors = []
+        report = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
+        self._give(fork.workers[0])
         worker_set = self._worker_set = _WorkerSet(fork)
         parent = os.getpid()
         pids: dict[int, int] = {}
@@ -200,29 +215,40 @@ class Zygote:
             if listening and importlib.util.find_spec("torch") is not None:
                 worker_set.store = self._fork_store(listening[0], parent)
             for variables in fork.workers:
-                begun = worker.Assignment(self._prepare, fork, variables, report, parent, printed)
-                what = f"rank {begun.rank}"
+                what = f"rank {variables['RANK']}"
                 if (pid := os.fork()) == 0:
+                    begun = worker.Assignment(
+                        *(self._prepare, fork, variables, report, parent, printed, self._given)
+                    )
                     return self._become_worker(begun, listening)
-                pids[begun.rank] = pid
+                pids[int(variables["RANK"])] = pid
         except OSError as error:
             reason = shortage.describe(error)
             self._send(wire.AgentGone(message=f"cannot start {what}: {reason}"))
         worker_set.pids.update(pids)
         report.close()
         for held in listening:
-            held.close()
+            os.close(held)
         self._send(wire.WorkersStarted(app=fork.app, round=fork.round, pids=pids))
         if not pids:
             self._clear(fork)
         return None
 
+    def _give(self, variables: dict[str, str]) -> None:
+        """Set variables before the fork; once an app, since libc keeps each value that was set."""
+        if not self._given:
+            self._given = {k: v for k, v in variables.items() if k != HEARTBEAT_FILE}
+            self._replaced = {k: os.environ[k] for k in self._given if k in os.environ}
+            os.environ.update(self._given)
+
     def _become_worker(
-        self, assignment: worker.Assignment, listening: list[socket.socket]
+        self, assignment: worker.Assignment, listening: list[int]
     ) -> worker.Assignment:
         signal.set_wakeup_fd(-1)
-        for held in (self._control, self._wakeup, self._waker, *listening):
+        for held in (self._control, self._wakeup, self._waker):
             held.close()
+        for number in listening:
+            os.close(number)
         try:
             worker.begin(assignment)
             if self._spawn or self._loaded.unsafe is not None:
@@ -232,7 +258,7 @@ class Zygote:
             os._exit(1)
         return assignment
 
-    def _fork_store(self, listening: socket.socket, parent: int) -> int:
+    def _fork_store(self, listening: int, parent: int) -> int:
         pid = os.fork()
         if pid != 0:
             return pid
@@ -243,7 +269,7 @@ class Zygote:
             processes.reset_signals()
             self._control.close()
             processes.set_title(f"phalanx: {self._prepare.title} store")
-            importlib.import_module("phalanx._torch.store").serve(listening.detach())
+            importlib.import_module("phalanx._torch.store").serve(listening)
             code = 0
         except BaseException:  # noqa: BLE001 this process is all there is to tell
             traceback.print_exc()
@@ -253,14 +279,15 @@ class Zygote:
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Bury who has died; whether nothing is left below this process."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                return True
             if pid == 0:
-                break
+                return False
             self._buried(pid, status)
 
     def _buried(self, pid: int, status: int) -> None:
@@ -276,26 +303,28 @@ class Zygote:
         clock = time.monotonic()
         del worker_set.pids[rank]
         fork = worker_set.fork
-        self._send(
-            wire.WorkerExited(
-                app=fork.app,
-                round=fork.round,
-                rank=rank,
-                status=status,
-                clock=clock,
-                signalled=worker_set.signalled.get(rank),
-            )
+        exited = wire.WorkerExited(
+            app=fork.app,
+            round=fork.round,
+            rank=rank,
+            status=status,
+            clock=clock,
+            signalled=worker_set.signalled.get(rank),
         )
         if worker_set.pids:
+            self._send(exited)
             self._kill_orphans(pid, worker_set)
             return
-        self._clear(fork)
+        self._clear(fork, exited)
 
-    def _clear(self, fork: wire.ForkWorkers) -> None:
+    def _clear(self, fork: wire.ForkWorkers, *unsaid: wire.Frame) -> None:
         """No worker is left."""
         self._worker_set = None
-        processes.kill_descendants(self._reap)
-        self._send(wire.RoundCleared(app=fork.app, round=fork.round))
+        if not self._reap():
+            self._send(*unsaid)
+            unsaid = ()
+            processes.kill_descendants(self._reap)
+        self._send(*unsaid, wire.RoundCleared(app=fork.app, round=fork.round))
 
     def _kill_orphans(self, worker: int, worker_set: _WorkerSet) -> None:
         """End what a worker left behind while others go on: its session's processes."""
@@ -333,6 +362,10 @@ class Zygote:
             return None
         left = (self._worker_set.kill_at - time.monotonic()) * 1000 + 1
         return min(max(0.0, left), _POLL_LIMIT)
+
+
+def _wake(*_: object) -> None:
+    """There is a handler, so that the signal is told of."""
 
 
 class _killed_by_end_of:  # noqa: N801 reads as a phrase where it is used
@@ -375,13 +408,17 @@ def _exec_worker(assignment: worker.Assignment, environ: dict[str, str]) -> None
     os.execve(sys.executable, command, environ)
 
 
-def _keep_output(spool: str) -> None:
-    """Have what is printed while packages load kept for the workers: it is theirs."""
+def _take_streams(spool: str) -> None:
+    """Have streams as the workers': what is printed while packages load is theirs."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     for number, name in ((1, "stdout"), (2, "stderr")):
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         file = os.open(os.path.join(spool, name), flags, 0o600)
         os.dup2(file, number)
         os.close(file)
+    worker.open_streams()
 
 
 def main() -> None:
@@ -399,7 +436,7 @@ def main() -> None:
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     signal.pthread_sigmask(signal.SIG_BLOCK, held | ({prepare.preempt} - {0}))
     processes.become_subreaper()
-    _keep_output(spool)
+    _take_streams(spool)
     zygote = Zygote(control, prepare, spool)
     zygote.warm()
     assignment = zygote.serve()

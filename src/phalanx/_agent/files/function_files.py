@@ -10,6 +10,10 @@ from phalanx import _wire as wire
 
 _KEPT = 4
 """How many are kept between apps, in case they are run again."""
+_SMALL = 64 << 10
+"""Bytes up to which the file of one that is forgotten is used for another: with many calls, most
+of what they cost would be files that are made and removed.
+"""
 
 
 class FunctionFiles:
@@ -18,38 +22,52 @@ class FunctionFiles:
     def __init__(self, spool: str) -> None:
         """None is there."""
         self._spool = spool
-        self._paths: dict[str, asyncio.Future[str]] = {}
+        self._paths: dict[str, str] = {}
+        self._arrived: dict[str, asyncio.Future[str]] = {}
+        self._unused: list[str] = []
 
     def want(self, digest: str) -> bool:
         """Expect it; whether it has to be asked for."""
         if digest in self._paths:
             return False
-        self._paths[digest] = asyncio.get_running_loop().create_future()
+        path = self._unused.pop() if self._unused else os.path.join(self._spool, digest)
+        self._paths[digest] = path
+        self._arrived[digest] = asyncio.get_running_loop().create_future()
         return True
 
     async def path(self, digest: str) -> str:
         """Where it is, once it is there; it must have been wanted."""
-        return await asyncio.shield(self._paths[digest])
+        return await asyncio.shield(self._arrived[digest])
 
     def receive(self, piece: wire.Piece) -> bool:
         """Take the next piece of one; False if it is none of ours, or nobody waits for it."""
-        waiting = self._paths.get(piece.key)
-        if waiting is None or waiting.done():
+        arrived = self._arrived.get(piece.key)
+        if arrived is None or arrived.done():
             return False
-        path = os.path.join(self._spool, piece.key)
-        mode = "r+b" if piece.offset else "wb"
-        with open(path, mode, opener=lambda p, f: os.open(p, f, 0o600)) as file:
+        with open(self._paths[piece.key], "r+b", opener=_opener) as file:
             file.seek(piece.offset)
             file.write(piece.data)
             done = file.tell() >= piece.total
+            if done and os.fstat(file.fileno()).st_size > piece.total:
+                file.truncate()
         if done:
-            waiting.set_result(path)
+            arrived.set_result(self._paths[piece.key])
         return True
 
     def forget(self) -> None:
         """Remove all but the last few, and what has not arrived."""
         for digest in list(self._paths):
-            if len(self._paths) > _KEPT or not self._paths[digest].done():
-                self._paths.pop(digest).cancel()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self._spool, digest))
+            if len(self._paths) > _KEPT or not self._arrived[digest].done():
+                self._arrived.pop(digest).cancel()
+                self._remove(self._paths.pop(digest))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_size <= _SMALL:
+                self._unused.append(path)
+            else:
+                os.unlink(path)
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)

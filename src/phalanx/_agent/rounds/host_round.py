@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from phalanx import _wire as wire
-from phalanx._agent.rounds import output_files
+from phalanx._agent.rounds import output_files, round_files
 from phalanx._agent.rounds.watchdog import Watchdog
 from phalanx._agent.stacks.stack_reader import StackReader
 from phalanx._core import heartbeats
@@ -34,7 +34,7 @@ from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome, signal_n
 from phalanx._core.stacks import RankStacks, describe_hung, describe_with, parse
 from phalanx._system import cgroup, processes
 from phalanx._worker import error_file
-from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, is_exhausted, open_regular
+from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, SMALL, is_exhausted, open_regular
 from phalanx._worker.shutdown import UNWRITTEN
 from phalanx.errors import WireError
 
@@ -86,6 +86,8 @@ class HostRound:
         self._pids: dict[int, int] = {}
         self._entered: set[int] = set()
         self._ended: set[int] = set()
+        self._payloads: dict[int, bytes] = {}
+        """Values and exceptions that have come with a report."""
         self._oom_kills = cgroup.oom_kills()
         """How many processes had been killed for want of memory before."""
         self._held: dict[int, Outcome] = {}
@@ -102,7 +104,8 @@ class HostRound:
         )
         self._cut: list[output_files.OutputFile] = []
         """Those of which it was said that something is missing."""
-        os.mkdir(directory, 0o700)
+        for path in (directory, *(os.path.join(directory, str(r)) for r in self.member.ranks)):
+            os.makedirs(path, 0o700, exist_ok=begin.is_call)  # as the last call has left it
         self._following = spawn(self._follow())
         if not begin.is_call:
             spawn(self._limit_files())
@@ -121,6 +124,7 @@ class HostRound:
             uses_torch=self.begin.uses_torch,
             process_group_timeout=self.begin.process_group_timeout,
             records=self._records,
+            is_call=self.begin.is_call,
         )
 
     @property
@@ -305,6 +309,7 @@ class HostRound:
         with contextlib.suppress(OSError, asyncio.CancelledError):  # the agent knows of it
             if self.begin.is_call:
                 await asyncio.shield(self._following)
+                round_files.clear(self.directory, self.member.ranks)
             await self._tell_steps()
             await self._send(self._stamp(wire.RoundCleared(port=port)))
 
@@ -354,6 +359,8 @@ class HostRound:
             return  # whatever has the socket: its end will be seen
         for frame in frames:
             match frame:
+                case wire.Piece() if rank not in self._ended and 0 < len(frame.data) <= SMALL:
+                    self._payloads[rank] = frame.data
                 case wire.WorkerEnded(outcome=Outcome() as ended) if rank not in self._ended:
                     if ended.rank == rank and _makes_sense(ended):
                         self._take_outcome(dataclasses.replace(ended, pid=self._pids.get(rank)))
@@ -361,8 +368,6 @@ class HostRound:
                     frame.clock
                 ):
                     self._entered.add(rank)
-                    if self.begin.is_call:
-                        continue  # nobody shows how far one of many is
                     entered = wire.WorkerEntered(rank=rank, clock=frame.clock)
                     self._spawn(self._send(self._stamp(entered)))
 
@@ -389,6 +394,10 @@ class HostRound:
             await self._send(self._stamp(wire.WorkerEnded(rank=outcome.rank, outcome=outcome)))
 
     async def _send_payload(self, rank: int, path: str) -> None:
+        if (small := self._payloads.pop(rank, None)) is not None:
+            piece = wire.Piece(key=PAYLOAD, offset=0, total=len(small), data=small, rank=rank)
+            await self._send(self._stamp(piece))
+            return
         try:
             file = self._with_descriptors(lambda: open_regular(path))
         except OSError as error:
@@ -405,8 +414,9 @@ class HostRound:
                 if offset == total:
                     file.close()  # sending may take a while, and there may be hundreds
                 await self._send(self._stamp(piece))
-        with contextlib.suppress(OSError):  # it goes with the directory
-            os.unlink(path)
+        if total:
+            with contextlib.suppress(OSError):  # it goes with the directory
+                os.unlink(path)
 
     # ── logs ──────────────────────────────────────────────────────────────────
 

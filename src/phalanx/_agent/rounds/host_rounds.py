@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 
 from phalanx import _wire as wire
+from phalanx._agent.rounds import round_files
 from phalanx._agent.rounds.host_round import HostRound, Spawn
-from phalanx._worker.hooks import stack_signal
 
 
 class HostRounds:
@@ -68,7 +67,8 @@ class HostRounds:
 
     async def _finish(self, host_round: HostRound) -> None:
         await host_round.close(drain=True)
-        _remove(host_round)
+        if not host_round.begin.is_call:  # the next call has its directory
+            round_files.remove(host_round.directory, host_round.member.ranks)
         self._past.pop(host_round.begin.round, None)
 
     async def wait_until_clear(self) -> None:
@@ -93,16 +93,3 @@ class HostRounds:
         if self.current is not None:
             shutil.rmtree(self.current.directory, ignore_errors=True)
         self.current = None
-
-
-def _remove(host_round: HostRound) -> None:
-    """Remove a round's files: those that workers mostly have by their names, at little cost."""
-    try:
-        for rank in host_round.member.ranks:
-            directory = os.path.join(host_round.directory, str(rank))
-            for name in ("stdout", "stderr", stack_signal.FILE):
-                os.unlink(os.path.join(directory, name))
-            os.rmdir(directory)
-        os.rmdir(host_round.directory)
-    except OSError:  # there are others, or none
-        shutil.rmtree(host_round.directory, ignore_errors=True)

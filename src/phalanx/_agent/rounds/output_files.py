@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Container, Iterator
 
+from phalanx._system.libc import libc
 from phalanx._wire import LOG_CAP, LOG_CHUNK
 from phalanx._worker.hooks.debugger import PROMPTING
 from phalanx._worker.outcome import RAISED, is_exhausted, open_regular
@@ -118,11 +119,12 @@ class OutputFile:
             if is_exhausted(error):
                 raise
             return False
-        if not stat.S_ISREG(os.fstat(number).st_mode):  # the worker has put something else there
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):  # the worker has put something else there
             os.close(number)
             return False
         self._file = number
-        if not self._at and self.name == "stdout":
+        if not self._at and not status.st_blocks and self.name == "stdout":
             # Room for a first block: a size of none would tell nothing of writes that failed.
             self._allocate(_KEEP_SIZE, 0, _BLOCK)
         return True
@@ -142,8 +144,7 @@ class OutputFile:
         self._dropped += new
 
     def _allocate(self, mode: int, start: int, size: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.fallocate(self._file, mode, ctypes.c_int64(start), ctypes.c_int64(size))
+        libc().fallocate(self._file, mode, ctypes.c_int64(start), ctypes.c_int64(size))
 
     def _marker(self) -> bytes:
         if not self._dropped:

@@ -1,8 +1,11 @@
-"""`phalanx cancel`: cancel an app."""
+"""`phalanx cancel`: cancel apps."""
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import find_app
@@ -10,18 +13,36 @@ from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._registry.recorded_app import RecordedApp, apps
 from phalanx._runner.runner import Runner, get_runner
 from phalanx._specs import AppState
+from phalanx._system import daemon_thread
 from phalanx.errors import PhalanxError
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one."""
+
+    name: str
+    before: AppState
+    after: AppState
+    excuse: str = ""
+    """Why it has not ended, where it should have."""
+
+    def __str__(self) -> str:
+        if self.before.is_final:
+            return f"{self.name} has already ended: {self.before.value}"
+        return f"{self.name}: {self.after.value}{'' if self.after.is_final else ', cancelling'}"
+
+
 def main(arguments: list[str]) -> int:
-    """Cancel an app, and wait for its end."""
+    """Cancel one or more apps, and wait for their ends."""
     parser = parsing.make(
         "cancel",
-        "Cancel an app and wait until it ends: SIGTERM, then SIGKILL after the grace period.",
+        "Cancel apps and wait until they end: SIGTERM, then SIGKILL after the grace period.",
     )
     parser.add_argument(
-        "app",
-        nargs="?",
+        "apps",
+        nargs="*",
+        metavar="APP",
         help="handle or id, or a unique prefix of it; default: the running app",
     )
     parser.add_argument(
@@ -32,28 +53,45 @@ def main(arguments: list[str]) -> int:
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
-    try:
-        with stdout_to_stderr(), get_runner() as runner:
-            app = _only_one(runner) if options.app is None else find_app(options.app).record
-            handle = options.app if app is None else app.handle
-            before = _state(runner, app, handle)
-            if not before.is_final:
-                _cancel(runner, app, handle, options.grace)
-            after = _state(runner, app, handle)
-    except (LookupError, PhalanxError, OSError) as error:
-        print(f"phalanx cancel: {error}", file=sys.stderr)
-        return 1
-    name = handle.rpartition("/")[2]
-    if options.json:
-        parsing.print_json({"id": name, "state": after.value, "was": before.value})
-    elif before.is_final:
-        print(f"{name} has already ended: {before.value}")
-    elif after.is_final or not _has_owner(app):
-        print(f"{name}: {after.value}{'' if after.is_final else ', cancelling'}")
-    if app is not None and _has_owner(app) and not after.is_final:
-        print(f"phalanx cancel: {name} {_excuse(app)}", file=sys.stderr)
-        return 1
-    return 0
+    names = list(dict.fromkeys(options.apps)) or [None]
+    ends: list[Callable[[], _Answer]] = [
+        functools.partial(_end, name, options.grace) for name in names
+    ]
+    if len(ends) > 1:  # at once: each may take all of its grace
+        ends = [daemon_thread.start(end).result for end in ends]
+    answers: list[_Answer] = []
+    problems: list[str] = []
+    with stdout_to_stderr():
+        for end in ends:
+            try:
+                answers.append(end())
+            except (LookupError, PhalanxError, OSError) as error:
+                problems.append(str(error))
+    if options.json and answers:
+        told = [{"id": a.name, "state": a.after.value, "was": a.before.value} for a in answers]
+        parsing.print_json(told if len(names) > 1 else told[0])
+    for answer in answers:
+        if answer.excuse:
+            problems.append(f"{answer.name} {answer.excuse}")
+        elif not options.json:
+            print(answer)
+    for problem in problems:
+        print(f"phalanx cancel: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _end(text: str | None, grace: float | None) -> _Answer:
+    """Cancel one, and wait. Raises `LookupError`, `PhalanxError` and `OSError`."""
+    with get_runner() as runner:
+        app = _only_one(runner) if text is None else find_app(text).record
+        handle = app.handle if app is not None else str(text)
+        before = _state(runner, app, handle)
+        if not before.is_final:
+            _cancel(runner, app, handle, grace)
+        after = _state(runner, app, handle)
+    stays = app is not None and _has_owner(app) and not after.is_final
+    excuse = _excuse(app) if app is not None and stays else ""
+    return _Answer(handle.rpartition("/")[2], before, after, excuse)
 
 
 def _has_owner(app: RecordedApp | None) -> bool:
@@ -101,5 +139,7 @@ def _only_one(runner: Runner) -> RecordedApp:
         return running[0]
     names = ", ".join(app.id for app in running)
     raise LookupError(
-        f"several apps are running; name one of: {names}" if running else "no app is running"
+        f"several apps are running; name those to cancel: {names}"
+        if running
+        else "no app is running"
     )

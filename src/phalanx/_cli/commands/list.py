@@ -53,7 +53,6 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
         return 0
     rows = []
     for app, status in found:
-        seconds = status.get("seconds")
         rows.append(
             (
                 app.id,
@@ -62,7 +61,7 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
                 _size(app),
                 ",".join(app.hosts),
                 datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-                "?" if seconds is None else parsing.ago(seconds),
+                _ago(status.get("seconds")),
                 _cut(app.command),
             )
         )
@@ -84,13 +83,21 @@ def _list_scheduler(options: Any, make_runner: Callable[[], Runner]) -> int:
         known = [app for app in known if not app.state.is_final]
     if options.json:
         parsing.print_json(
-            [{"handle": a.app_handle, "name": a.name, "state": a.state.value} for a in known]
+            [
+                {
+                    "handle": a.app_handle,
+                    "name": a.name,
+                    "state": a.state.value,
+                    "seconds": a.seconds,
+                }
+                for a in known
+            ]
         )
     elif not known:
         print(f"no apps on {options.scheduler}")
     else:
-        rows = [(app.app_handle, app.name, app.state.value) for app in known]
-        parsing.print_table(("HANDLE", "NAME", "STATE"), rows)
+        rows = [(a.app_handle, a.name, a.state.value, _ago(a.seconds)) for a in known]
+        parsing.print_table(("HANDLE", "NAME", "STATE", "TIME"), rows)
     return 0
 
 
@@ -99,6 +106,10 @@ def _size(app: RecordedApp) -> str:
     unit = "worker" if app.is_launch else "replica"
     count = app.calls or app.workers
     return f"{count} {'call' if app.calls else unit}{'' if count == 1 else 's'}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "?" if seconds is None else parsing.ago(seconds)
 
 
 def _cut(text: str, width: int = 60) -> str:

@@ -10,6 +10,7 @@ from phalanx._registry.recorded_app import RecordedApp
 from phalanx._specs import (
     AppState,
     AppStatus,
+    AppSummary,
     ReplicaStatus,
     RoleStatus,
 )
@@ -37,3 +38,9 @@ def _replica_status(replica: Mapping[str, Any]) -> ReplicaStatus:
     known = {field.name for field in dataclasses.fields(ReplicaStatus)}
     facts = {key: value for key, value in replica.items() if key in known}
     return ReplicaStatus(**{**facts, "state": AppState(replica["state"])})
+
+
+def recorded_summary(app: RecordedApp) -> AppSummary:
+    """An app as its scheduler lists it."""
+    seconds = app.status().get("seconds")
+    return AppSummary(app.id, app.state, str(app.facts["name"]), app.handle, seconds)

@@ -46,6 +46,8 @@ DOWN = re.compile(
     re.IGNORECASE,
 )
 """How commands say that nobody answers."""
+_NOT_CANCELLED = "Kill job error"
+"""How scancel says so where its exit code does not: it could not resolve the controller's name."""
 _NOT_THERE = re.compile(r"Invalid job id specified", re.IGNORECASE)
 
 
@@ -317,7 +319,8 @@ class Controller:
             raise _no_slurm("scancel") from None
         except subprocess.TimeoutExpired:
             raise SchedulerError(f"Slurm did not answer in {_PATIENCE:g} s.") from None
-        if done.returncode and not _NOT_THERE.search(done.stderr):
+        failed = done.returncode or _NOT_CANCELLED in done.stderr
+        if failed and not _NOT_THERE.search(done.stderr):
             raise SchedulerError(f"Slurm cannot cancel job {number}: {_reason(done.stderr)}")
         # What was known of it is not true any more, nor what is being asked.
         with self._asking, self._lock:

@@ -26,7 +26,7 @@ from phalanx._schedulers.replicas.log_files import (
     replica_streams,
     unfinished_line,
 )
-from phalanx._schedulers.replicas.recorded_status import recorded_status
+from phalanx._schedulers.replicas.recorded_status import recorded_status, recorded_summary
 from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.slurm.controller import ControllerUnreachable, JobState, controller
@@ -182,7 +182,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             if app.scheduler == _NAME and app.facts.get("session") == self.session_name
         ]
         self._refresh(mine)
-        return [AppSummary(a.id, a.state, str(a.facts["name"]), a.handle) for a in mine]
+        return [recorded_summary(app) for app in mine]
 
     def _refresh(self, known: Sequence[RecordedApp]) -> None:
         """Record anew how apps stand that had not ended."""

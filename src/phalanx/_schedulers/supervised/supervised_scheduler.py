@@ -27,7 +27,7 @@ from phalanx._schedulers.replicas.log_files import (
     replica_streams,
     unfinished_line,
 )
-from phalanx._schedulers.replicas.recorded_status import recorded_status
+from phalanx._schedulers.replicas.recorded_status import recorded_status, recorded_summary
 from phalanx._schedulers.replicas.request import ROLE, STREAMS, AppRequest, ReplicaRequest
 from phalanx._schedulers.scheduler import (
     Capabilities,
@@ -170,7 +170,7 @@ class SupervisedScheduler(Scheduler[Any, AppRequest]):
     def list(self) -> list[AppSummary]:
         """All apps of this scheduler and session that are recorded."""
         mine = [app for app in apps() if self._is_ours(app)]
-        return [AppSummary(a.id, a.state, str(a.facts["name"]), a.handle) for a in mine]
+        return [recorded_summary(app) for app in mine]
 
     def logs(
         self,
