@@ -66,6 +66,29 @@ def test_the_project_is_there_and_python_is_the_hosts_own(runner, cfg, tmp_path)
     assert list(runner.log_lines(handle, replica=1)) == ["box2 helped ['aptg']"]
 
 
+def test_a_script_of_a_home_directory_is_there_with_what_it_imports(
+    runner, cfg, tmp_path, monkeypatch
+):
+    """And nothing else of it is."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    (home / "own").mkdir()
+    (home / "own" / "__init__.py").write_text("NAME = 'mine'\n")
+    (home / "rd.py").write_text(
+        "import os\ndef main():\n    import own\n    print(own.NAME, sorted(os.listdir()))\nmain()\n"
+    )
+    (home / "secret").write_text("")
+    handle = runner.run_component("utils.python", ["rd.py"], "ssh", cfg)
+    runner.wait(handle)
+    assert list(runner.log_lines(handle)) == ["mine ['own', 'rd.py']"]
+    args = ["-j", "2x1", "--script", "rd.py"]
+    handle = runner.run_component("dist.ddp", args, "ssh", cfg)
+    runner.wait(handle)
+    assert list(runner.log_lines(handle, replica=1)) == ["[0]:mine ['own', 'rd.py']"]
+
+
 def test_the_first_host_is_found_by_the_others(runner, cfg, tmp_path):
     """Under the address at which they reach it."""
     (tmp_path / "meet.py").write_text(

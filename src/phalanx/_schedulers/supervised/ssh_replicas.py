@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import threading
@@ -154,6 +155,7 @@ class SshReplicas:
             **self._request.starter_options["launch_options"],
         )
         needs = imports.of_function(function)
+        needs = dataclasses.replace(needs, files=(*needs.files, *replica.files))
         work = Work.of(payload.pack(function, args, {}, needs), needs, function.__name__)
         return prepare_app(options, work, directory=replica.cwd).start(is_recorded=False)
 
