@@ -134,6 +134,24 @@ def test_ddp_on_two_hosts(runner, cfg, tmp_path):
     assert sum("sum 2.0" in line for line in lines) == 2
 
 
+@pytest.mark.parametrize("what", ["DROP", "REJECT --reject-with icmp-host-prohibited"])
+def test_hosts_that_do_not_reach_the_first_are_told_of_before_they_wait(
+    runner, cfg, cluster, tmp_path, what
+):
+    """A firewall is named with the next command, and nobody waits for a rendezvous."""
+    (tmp_path / "train.py").write_text("")
+    rule = ["INPUT", "-s", cluster.hosts[1].address, "-j", *what.split()]
+    cluster.hosts[0].enter("iptables", "-I", *rule)
+    try:
+        handle = runner.run_component("dist.ddp", ["-j", "2x1", "--script", "train.py"], "ssh", cfg)
+        status = runner.wait(handle)
+    finally:
+        cluster.hosts[0].enter("iptables", "-D", *rule)
+    assert status.state is AppState.FAILED
+    assert f"box2 cannot reach box1 at {cluster.hosts[0].address}: " in status.message
+    assert "phalanx hosts check box1 box2" in status.message
+
+
 def test_a_failure_names_host_and_error_and_ends_the_others(runner, cfg, cluster):
     """At once, everywhere."""
     command = (

@@ -18,6 +18,9 @@ from phalanx._schedulers.supervised.supervised_scheduler import SupervisedSchedu
 from phalanx._specs import AppDef
 from phalanx.errors import ConfigError
 
+_RENDEZVOUS = "c10d"
+"""The port of a role at whose first replica the others meet, as TorchX's components name it too."""
+
 
 @dataclass(frozen=True)
 class SshOptions:
@@ -93,7 +96,10 @@ class SshScheduler(SupervisedScheduler):
             )
             for role in request.roles
         )
-        return dataclasses.replace(request, roles=roles)
+        # They fail if not all can meet; where some may be missing, those that meet go on.
+        meeting = [r.name for r in app.roles if _RENDEZVOUS in r.port_map and not r.min_replicas]
+        more = {**request.starter_options, "meeting_roles": meeting}
+        return dataclasses.replace(request, roles=roles, starter_options=more)
 
     def fill_in(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:
         """On its host: they are gone round in their order."""
