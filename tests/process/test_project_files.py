@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.errors import ConfigError, LaunchError
 from phalanx._launcher.project import project_files
 from phalanx._launcher.project.shared_directories import SharedDirectories
+from phalanx._schedulers.slurm.workspace_copy import copy_workspaces
+from phalanx.errors import ConfigError, LaunchError
+from phalanx.runner import get_runner
 
 
 def sent(found):
@@ -87,6 +89,21 @@ def test_of_a_home_directory_only_what_is_needed(home, monkeypatch):
     found = project_files.find("auto", place, [f"{place}/train.py"])
     assert sent(found) == ["home/train.py"]
     assert sent(project_files.find("auto", place, ())) == []
+
+
+def test_packages_of_a_home_directory_are_sent_whole(home):
+    """With their data, and whatever is above the module that was seen."""
+    write("home/pkg/__init__.py", "home/pkg/sub/__init__.py", "home/pkg/sub/a.py", "home/pkg/b.txt")
+    write("home/plain/c.py", "home/plain/d.py")
+    place = os.path.abspath("home")
+    found = project_files.find("auto", place, [f"{place}/pkg/sub/a.py", f"{place}/plain/c.py"])
+    assert sent(found) == [
+        "home/pkg/__init__.py",
+        "home/pkg/b.txt",
+        "home/pkg/sub/__init__.py",
+        "home/pkg/sub/a.py",
+        "home/plain/c.py",
+    ]
 
 
 def test_what_is_not_a_file_is_left_out(home):
@@ -209,3 +226,41 @@ def test_tokens_are_there_for_a_moment(tmp_path):
     tokens.remove()
     tokens.remove()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("component", [["dist.ddp", "-j", "1x1"], ["utils.python"]])
+@pytest.mark.parametrize("words", [["--script", "train.py"], ["-m", "train"]])
+def test_programs_of_a_home_directory_are_sent_with_their_modules(home, caplog, component, words):
+    """Wherever a project is sent; and it is said, as it is that nothing is."""
+    write("home/other.py", "home/.ssh/id")
+    Path("home/train.py").write_text("import mine")
+    Path("home/mine.py").write_text("")
+    place = os.path.abspath("home")
+    name, *more = component
+    with get_runner() as runner:
+
+        def request(scheduler, cfg, made=name, args=(*more, *words)):
+            return runner.dryrun_component(made, list(args), scheduler, cfg, place).request
+
+        over_ssh = request("ssh", {"hosts": ["nowhere"]}).replicas[0].files
+        assert [os.path.relpath(path, place) for path in over_ssh] == ["train.py", "mine.py"]
+        (only,) = caplog.messages
+        assert f"of {place} only train.py and what it imports is sent" in only
+        on_ray = request("ray", {"dashboard_address": "http://nowhere:1"}).projects[place]
+        assert [file.path for file in on_ray.files] == ["mine.py", "train.py"]
+        on_slurm = request("slurm", {"job_dir": str(home / "jobs")})
+        copy_workspaces(on_slurm.copies, on_slurm.copied_only)
+        assert sorted(os.listdir(on_slurm.copies[place])) == ["mine.py", "train.py"]
+        caplog.clear()
+        assert request("ssh", {"hosts": ["a"]}, "utils.echo", ()).replicas[0].files == ()
+        assert f"nothing of {place} is sent" in caplog.text
+
+
+def test_of_a_home_directory_on_this_machine_nothing_is_said(home, caplog):
+    """Programs run in it."""
+    write("home/train.py")
+    with get_runner() as runner:
+        runner.dryrun_component(
+            "utils.python", ["train.py"], "local_cwd", {}, os.path.abspath("home")
+        )
+    assert not caplog.messages

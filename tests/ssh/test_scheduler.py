@@ -66,6 +66,29 @@ def test_the_project_is_there_and_python_is_the_hosts_own(runner, cfg, tmp_path)
     assert list(runner.log_lines(handle, replica=1)) == ["box2 helped ['aptg']"]
 
 
+def test_a_script_of_a_home_directory_is_there_with_what_it_imports(
+    runner, cfg, tmp_path, monkeypatch
+):
+    """And nothing else of it is."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    (home / "own").mkdir()
+    (home / "own" / "__init__.py").write_text("NAME = 'mine'\n")
+    (home / "rd.py").write_text(
+        "import os\ndef main():\n    import own\n    print(own.NAME, sorted(os.listdir()))\nmain()\n"
+    )
+    (home / "secret").write_text("")
+    handle = runner.run_component("utils.python", ["rd.py"], "ssh", cfg)
+    runner.wait(handle)
+    assert list(runner.log_lines(handle)) == ["mine ['own', 'rd.py']"]
+    args = ["-j", "2x1", "--script", "rd.py"]
+    handle = runner.run_component("dist.ddp", args, "ssh", cfg)
+    runner.wait(handle)
+    assert list(runner.log_lines(handle, replica=1)) == ["[0]:mine ['own', 'rd.py']"]
+
+
 def test_the_first_host_is_found_by_the_others(runner, cfg, tmp_path):
     """Under the address at which they reach it."""
     (tmp_path / "meet.py").write_text(
@@ -109,6 +132,24 @@ def test_ddp_on_two_hosts(runner, cfg, tmp_path):
     lines = [line for i in (0, 1) for line in runner.log_lines(handle, replica=i)]
     assert status.state is AppState.SUCCEEDED, "\n".join(lines)
     assert sum("sum 2.0" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("what", ["DROP", "REJECT --reject-with icmp-host-prohibited"])
+def test_hosts_that_do_not_reach_the_first_are_told_of_before_they_wait(
+    runner, cfg, cluster, tmp_path, what
+):
+    """A firewall is named with the next command, and nobody waits for a rendezvous."""
+    (tmp_path / "train.py").write_text("")
+    rule = ["INPUT", "-s", cluster.hosts[1].address, "-j", *what.split()]
+    cluster.hosts[0].enter("iptables", "-I", *rule)
+    try:
+        handle = runner.run_component("dist.ddp", ["-j", "2x1", "--script", "train.py"], "ssh", cfg)
+        status = runner.wait(handle)
+    finally:
+        cluster.hosts[0].enter("iptables", "-D", *rule)
+    assert status.state is AppState.FAILED
+    assert f"box2 cannot reach box1 at {cluster.hosts[0].address}: " in status.message
+    assert "phalanx hosts check box1 box2" in status.message
 
 
 def test_a_failure_names_host_and_error_and_ends_the_others(runner, cfg, cluster):

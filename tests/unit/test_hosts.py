@@ -66,6 +66,10 @@ def test_advice_names_the_host_as_the_user_does(name, config, typed):
     *options, host = typed.split()
     tried = " ".join(["ssh", *options, "-o", "BatchMode=yes", host, "true"])
     assert LoginEnded("Permission denied", target).describe().endswith(f"then try: {tried}")
+    # To accept a key, ssh has to ask.
+    accepts = " ".join(["ssh", *options, host, "true"])
+    unknown = LoginEnded("Host key verification failed.", target).describe()
+    assert unknown.endswith(f"if it is the right one: {accepts}")
 
 
 @pytest.mark.parametrize(

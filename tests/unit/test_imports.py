@@ -1,12 +1,13 @@
 """What a function will import, found without running anything."""
 
 import functools
+import os
 import sys
 import textwrap
 
 import pytest
 
-from phalanx._launcher.planning import imports
+from phalanx._launcher.planning import imports, script_files
 
 
 def modules(needs):
@@ -78,6 +79,84 @@ def test_a_file_that_does_not_parse_needs_nothing(tmp_path):
     """The worker will say what is wrong with it."""
     found = of_file(tmp_path, "this is not python")
     assert (found.preload, found.torch, found.late) == ((), False, ())
+
+
+def test_modules_in_nested_directories_without_an_init_file(tmp_path, monkeypatch):
+    """They are found without importing what is above them."""
+    (tmp_path / "outer_under_test" / "inner").mkdir(parents=True)
+    module = tmp_path / "outer_under_test" / "inner" / "deep.py"
+    module.write_text("import rich\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    needs = of_file(tmp_path, "from outer_under_test.inner.deep import x\n")
+    assert str(module) in needs.files
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write files, and say which of them a script or module needs."""
+
+    def write(**texts):
+        for name, text in texts.items():
+            path = tmp_path / f"{name.replace('_in_', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        for name in ("pkg", "pkg/sub"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "__init__.py").touch()
+
+    write.of_script = lambda name: relative(script_files.of_script(name, str(tmp_path)))
+    write.of_module = lambda name: relative(script_files.of_module(name, str(tmp_path)))
+
+    def relative(found):
+        return sorted(os.path.relpath(path, tmp_path) for path in found)
+
+    return write
+
+
+def test_a_script_needs_what_it_imports_wherever_in_it(files):
+    """Of the user's: in functions, by packages, relatively; not what is installed or not there."""
+    files(
+        train="import os, torch, nowhere, a\ndef main():\n    from pkg.sub import deep\n",
+        a="import b, a\n",
+        b="this is not python",
+        unused="",
+        space_in_inner_in_c="",
+        pkg_in_sub_in_deep="from ..near import x\nimport space.inner.c\n",
+        pkg_in_near="",
+    )
+    assert files.of_script("train.py") == sorted(
+        ["a.py", "b.py", "pkg/__init__.py", "pkg/near.py", "pkg/sub/__init__.py"]
+        + ["pkg/sub/deep.py", "space/inner/c.py", "train.py"]
+    )
+    assert files.of_script("nowhere.py") == []
+
+
+def test_a_script_in_a_directory_imports_from_there(files):
+    """As Python does; a directory is run by its `__main__.py`."""
+    files(
+        sub_in_run="import beside\n",
+        sub_in_beside="",
+        beside="",
+        app_in___main__="import x\n",
+        x="",
+    )
+    assert files.of_script("sub/run.py") == ["sub/beside.py", "sub/run.py"]
+    assert files.of_script("app") == ["app/__main__.py"]
+
+
+def test_a_module_needs_its_packages_and_what_it_imports(files):
+    """A package is run by its `__main__`; one that is installed needs nothing of here."""
+    files(
+        pkg_in_train="from . import near\nimport top\n", pkg_in_near="", top="", pkg_in___main__=""
+    )
+    assert files.of_module("pkg.train") == [
+        "pkg/__init__.py",
+        "pkg/near.py",
+        "pkg/train.py",
+        "top.py",
+    ]
+    assert files.of_module("pkg") == ["pkg/__init__.py", "pkg/__main__.py"]
+    assert files.of_module("json.tool") == files.of_module("nowhere") == []
 
 
 def run(code, name="f", **names):

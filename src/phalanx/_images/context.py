@@ -12,11 +12,11 @@ import hashlib
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from phalanx._images.dockerignore import DockerIgnore
-from phalanx._launcher.project.project_files import ProjectDirectory
+from phalanx._launcher.project.project_files import ProjectDirectory, only_needed
 from phalanx.errors import ConfigError, SchedulerError
 
 DOCKERFILE = ".phalanx-Dockerfile"
@@ -110,10 +110,19 @@ class BuildContext:
             raise SchedulerError(f"{full} changed while it was read. Submit again.")
 
 
-def list_files(project: str, dockerfile: str | None) -> BuildContext:
-    """The files of a project. Raises `ConfigError`, `LaunchError` where there are too many."""
+def list_files(
+    project: str, dockerfile: str | None, only: Collection[str] | None = None
+) -> BuildContext:
+    """The files of a project. Raises `ConfigError`, `LaunchError` where there are too many.
+
+    `only`: those of it that go, where it is nobody's project.
+    """
     project = os.path.abspath(project)
-    root = ProjectDirectory(project, ignored_as=_docker_ignore(project, dockerfile))
+    root = (
+        ProjectDirectory(project, ignored_as=_docker_ignore(project, dockerfile))
+        if only is None
+        else only_needed(project, only)
+    )
     files = []
     for path, status in root.files():
         if path == _IGNORE_FILE:

@@ -11,6 +11,7 @@ from phalanx._logs import logger
 from phalanx._schedulers.authoring import workspace_of
 from phalanx._schedulers.scheduler import Capabilities, Scheduler
 from phalanx._specs import AppDef, Role
+from phalanx._specs.app_def import SCRIPT
 from phalanx.errors import ConfigError
 
 _MOST_REPLICAS = 100_000
@@ -42,10 +43,13 @@ def with_workspace(role: Role, workspace: str | None, *, runs_images: bool) -> R
         from phalanx._launcher.project.project_files import is_too_wide
 
         if workspace is None and is_too_wide(current := workspace_of(role)):
+            script = role.metadata.get(SCRIPT)
+            here = isinstance(script, str) and os.path.exists(os.path.join(current, script))
             logger.warning(
-                "phalanx: role %r runs its image as it is: %s is not taken for a project. To copy "
-                "a directory into the image, name it as the workspace",
+                "phalanx: role %r runs its image as it is%s: %s is not taken for a project. To "
+                "copy a directory into the image, name it as the workspace",
                 role.name,
+                f" and {script} is not copied" if here else "",
                 current,
             )
             return role

@@ -6,10 +6,12 @@ import importlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
+from phalanx._logs import logger
 from phalanx._specs import AppDef, Role
+from phalanx._specs.app_def import MODULE, SCRIPT
 from phalanx._specs.substitution import Values
 from phalanx._system.near_files import near_file
 from phalanx.errors import ConfigError
@@ -95,6 +97,45 @@ def workspace_files(directory: str) -> Iterator[str]:
 
     for path, _ in ProjectDirectory(os.path.abspath(directory)).files():
         yield path
+
+
+def files_needed(roles: Iterable[Role]) -> dict[str, tuple[str, ...]]:
+    """What is sent of workspaces that are nobody's projects, such as a home directory.
+
+    By workspace: the scripts or modules that roles run, and what these import of it, in full. A
+    workspace that is not among them goes as a whole. Warns of what is not sent.
+    """
+    from phalanx._launcher.project.project_files import is_too_wide
+
+    found: dict[str, dict[str, None]] = {}
+    told: dict[str, None] = {}
+    for role in roles:
+        directory = workspace_of(role)
+        if not is_too_wide(directory):
+            continue
+        files = _files_run(role, directory)
+        found.setdefault(directory, {}).update(dict.fromkeys(files))
+        what = f"nothing of {directory} is sent"
+        if files:
+            script = os.path.relpath(files[0], directory)
+            what = f"of {directory} only {script} and what it imports is sent"
+        told[what] = None
+    for what in told:
+        logger.warning(
+            "phalanx: %s: a home or system directory is not taken for a project. To send more, run "
+            "from the project's own directory",
+            what,
+        )
+    return {directory: tuple(files) for directory, files in found.items()}
+
+
+def _files_run(role: Role, directory: str) -> tuple[str, ...]:
+    from phalanx._launcher.planning import script_files
+
+    script, module = role.metadata.get(SCRIPT), role.metadata.get(MODULE)
+    if isinstance(script, str):
+        return script_files.of_script(script, directory)
+    return script_files.of_module(module, directory) if isinstance(module, str) else ()
 
 
 def need(package: str, extra: str) -> ModuleType:

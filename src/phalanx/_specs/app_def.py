@@ -16,6 +16,8 @@ from phalanx.errors import ConfigError
 
 SCRIPT = "script"
 """The key of a role's metadata that names the Python file it runs, relative to its workspace."""
+MODULE = "module"
+"""The key of a role's metadata that names the module that it runs instead."""
 HOSTS = "phalanx/hosts"
 """The key of a role's metadata that says how many hosts each replica has; it runs on the first."""
 _LONGEST = 200

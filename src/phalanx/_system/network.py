@@ -118,6 +118,16 @@ def bind(*, anywhere: bool) -> socket.socket:
     return _bind(socket.socket(), "127.0.0.1")
 
 
+def listen(port: int) -> socket.socket:
+    """Listen at a port, of every address of both versions. Raises `OSError`."""
+    try:
+        bound = _bind(socket.socket(socket.AF_INET6), "::", port)
+    except OSError:
+        bound = _bind(socket.socket(), "0.0.0.0", port)  # noqa: S104 every address that it has
+    bound.listen(1024)
+    return bound
+
+
 def bind_pair(*, anywhere: bool) -> tuple[socket.socket, socket.socket]:
     """Bind a free port and the one after it, without listening.
 

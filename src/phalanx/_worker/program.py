@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from phalanx._core.environment import users
 from phalanx._core.launch_guard import DEPTH
 from phalanx._core.ranks import HOST, RANK_VARIABLES
 from phalanx._system.machine import is_installed, program_path
-from phalanx._system.network import address_towards, free_port
+from phalanx._system.network import address_towards, free_port, listen
 
 ADDRESS = "PHALANX_ADDRESS"
 """The variable in which a replica finds the address that others reach it at."""
@@ -112,6 +117,71 @@ def _resolve(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [program, *argv[1:]]
 
 
-def rank0_endpoint() -> tuple[str, int]:
-    """Where the first of the hosts is found by the others; on that one, with a port to meet at."""
-    return os.environ["MASTER_ADDR"], free_port()
+def rank0_endpoint() -> tuple[str, int, str]:
+    """Where the first of the hosts is found by the others; on that one, with a port to meet at;
+    and nothing that is wrong.
+    """
+    return os.environ["MASTER_ADDR"], free_port(), ""
+
+
+def meeting_point(ports: Sequence[int]) -> tuple[str, int, str]:
+    """As `rank0_endpoint`; and on the other hosts, why they do not reach the first one.
+
+    The first host listens at those of the ports that are free there, and the others try all of
+    them.
+    """
+    address, others = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"]) - 1
+    limit = time.monotonic() + _BEGINNING
+    if os.environ["RANK"] != "0":
+        return address, 0, _why_unreached(address, ports, limit)
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(b) for b in map(_listen, ports) if b is not None]
+        while listening and others and (left := limit - time.monotonic()) > 0:
+            for bound in select.select(listening, [], [], left)[0]:
+                connection, _ = bound.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(1.0)
+                    others -= connection.recv(1) == _GREETING
+    return address, free_port(), ""
+
+
+_BEGINNING = 20.0
+"""Seconds within which the first host listens, however busy it is."""
+_ANSWERING = 5.0
+"""Seconds for a network to answer, whoever listens."""
+_GREETING = b"\n"
+
+
+def _listen(port: int) -> socket.socket | None:
+    try:
+        return listen(port)
+    except OSError:
+        return None
+
+
+def _why_unreached(address: str, ports: Sequence[int], limit: float) -> str:
+    """Try until the first host listens; empty when it was reached."""
+    while True:
+        with ThreadPoolExecutor(len(ports)) as pool:
+            problems = list(pool.map(lambda port: _greet(address, port), ports))
+        if "" in problems:
+            return ""
+        others = [problem for problem in problems if problem != _REFUSED]
+        if others or time.monotonic() > limit:
+            return (others or problems)[0]
+        time.sleep(0.05)
+
+
+_REFUSED = os.strerror(errno.ECONNREFUSED)
+"""A firewall may say so, and a host that does not listen yet."""
+
+
+def _greet(address: str, port: int) -> str:
+    try:
+        with socket.create_connection((address, port), _ANSWERING) as connection:
+            connection.sendall(_GREETING)
+    except TimeoutError:
+        return f"no answer within {_ANSWERING:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx import specs
 from phalanx._rendezvous.endpoints import STATIC_PORT
-from phalanx._specs.app_def import SCRIPT
+from phalanx._specs.app_def import MODULE, SCRIPT
 from phalanx.errors import ConfigError
 from phalanx.specs import macros
 
@@ -114,7 +114,7 @@ def ddp(
                 resource=specs.resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
                 port_map={"c10d": rdzv_port or STATIC_PORT} if most > 1 else {},
                 mounts=specs.parse_mounts(mounts or ()),
-                metadata={} if script is None else {SCRIPT: script},
+                metadata={MODULE: str(m)} if script is None else {SCRIPT: script},
             )
         ],
     )

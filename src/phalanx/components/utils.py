@@ -6,7 +6,7 @@ import os
 import shlex
 
 from phalanx import specs
-from phalanx._specs.app_def import SCRIPT
+from phalanx._specs.app_def import MODULE, SCRIPT
 from phalanx.components._texts import program
 from phalanx.errors import ConfigError
 
@@ -139,6 +139,7 @@ def python(
     metadata: dict[str, str] = {}
     if m is not None:
         command = ["-m", m, *args]
+        metadata[MODULE] = m
     elif c is not None:
         command = ["-c", c, *args]
     else:

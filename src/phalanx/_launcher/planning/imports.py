@@ -380,7 +380,7 @@ def find_source(name: str) -> Path | None:
     parts = name.split(".")
     for i in range(len(parts)):
         try:
-            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: i + 1]), search)
+            spec = _find_spec(".".join(parts[: i + 1]), search)
         except (ImportError, ValueError):
             return None
         if spec is None:
@@ -388,3 +388,10 @@ def find_source(name: str) -> Path | None:
         search = spec.submodule_search_locations
     origin = spec.origin if spec is not None else None
     return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _find_spec(name: str, search: Any) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, search)
+    except KeyError:  # a directory without __init__.py in another: it asks for its parent, by name
+        return importlib.machinery.PathFinder.find_spec(name.rpartition(".")[2], search)

@@ -200,11 +200,8 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Project 
         path = _repository(cwd) or cwd
         path = cwd if path in wide else path
         needed = _needed(files, path)
-        # A home directory is nobody's project: only what the function was seen to need of it.
         roots.append(
-            ProjectDirectory(path, only=needed)
-            if path in wide
-            else ProjectDirectory(path, needed=needed)
+            only_needed(path, files) if path in wide else ProjectDirectory(path, needed=needed)
         )
     outside: dict[str, dict[str, None]] = {}
     for file in files:
@@ -223,6 +220,28 @@ def find(workspace: object, cwd: str | None, files: Collection[str]) -> Project 
             name += "_"
         named[name] = root
     return Project(named)
+
+
+def only_needed(directory: str, files: Collection[str]) -> ProjectDirectory:
+    """Of a directory that is nobody's project, such as a home directory: what was seen to be
+    needed of it, packages as a whole.
+    """
+    tops: dict[str, None] = {}
+    for path in _needed(files, directory):
+        tops[_package_root(path, directory)] = None
+    return ProjectDirectory(directory, only=tuple(tops))
+
+
+def _package_root(path: str, root: str) -> str:
+    """The outermost package, within a directory, that a file is in; the file where it is in none.
+
+    Both are paths within the directory.
+    """
+    while parent := os.path.dirname(path):
+        if not os.path.exists(os.path.join(root, parent, "__init__.py")):
+            break
+        path = parent
+    return path
 
 
 def _needed(files: Collection[str], root: str) -> tuple[str, ...]:

@@ -91,12 +91,13 @@ def _advice(said: str, target: Target) -> str:
     if "Permission denied" in said:
         return (
             "\nPhalanx never asks for passwords. Set up key-based login (ssh-copy-id, ssh-agent), "
-            f"then try: {target.trial}"
+            f"then try: {target.trial(may_ask=False)}"
         )
     if "HAS CHANGED" in said:
         return ""  # ssh says what that may mean
     if "Host key verification failed" in said:
-        return f"\nAccept the host key first, if it is the right one: {target.trial}"
+        trial = target.trial(may_ask=True)
+        return f"\nAccept the host key first, if it is the right one: {trial}"
     return ""
 
 

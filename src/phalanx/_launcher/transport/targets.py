@@ -68,13 +68,13 @@ class Target:
         """What leads there."""
         return self.transport[0] if self.transport else "sh"
 
-    @property
-    def trial(self) -> str:
-        """A command for the user to try."""
+    def trial(self, *, may_ask: bool) -> str:
+        """A command for the user to try: as we do, or so that it asks, as ssh does by itself."""
         given = dict(zip(self.transport[1::2], self.transport[2::2], strict=False))
         kept = [word for flag in ("-F", "-p") if flag in given for word in (flag, given[flag])]
         host = f"{given['-l']}@{self.transport[-1]}" if "-l" in given else self.transport[-1]
-        return shlex.join(["ssh", *kept, "-o", "BatchMode=yes", host, "true"])
+        batch = () if may_ask else ("-o", "BatchMode=yes")
+        return shlex.join(["ssh", *kept, *batch, host, "true"])
 
     def command(self, marker: str, entry: str) -> list[str]:
         """The command that runs a text of ours there: the function `entry` of it is called."""

@@ -12,7 +12,7 @@ from phalanx._channel import tokens
 from phalanx._core.json_text import parse_json
 from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
-from phalanx._schedulers.authoring import check_script, workspace_of
+from phalanx._schedulers.authoring import check_script, files_needed, workspace_of
 from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.ray import job_log
 from phalanx._schedulers.ray.api.addresses import dashboard_of
@@ -70,7 +70,8 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
         projects: dict[str, BuildContext] = {}
         directories = {role.name: self._directory(role, options) for role in app.roles}
         if not options.has_remote_directory:
-            projects = {path: plan_project(path) for path in set(directories.values())}
+            only = {} if options.working_dir is not None else files_needed(app.roles)
+            projects = {p: plan_project(p, only.get(p)) for p in set(directories.values())}
         return make_request(
             app,
             dashboard_of(options, os.environ),

@@ -40,6 +40,8 @@ class ReplicaRequest:
     """The file of each stream."""
     script: str | None = None
     """The Python file that it runs, relative to `cwd`, where it must be there."""
+    files: tuple[str, ...] = ()
+    """What is sent to its host of a `cwd` that is nobody's project."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -113,7 +115,10 @@ class AppRequest:
                 **{
                     **role,
                     "replicas": tuple(
-                        ReplicaRequest(**{**r, "argv": tuple(r["argv"])}) for r in role["replicas"]
+                        ReplicaRequest(
+                            **{**r, "argv": tuple(r["argv"]), "files": tuple(r.get("files", ()))}
+                        )
+                        for r in role["replicas"]
                     ),
                 }
             )

@@ -16,7 +16,7 @@ from phalanx._registry import directory, replace, reserve
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle
 from phalanx._registry.submission import facts_of, make_directory
 from phalanx._remote import slurm_replica
-from phalanx._schedulers.authoring import check_script, make_app_id, workspace_of
+from phalanx._schedulers.authoring import check_script, files_needed, make_app_id, workspace_of
 from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.replicas.log_files import (
     ReplicaStream,
@@ -95,6 +95,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             script=make_script(app_id, str(job_dir), tuple(roles), options, command, programs),
             roles=tuple(roles),
             copies=copies,
+            copied_only=files_needed(app.roles) if copies else {},
             files=tuple(
                 (workspace_of(role), role.metadata[SCRIPT])
                 for role in app.roles
@@ -147,7 +148,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
             reserve(path / "status.json", sum(role.num_replicas for role in request.roles))
             from phalanx._schedulers.slurm.workspace_copy import copy_workspaces
 
-            copy_workspaces(request.copies)
+            copy_workspaces(request.copies, request.copied_only)
             number = controller().submit(request.app_id, SCRIPT_FILE, request.job_dir)
             _note_job(files, number)
         except BaseException as error:

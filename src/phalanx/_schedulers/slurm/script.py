@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx._schedulers.authoring import UNSAID_MEMORY
@@ -53,6 +53,8 @@ class SlurmRequest:
     roles: tuple[ScriptRole, ...]
     copies: Mapping[str, str] = field(default_factory=dict)
     """Directories to copy before, and where to."""
+    copied_only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of directories among them that are nobody's projects: the files that are copied."""
     files: tuple[tuple[str, str], ...] = ()
     """Python files that must be there: the directory, and the path in it."""
 

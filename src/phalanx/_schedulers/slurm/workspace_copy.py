@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from phalanx._launcher.project.project_files import ProjectDirectory
+from phalanx._launcher.project.project_files import ProjectDirectory, only_needed
 from phalanx.errors import SchedulerError
 
 
-def copy_workspaces(copies: Mapping[str, str]) -> None:
+def copy_workspaces(copies: Mapping[str, str], only: Mapping[str, Collection[str]]) -> None:
     """Copy the files of directories that are sent to hosts: see `workspace_files`.
 
-    Links stay links. Raises `SchedulerError`, `LaunchError` where there is too much.
+    `only` says which, of directories that are not sent as a whole. Links stay links. Raises
+    `SchedulerError`, `LaunchError` where there is too much.
     """
     for source, target in copies.items():
         try:
-            _copy(source, target)
+            whole = ProjectDirectory(os.path.abspath(source))
+            _copy(only_needed(source, only[source]) if source in only else whole, target)
         except OSError as error:
             raise SchedulerError(f"cannot copy the project {source} to {target}: {error}") from None
 
 
-def _copy(source: str, target: str) -> None:
+def _copy(project: ProjectDirectory, target: str) -> None:
+    source = project.path
     os.makedirs(target, mode=0o700)
     made = {""}
     jobs = _left_out(source, target)
-    for path, _ in ProjectDirectory(os.path.abspath(source)).files():
+    for path, _ in project.files():
         full = os.path.join(source, path)
         if full.startswith(jobs + os.sep):
             continue

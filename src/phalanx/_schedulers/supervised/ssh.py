@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._launcher.planning.validation import check_fetch
-from phalanx._schedulers.replicas.request import ReplicaRequest
+from phalanx._schedulers.authoring import files_needed
+from phalanx._schedulers.replicas.request import AppRequest, ReplicaRequest
 from phalanx._schedulers.scheduler import option
 from phalanx._schedulers.supervised.gpus import distribute
 from phalanx._schedulers.supervised.supervised_scheduler import SupervisedScheduler, check_grace
+from phalanx._specs import AppDef
 from phalanx.errors import ConfigError
+
+_RENDEZVOUS = "c10d"
+"""The port of a role at whose first replica the others meet, as TorchX's components name it too."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,25 @@ class SshScheduler(SupervisedScheduler):
     options = SshOptions
     starter = "phalanx._schedulers.supervised.ssh_replicas:SshReplicas"
     root = "."  # the directory on the host is known only there; a replica starts in it
+
+    def dryrun(self, app: AppDef, options: SshOptions) -> AppRequest:
+        """The programs, and what is sent for them where not all of the directory is."""
+        request = super().dryrun(app, options)
+        files = files_needed(app.roles)
+        roles = tuple(
+            dataclasses.replace(
+                role,
+                replicas=tuple(
+                    dataclasses.replace(replica, files=files.get(replica.cwd, ()))
+                    for replica in role.replicas
+                ),
+            )
+            for role in request.roles
+        )
+        # They fail if not all can meet; where some may be missing, those that meet go on.
+        meeting = [r.name for r in app.roles if _RENDEZVOUS in r.port_map and not r.min_replicas]
+        more = {**request.starter_options, "meeting_roles": meeting}
+        return dataclasses.replace(request, roles=roles, starter_options=more)
 
     def fill_in(self, replica: ReplicaRequest, options: SshOptions) -> ReplicaRequest:
         """On its host: they are gone round in their order."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
+import random
+import shlex
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,9 @@ from phalanx._schedulers.supervised.replicas import TellStacks, Wait, open_log
 from phalanx._system.network import free_port
 from phalanx._worker import program
 from phalanx.errors import Cancelled, OutputLost, PhalanxError
+
+_PORTS = range(15_000, 30_000)
+"""Of which the first host listens at some, for the others to try."""
 
 
 class SshReplicas:
@@ -55,13 +61,21 @@ class SshReplicas:
             self._first[role.name] = ("localhost", free_port())
             if len(hosts) < 2:
                 continue
+            meets = role.name in self._request.starter_options["meeting_roles"]
+            # Some of them may be taken on the first host.
+            ports = random.sample(_PORTS, 4)
+            find, args = (program.meeting_point, [ports]) if meets else (program.rank0_endpoint, [])
             try:
-                app = self._start(hosts, role.replicas[0], program.rank0_endpoint, ())
+                app = self._start(hosts, role.replicas[0], find, args)
                 while not app.status().state.is_final:
                     if not wait(f"logging in to {len(hosts)} hosts"):
                         app.cancel(0.0)
                         app.wait()
-                self._first[role.name] = app.result().rank(0)
+                found = app.result()
+                self._first[role.name] = found.rank(0)[:2]
+                problems = {host: found.rank(i)[2] for i, host in enumerate(hosts)}
+                if problem := _unreached(hosts, found.rank(0)[0], problems):
+                    return problem
             except (PhalanxError, OSError) as error:
                 return str(error)
         return None
@@ -154,6 +168,7 @@ class SshReplicas:
             **self._request.starter_options["launch_options"],
         )
         needs = imports.of_function(function)
+        needs = dataclasses.replace(needs, files=(*needs.files, *replica.files))
         work = Work.of(payload.pack(function, args, {}, needs), needs, function.__name__)
         return prepare_app(options, work, directory=replica.cwd).start(is_recorded=False)
 
@@ -178,6 +193,19 @@ class SshReplicas:
             ending = ReplicaEnd(error=_in_one_line(error))
         self._ended.put((replica.key, ending))
         self._wake()
+
+
+def _unreached(hosts: Sequence[str], address: str, problems: Mapping[str, str]) -> str:
+    """What to say when hosts do not reach the first one; empty when all do."""
+    found = {host: problem for host, problem in problems.items() if problem}
+    if not found:
+        return ""
+    lines = [f"{host} cannot reach {hosts[0]} at {address}: {why}" for host, why in found.items()]
+    return (
+        f"{'; '.join(lines)}. Replicas meet at that address. Check firewalls and networks with: "
+        f"phalanx hosts check {shlex.join(hosts)}; or set another address of {hosts[0]} with "
+        "-cfg address=…"
+    )
 
 
 def _keep_error(replica: ReplicaRequest, reported: bytes) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,9 @@ class Package:
         return self.uri
 
 
-def plan_project(project: str) -> BuildContext:
-    """The files of a project. Raises `ConfigError` where they are too many."""
-    context = list_files(project, None)
+def plan_project(project: str, only: Collection[str] | None = None) -> BuildContext:
+    """The files of a project, or `only` some. Raises `ConfigError` where they are too many."""
+    context = list_files(project, None, only)
     if context.size > LIMIT:
         raise ConfigError(
             f"ray: {project} is too large to travel: {len(context.files)} files, "
