@@ -334,7 +334,9 @@ class Supervisor:
         if not ending.succeeded:
             error = self._errors[key] = self._error_of(key, ending)
             asked = asked and not error.is_own  # then it had failed before
-        actions = self._lifecycle.ended(key, succeeded=ending.succeeded, asked=asked)
+        actions = self._lifecycle.ended(
+            key, succeeded=ending.succeeded, asked=asked, lost=ending.lost
+        )
         if self._lifecycle.first_failure == key and self._code is None:
             self._code = ending.code or 1
             self._blame(key, ending)
