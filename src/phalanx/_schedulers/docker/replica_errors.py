@@ -29,7 +29,7 @@ def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
     if error.text:
         return replace(error, text=shown(error.text))
     try:
-        text = in_text(last_output(engine, container.id))
+        text = in_text(last_output(engine, container.id), killed=container.end.signal is not None)
     except SchedulerError:
         return error  # its output cannot be read: how it ended is known all the same
     if found := _NO_PROGRAM.search(text):
