@@ -40,6 +40,54 @@ def test_any_file_can_be_launched(tmp_path, name):
     assert done.stdout == "rank 0: 4\nrank 1: 4\n", done.stderr
 
 
+SCRIPT = """
+import argparse, os, sys
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1)
+    return sys.argv[0], parser.parse_args(argv).steps, os.environ["RANK"]
+
+def main():
+    return parse()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "way"),
+    [
+        *[("job.py:main", way) for way in ("forked", "inline", "none", "help")],
+        ("job.py:parse", "forked"),
+        ("pack.job:main", "forked"),
+    ],
+)
+def test_a_script_that_parses_its_own_arguments_runs_unchanged(tmp_path, target, way):
+    """What stands after -- is in `sys.argv`, behind the file, as with torchrun."""
+    (tmp_path / "pack").mkdir()
+    for path in ("job.py", "pack/__init__.py", "pack/job.py"):
+        (tmp_path / path).write_text(SCRIPT)
+    file = "job.py" if target.startswith("job.py") else str(tmp_path / "pack" / "job.py")
+    options = ["--start-method", "inline"] if way == "inline" else ["--workers-per-host", "2"]
+    own = {"none": (), "help": ("--", "--help")}.get(way, ("--", "--steps", "2"))
+    done = cli(target, *options, *own, cwd=tmp_path)
+    if way == "help":
+        assert "usage: job.py [-h] [--steps STEPS]" in done.stdout, done.stderr
+        assert "phalanx launch" not in done.stdout
+        return
+    steps = 1 if way == "none" else 2
+    ranks = range(1 if way == "inline" else 2)
+    values = [f"rank {rank}: {(file, steps, str(rank))!r}\n" for rank in ranks]
+    assert done.stdout == "".join(values), done.stderr
+
+
+def test_arguments_that_a_script_refuses_are_its_own_mistake(tmp_path):
+    """The parser's sentence, and its exit code."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    done = cli("job.py:main", "--", "--stepz", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "job.py: error: unrecognized arguments: --stepz 2" in done.stderr
+
+
 @pytest.mark.parametrize(
     "code", ["import os\n1 / 0\n", "def broken(:\n", "import no_such_module_q\n"]
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -1062,6 +1063,27 @@ def test_a_path_may_have_macros(tmp_path):
         "    return AppDef('a', [Role('a', entrypoint='mine', env=env)])\n"
     )
     assert run("--log", "./comp.py:app").stderr == "a/0 own\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args(['--stepz'])",
+            "exited with code 2: train.py: error: unrecognized arguments: --stepz",
+        ),
+        (
+            "import os, warnings\nwarnings.warn('harmless')\nos.kill(os.getpid(), 9)",
+            "was killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_worker_that_ends_without_an_error_is_told_of_in_one_sentence(tmp_path, body, said):
+    """The worker's own end, not that of the replica; with its parser's sentence, no warning."""
+    (tmp_path / "train.py").write_text(body)
+    done = run("--wait", "dist.ddp", "-j", "1x1", "train.py", timeout=60)
+    line = done.stderr.splitlines()[1]
+    assert re.fullmatch(rf"  train/0 failed: rank 0 on \S+ {re.escape(said)}", line), done.stderr
 
 
 @pytest.mark.parametrize(

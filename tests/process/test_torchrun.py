@@ -840,6 +840,18 @@ def test_what_is_waited_for_is_said(torchrun):
         "print(1)", "--nnodes", "2", *where, "--rdzv-endpoint", f"localhost:{free_port()}"
     )
     assert "up to 4 s (join_timeout): 1 of at least 2 hosts joined: " in alone.stderr
+    assert "finds no address" not in alone.stderr
+
+
+@pytest.mark.parametrize("where", ["rdzv-endpoint", "master-addr"])
+def test_an_endpoint_without_an_address_is_named_by_the_host_that_leads(torchrun, where):
+    """By flags the first host is the endpoint's, whatever its names are: others cannot find it."""
+    endpoint = "no.such.host" + (":29400" if where == "rdzv-endpoint" else "")
+    conf = ("--rdzv-conf", "join_timeout=4")
+    done = torchrun("print(1)", "--nnodes", "2", f"--{where}", endpoint, *conf)
+    (said,) = [line for line in done.stderr.splitlines() if "waiting for" in line]
+    assert "This host finds no address of no.such.host: " in said
+    assert "known" in said or "resolution" in said
 
 
 SILENT_RESOLVER = """

@@ -126,8 +126,11 @@ def test_a_spare_replaces_a_lost_host(launcher, cluster, chronicle):
     check(app.result(30), second)
 
 
-def test_a_silent_host_is_lost_after_host_timeout(launcher, cluster, chronicle):
-    """Packets are dropped: the others go on, and what is on the host ends by itself."""
+def test_a_silent_host_is_lost_after_host_timeout(launcher, cluster, chronicle, caplog):
+    """Packets are dropped: the others go on, and what is on the host ends by itself.
+
+    Nobody saw that: in the end the host is named, once.
+    """
     app = launcher(3, min_hosts=2, host_timeout=2, orphan_timeout=4).start(train)
     is_training(cluster, cluster.names[:3], chronicle, 1)
     cluster.hosts[0].cut()
@@ -135,6 +138,10 @@ def test_a_silent_host_is_lost_after_host_timeout(launcher, cluster, chronicle):
     wait_until(lambda: not cluster.hosts[0].processes(), timeout=20)
     app.signal(signal.SIGUSR2)
     check(app.result(30), ["box2", "box3"])
+    end = [record.getMessage() for record in caplog.records if "box1" in record.getMessage()]
+    assert sum("may be left" in line for line in end) == 1, end
+    assert end[-1].startswith("phalanx: box1 did not answer: processes may be left there")
+    assert not any("cancelled" in record.getMessage() for record in caplog.records), end
 
 
 def test_a_host_that_is_added_joins(launcher, cluster, chronicle):

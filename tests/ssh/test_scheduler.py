@@ -152,6 +152,34 @@ def test_hosts_that_do_not_reach_the_first_are_told_of_before_they_wait(
     assert "phalanx hosts check box1 box2" in status.message
 
 
+@pytest.mark.parametrize("hosts", ["2:3", "3"])
+def test_a_lost_host_is_done_without_if_enough_are_left(runner, cfg, cluster, tmp_path, hosts):
+    """The first one, where the others meet; without MIN the app has failed."""
+    (tmp_path / "train.py").write_text(
+        "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
+        "time.sleep(600 if os.environ['WORLD_SIZE'] == '3' else 0)\n"
+    )
+    cfg["hosts"] = cluster.names[:3]
+    args = ["-j", f"{hosts}x1", "--script", "train.py"]
+    handle = runner.run_component("dist.ddp", args, "ssh", cfg)
+
+    def lines():
+        return list(runner.log_lines(handle, replica=1))
+
+    wait_until(lambda: any("world 3" in line for line in lines()))
+    cluster.hosts[0].kill()
+    status = runner.wait(handle)
+    lost, *left = status.roles[0].replicas
+    assert lost.state is AppState.FAILED
+    assert cluster.names[0] in lost.error
+    if hosts == "2:3":
+        assert status.state is AppState.SUCCEEDED, lines()
+        assert [replica.state for replica in left] == [AppState.SUCCEEDED] * 2
+        assert any("world 2" in line for line in lines())
+    else:
+        assert status.state is AppState.FAILED
+
+
 def test_a_failure_names_host_and_error_and_ends_the_others(runner, cfg, cluster):
     """At once, everywhere."""
     command = (

@@ -15,7 +15,7 @@ from phalanx._schedulers.supervised import gpus
 from phalanx._schedulers.options import make, option, options, parse
 from phalanx.schedulers import make_app_id
 from phalanx._schedulers.replicas.request import AppRequest, ReplicaRequest, RoleRequest
-from phalanx.specs import AppDef, Role
+from phalanx.specs import AppDef, AppState, ReplicaStatus, Role
 
 
 def test_docstrings_in_googles_style():
@@ -131,6 +131,39 @@ def test_the_error_in_what_was_printed(text, error):
 
 def replica(number, count):
     return ReplicaRequest("r", number, ("x",), {}, "/", "localhost", count, {"stdout": "/l/o"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ""),
+        ("step 3\n", ""),
+        ("[W1119 04:00:00.1 init.cpp:1] Warning: Failed to initialize NumPy\n", ""),
+        ("a.py:3: UserWarning: no error\n  warnings.warn('no error')\n", ""),
+        (
+            "step 3\n[1]:[W1119 socket.cpp:2] cannot\nterminate called after …\n  what():  bad\nx\n",
+            "terminate called after …",
+        ),
+        ("Fatal Python error: Segmentation fault\n", "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_what_a_signal_killed_has_not_ended_by_its_last_line(text, words):
+    """Unless that is about an error."""
+    assert error_text.in_text(text, killed=True) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [
+        ("", "exited with code 1"),
+        ("ValueError: x", "exited with code 1: ValueError: x"),
+        ("rank 3 on nu2 was killed by SIGKILL", "failed: rank 3 on nu2 was killed by SIGKILL"),
+    ],
+)
+def test_a_replicas_end_says_once_how_it_ended(error, how):
+    """That of the worker, where it has told that."""
+    status = ReplicaStatus(0, "job", AppState.FAILED, exit_code=1, error=error)
+    assert status.describe() == how
 
 
 def test_gpus_are_given_to_one_each():

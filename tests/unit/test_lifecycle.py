@@ -94,6 +94,26 @@ def test_retries_are_counted_for_the_role_that_fails():
     assert c.first_failure == B0
 
 
+def test_one_that_is_lost_with_its_host_is_done_without_if_enough_are_left():
+    """No retry is spent on it, and nobody is stopped; one that exits is a failure as ever."""
+    c = AppLifecycle([RoleLifecycle("a", 3, 1, RetryPolicy.APPLICATION, 1)])
+    c.begin()
+    assert c.ended(A1, succeeded=False, lost=True) == []
+    assert c.ended(("a", 2), succeeded=False, lost=True) == []
+    assert c.ended(A0, succeeded=True) == [FinishApp(AppState.SUCCEEDED)]
+    assert [c.states[key].name for key in (A0, A1)] == ["SUCCEEDED", "FAILED"]
+    assert c.restarts == 0
+
+    c = AppLifecycle([RoleLifecycle("a", 2, min_replicas=1)])
+    c.begin()
+    assert c.ended(A1, succeeded=False) == [StopReplica(A0)]
+
+    c = AppLifecycle([RoleLifecycle("a", 2, min_replicas=1)])
+    c.begin()
+    assert c.ended(A1, succeeded=True) == []
+    assert c.ended(A0, succeeded=False, lost=True) == [FinishApp(AppState.FAILED)]
+
+
 def test_cancelling():
     """Once; also while it stops to start again."""
     c = lifecycle(RetryPolicy.APPLICATION, 1)

@@ -59,6 +59,12 @@ class FunctionTarget:
             return imports.Needs((), torch=False)
         return imports.of_file(path, self.function, self._name.rpartition(".")[0])
 
+    @property
+    def program(self) -> str:
+        """What a script's `sys.argv` begins with: the file as it was named, a module's own."""
+        path = None if self.is_file else imports.find_source(self.source)
+        return self.source if path is None else str(path)
+
     def load(self) -> Callable[..., Any]:
         """Import the file or module, and give the function."""
         with launch_guard.loading(self.source):

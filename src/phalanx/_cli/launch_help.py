@@ -19,6 +19,7 @@ Run a function on every rank and print what each rank returns.
   phalanx launch train.py:main -s slurm --num-hosts 4 -cfg partition=gpu,time=2:00:00
 
 ARGUMENTS are passed to the function. List them with: phalanx launch FILE.py:FUNCTION -- --help
+A function without parameters finds them in sys.argv, as a script does.
 Follow the launch from another terminal with: phalanx list, status, log, stacks, cancel"""
 
 _EPILOG = """\

@@ -7,6 +7,8 @@ import heapq
 import queue
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
@@ -19,7 +21,13 @@ from phalanx.errors import PhalanxError
 
 _HELD = 10_000
 """Lines that may wait for a slow reader."""
+_PAUSE = 0.005
+"""Seconds in which more is expected of a replica that speaks, while others wait."""
+_TURN = 1000
+"""Lines that one may say while others wait."""
 _DRAWN_EVERY = 0.1
+_Item = LogLine | BaseException | None
+"""A line, or the end of a replica's."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
@@ -53,28 +61,70 @@ def lines(
 
 
 def _as_they_come(sources: Sequence[Iterator[LogLine]]) -> Iterator[LogLine]:
-    """From a thread for each, for they block."""
-    incoming: queue.Queue[LogLine | BaseException | None] = queue.Queue(_HELD)
+    """From a thread for each, for they block; what one says at once stays together."""
+    incoming: queue.Queue[tuple[int, _Item]] = queue.Queue(_HELD)
 
-    def read(source: Iterator[LogLine]) -> None:
+    def read(number: int, source: Iterator[LogLine]) -> None:
         try:
             for line in source:
-                incoming.put(line)
-            incoming.put(None)
+                incoming.put((number, line))
+            incoming.put((number, None))
         except BaseException as error:  # noqa: BLE001 raised where the lines are wanted
-            incoming.put(error)
+            incoming.put((number, error))
 
-    for source in sources:
-        threading.Thread(target=read, args=(source,), daemon=True).start()
+    for numbered in enumerate(sources):
+        threading.Thread(target=read, args=numbered, daemon=True).start()
     left = len(sources)
-    while left:
-        item = incoming.get()
+    for item in _in_turns(incoming):
         if isinstance(item, BaseException):
             raise item
-        if item is None:
-            left -= 1
-        else:
+        if item is not None:
             yield item
+        elif (left := left - 1) == 0:
+            return
+
+
+def _next(
+    incoming: queue.Queue[tuple[int, _Item]], until: float | None
+) -> tuple[int, _Item] | None:
+    """What is there already, or comes in time; None if nothing does."""
+    try:
+        return incoming.get_nowait()
+    except queue.Empty:
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            return None
+    try:
+        return incoming.get(timeout=left)
+    except queue.Empty:
+        return None
+
+
+def _in_turns(incoming: queue.Queue[tuple[int, _Item]]) -> Iterator[_Item]:
+    """One source after the other, each until it pauses or has had its turn."""
+    held: dict[int, deque[_Item]] = {}
+    """What others have said meanwhile, in the order in which they began to."""
+    while True:
+        if held:
+            speaker = next(iter(held))
+            said = held.pop(speaker)
+        else:
+            speaker, item = incoming.get()
+            said = deque([item])
+        until = 0.0
+        for _ in range(_TURN):
+            if not said:
+                got = _next(incoming, until if held else None)
+                if got is None:
+                    break
+                number, item = got
+                if number == speaker or not held:
+                    until = time.monotonic() + _PAUSE
+                (said if number == speaker else held.setdefault(number, deque())).append(item)
+            if said:
+                yield said.popleft()
+        if said:
+            held[speaker] = said
 
 
 @contextlib.contextmanager

@@ -251,7 +251,6 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
     """Where the ranks were that were stopped because another had given up waiting for somebody:
     first those that were not where it waited.
     """
-    elsewhere: dict[ThreadStack, list[int]] = {}
     ending: list[int] = []
     waiting: dict[str, list[int]] = {}
     silent: dict[str, list[int]] = {}
@@ -263,15 +262,9 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
         elif one.in_collective:
             location = main.location
             waiting.setdefault(location.describe() if location else "?", []).append(rank)
-        else:
-            elsewhere.setdefault(main, []).append(rank)
     lines = []
-    for stack, ranks in elsewhere.items():
-        was, it = ("was", "it was") if len(ranks) == 1 else ("were", "they were")
-        where = stack.location.describe() if stack.location else "no Python code"
-        host = f" on {stacks[ranks[0]].hostname}" if len(ranks) == 1 else ""
-        lines.append(f"{in_short(ranks)}{host} {was} not in the collective: {it} in {where}")
-        lines += ["", *(f"  {line}" for line in stack.lines(users_only=True)), ""]
+    for stack, said in _elsewhere(stacks).items():
+        lines += [said, "", *(f"  {line}" for line in stack.lines(users_only=True)), ""]
     lines += describe_missing({rank: one.collectives for rank, one in stacks.items()})
     for where, ranks in waiting.items():
         was = "was" if len(ranks) == 1 else "were"
@@ -281,6 +274,26 @@ def describe_stopped(stacks: Mapping[int, RankStacks]) -> list[str]:
     if ending:
         lines.append(f"{in_short(ending)} had just ended, too.")
     return lines[:-1] if lines and not lines[-1] else lines
+
+
+def describe_missed(stacks: Mapping[int, RankStacks]) -> str:
+    """Which of these were not where the others waited, and where they were, in one line."""
+    return "; ".join(_elsewhere(stacks).values())
+
+
+def _elsewhere(stacks: Mapping[int, RankStacks]) -> dict[ThreadStack, str]:
+    """The stacks of those that were in no collective, and that in words."""
+    elsewhere: dict[ThreadStack, list[int]] = {}
+    for rank, one in sorted(stacks.items()):
+        if (main := one.main) is not None and not main.is_ending and not one.in_collective:
+            elsewhere.setdefault(main, []).append(rank)
+    found = {}
+    for stack, ranks in elsewhere.items():
+        was, it = ("was", "it was") if len(ranks) == 1 else ("were", "they were")
+        where = stack.location.describe() if stack.location else "no Python code"
+        host = f" on {stacks[ranks[0]].hostname}" if len(ranks) == 1 else ""
+        found[stack] = f"{in_short(ranks)}{host} {was} not in the collective: {it} in {where}"
+    return found
 
 
 def to_dict(stacks: RankStacks) -> dict[str, Any]:

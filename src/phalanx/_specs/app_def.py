@@ -99,8 +99,8 @@ class Role:
     image: str = ""
     """The container's image, or whatever else a scheduler takes for one; local ones need none."""
     min_replicas: int | None = None
-    """The least that the role can do with, if that is fewer than all; for schedulers that start
-    as many as they can."""
+    """The least that the role can do with, if that is fewer than all: where hosts are lost, or for
+    schedulers that start as many as they can."""
     entrypoint: str = ""
     """The program; `python` is the interpreter that is meant where it runs."""
     args: Sequence[str] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
@@ -61,6 +62,10 @@ def is_started(state: AppState) -> bool:
     return state is AppState.RUNNING or state.is_final
 
 
+_SAYS_HOW = re.compile(r"rank \d+ on \S+ (?:exited|was) ")
+"""How a worker ended, as `phalanx torchrun` reports it: that it then exited with 1 says no more."""
+
+
 @dataclass(frozen=True)
 class ReplicaStatus:
     """One replica of a role at one moment."""
@@ -95,6 +100,8 @@ class ReplicaStatus:
 
     def describe(self) -> str:
         """How it ended, in a few words."""
+        if _SAYS_HOW.match(self.error):
+            return f"failed: {self.error}"
         if self.signal is not None:
             how = f"was killed by {self.signal}"
         elif self.exit_code is not None:

@@ -83,6 +83,15 @@ def address_seen_from(name: str) -> str:
     return own
 
 
+def why_unknown(name: str) -> str:
+    """Why the resolver gives no address of a host; empty if it gives one."""
+    try:
+        socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def interface_towards(address: str) -> str | None:
     """The interface that workers of this host use when they meet at an address, or at a name: the
     one that leads there. The only place where that is decided, whoever starts the workers.

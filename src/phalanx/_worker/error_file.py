@@ -85,15 +85,25 @@ class ErrorOrigin:
 
 
 def write(
-    message: str, callstack: str, *, again: bool = True, where: ErrorOrigin | None = None
+    message: str,
+    callstack: str,
+    *,
+    again: bool = True,
+    where: ErrorOrigin | None = None,
+    missed: str = "",
 ) -> None:
-    """Write the error file, if one is named. What cannot be written is left unsaid."""
+    """Write the error file, if one is named. What cannot be written is left unsaid.
+
+    `missed` says where ranks were that others had waited for.
+    """
     path = os.environ.get(VARIABLE)
     if not path or (not again and os.path.exists(path)):
         return
     data = content(message, callstack, time.time())
     if where is not None:
         data["message"]["extraInfo"] |= asdict(where)
+    if missed:
+        data["message"]["extraInfo"]["missed"] = missed
     _write_file(path, data)
 
 

@@ -21,19 +21,18 @@ _LONGEST_NAME = 200
 _PAUSE = 0.01
 
 
-async def take(
-    directory: str, ranks: Iterable[int], seconds: float
-) -> dict[int, tuple[LastCollective, ...]]:
-    """The last collective of each group, for ranks that answer in so many seconds."""
+async def take(directories: Iterable[str], seconds: float) -> dict[str, tuple[LastCollective, ...]]:
+    """The last collective of each group, by the directory of the rank, for those that answer in so
+    many seconds.
+    """
     until = time.monotonic() + seconds
-    paths = {rank: os.path.join(directory, str(rank)) for rank in ranks}
-    asked = {rank: path for rank, path in paths.items() if _ask(path)}
+    asked = {path for path in directories if _ask(path)}
     found = {}
     while asked:
-        for rank, path in list(asked.items()):
+        for path in list(asked):
             if (records := _answer(path)) is not None:
-                found[rank] = records
-                del asked[rank]
+                found[path] = records
+                asked.remove(path)
         if time.monotonic() >= until:
             break
         await asyncio.sleep(_PAUSE)

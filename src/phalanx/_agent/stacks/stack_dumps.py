@@ -14,6 +14,7 @@ import re
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from phalanx._system import processes
 from phalanx._wire import RankDump
@@ -25,6 +26,15 @@ LIMIT = 64 << 10
 _IS_STACKS = re.compile(rf"/phalanx-[^/]*/(?:.*/)?[0-9]{{1,9}}/{stack_signal.FILE}$")
 """Such a file is in the spool directory of an agent, in the directory of its rank."""
 _PAUSE, _LONGEST = 0.002, 0.02
+
+
+class WorkerBelow(NamedTuple):
+    """A worker of a launch that another agent, below this one, has started."""
+
+    rank: int
+    pid: int
+    path: str
+    """The file that it writes its stacks to, in the directory of its rank."""
 
 
 async def take(
@@ -43,19 +53,23 @@ async def take(
     return tuple(await asyncio.gather(*taking))
 
 
-async def take_below(pids: Iterable[int], seconds: float) -> tuple[RankDump, ...]:
-    """The same of the workers of launches that are below these processes, on this host."""
+async def take_of(workers: Iterable[WorkerBelow], seconds: float) -> tuple[RankDump, ...]:
+    """The same of workers of launches that are below this host's own, in their order."""
     until = time.monotonic() + seconds
-    found = [one for pid in pids for one in _workers_below(pid)]
-    taking = (_take_one(path, rank, pid, until) for rank, pid, path in sorted(found))
+    taking = (_take_one(one.path, one.rank, one.pid, until) for one in workers)
     return tuple(await asyncio.gather(*taking))
 
 
-def _workers_below(pid: int) -> Iterator[tuple[int, int, str]]:
-    """Rank, pid and file of each; what workers have forked has their file open as well."""
+def workers_below(pids: Iterable[int]) -> list[WorkerBelow]:
+    """The workers of launches that are below these processes, on this host, by their ranks."""
+    return sorted(one for pid in pids for one in _workers_below(pid))
+
+
+def _workers_below(pid: int) -> Iterator[WorkerBelow]:
+    """What workers have forked has their file open as well."""
     for child in processes.children(pid):
         if (path := _open_file_of(child)) and processes.catches(child, stack_signal.SIGNAL):
-            yield int(os.path.basename(os.path.dirname(path))), child, path
+            yield WorkerBelow(int(os.path.basename(os.path.dirname(path))), child, path)
         else:
             yield from _workers_below(child)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
 from phalanx._agent.stacks import flight_records, native_frames, stack_dumps
 from phalanx._wire import RankDump
@@ -35,7 +36,12 @@ class StackReader:
     ) -> tuple[RankDump, ...]:
         """Of the workers of launches that these processes have started."""
         async with self._taking:
-            dumps = await stack_dumps.take_below(pids, seconds)
+            workers = stack_dumps.workers_below(pids)
+            dumps = await self._with_collectives(
+                [os.path.dirname(one.path) for one in workers],
+                stack_dumps.take_of(workers, seconds),
+                seconds,
+            )
             return await native_frames.add(dumps, seconds) if native else dumps
 
     async def take_hung(self, pids: Mapping[int, int], seconds: float) -> tuple[RankDump, ...]:
@@ -49,10 +55,20 @@ class StackReader:
     async def _take(
         self, pids: Mapping[int, int], seconds: float, wake: Collection[int] = ()
     ) -> tuple[RankDump, ...]:
-        dumps, collectives = await asyncio.gather(
+        return await self._with_collectives(
+            [os.path.join(self._directory, str(rank)) for rank in sorted(pids)],
             stack_dumps.take(self._directory, pids, seconds, wake=wake),
-            flight_records.take(self._directory, pids, min(seconds, _COLLECTIVES)),
+            seconds,
+        )
+
+    async def _with_collectives(
+        self, directories: Sequence[str], taking: Awaitable[tuple[RankDump, ...]], seconds: float
+    ) -> tuple[RankDump, ...]:
+        """Of ranks in these directories, which are in the order of their stacks."""
+        dumps, collectives = await asyncio.gather(
+            taking, flight_records.take(directories, min(seconds, _COLLECTIVES))
         )
         return tuple(
-            dataclasses.replace(dump, collectives=collectives.get(dump.rank, ())) for dump in dumps
+            dataclasses.replace(dump, collectives=collectives.get(directory, ()))
+            for dump, directory in zip(dumps, directories, strict=True)
         )

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any
@@ -59,7 +59,9 @@ def main(arguments: list[str]) -> int:
         hints.check_flags(options)
         parsed = _parse_options(options, target)
         parsed.launcher.scheduler_options = given
-        return _launch(parsed, FunctionTarget(target), own)
+        found = FunctionTarget(target)
+        with _argv(found.program, *own):
+            return _launch(parsed, found, own)
     except ConfigError as error:
         print(f"phalanx launch: {error}", file=sys.stderr)
         return 2
@@ -77,6 +79,16 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
+
+
+@contextlib.contextmanager
+def _argv(*words: str) -> Iterator[None]:
+    """`sys.argv` as the script's own command line has it, here and in the workers."""
+    before, sys.argv = sys.argv, list(words)
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @dataclass
@@ -144,15 +156,16 @@ def _launch(options: _Options, target: FunctionTarget, own: list[str]) -> int:
         return 0
     if options.detach:
         return _detach(launcher, target, own)
+    loaded = None
     if {"-h", "--help"} & set(own):
-        _load_call(target, own)  # prints it, and exits: nothing is started for that
+        loaded = _load_call(target, own)  # prints it, and exits, unless the function itself does
     call: Future[payload.Function] = Future()
     app = begin(launcher, target.needs(), target.function, call)
     app.tell_failure(prints=True)
     if not options.quiet:
         app.show_status()
     try:
-        call.set_result(_load_call(target, own))
+        call.set_result(loaded or _load_call(target, own))
     except BaseException as error:
         app.cancel(0.0)
         app.wait()
@@ -229,15 +242,26 @@ def _load_call(target: FunctionTarget, own: list[str]) -> payload.Function:
 def _parse_own(
     function: Callable[..., Any], own: list[str], target: FunctionTarget
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The function's arguments, by its signature and docstring."""
+    """The function's arguments, by its signature and docstring.
+
+    None for one that takes none: it finds them in `sys.argv`, as a script does.
+    """
+    parameters = inspect.signature(function).parameters
+    if all(_is_for_scripts(parameter) for parameter in parameters.values()):
+        return (), {}
 
     @functools.wraps(function)
     def capture(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
     prog = f"phalanx launch {target.source}:{target.function} --"
-    args, kwargs = tyro_errors.parse(capture, own, prog, inspect.signature(function).parameters)
+    args, kwargs = tyro_errors.parse(capture, own, prog, parameters)
     return args, kwargs
+
+
+def _is_for_scripts(parameter: inspect.Parameter) -> bool:
+    """As in `def main(argv=None)`: where it is not given, `sys.argv` counts."""
+    return parameter.name == "argv" and parameter.default is None
 
 
 def _print_values(values: Any) -> None:

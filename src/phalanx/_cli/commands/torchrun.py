@@ -14,9 +14,15 @@ from types import FrameType
 from typing import Any
 
 from phalanx._core import environment
+from phalanx._core.last_words import last_words
+from phalanx._core.rounds import Ended
 from phalanx._elastic import file_timers, torchrun_logs
 from phalanx._elastic.command.torchrun_options import TorchrunOptions, parse
-from phalanx._launcher.reporting.report import describe_failure, describe_remote_cause
+from phalanx._launcher.reporting.report import (
+    describe_failure,
+    describe_missed_ranks,
+    describe_remote_cause,
+)
 from phalanx._launcher.session.app_run import AppRun
 from phalanx._rendezvous.causes import Failure
 from phalanx._rendezvous.protocol import Reason
@@ -89,7 +95,8 @@ def _report(app: AppRun[Any], signals: _Signals) -> int:
         for host, wait in app.waits.items():
             print(f"  {host}: {wait}", file=sys.stderr)
     if verdict.cause is not None:
-        _write_error(verdict.cause, is_remote=app.is_cause_remote)
+        missed = describe_missed_ranks(verdict, app.stopped_at)
+        _write_error(verdict.cause, is_remote=app.is_cause_remote, missed=missed)
     return 1
 
 
@@ -99,17 +106,28 @@ def _describe(app: AppRun[Any]) -> str:
     return describe_failure(app.verdict, app.stopped_at, shown=app.is_cause_shown)
 
 
-def _write_error(cause: Failure, *, is_remote: bool) -> None:
+def _write_error(cause: Failure, *, is_remote: bool, missed: str) -> None:
     """For whoever started us: all of it on every host, and where it happened."""
     outcome, exception = cause.outcome, cause.outcome.exception
-    said = (
-        outcome.describe() if exception is None else f"{exception.type_name}: {exception.message}"
-    )
+    said = _how_it_ended(cause)
+    if not is_remote and exception is not None:
+        said = f"{exception.type_name}: {exception.message}"
     error_file.write(
-        f"stopped: {cause.describe()}" if is_remote else said,
+        f"stopped: {said}" if is_remote else said,
         outcome.stderr if exception is None else exception.traceback,
         where=error_file.ErrorOrigin(outcome.rank, cause.hostname, is_remote=is_remote),
+        missed=missed,
     )
+
+
+def _how_it_ended(cause: Failure) -> str:
+    """In one line, with what its stderr says of why, where it has told nothing itself."""
+    outcome = cause.outcome
+    said = cause.describe()
+    if outcome.exception is None and not outcome.detail:
+        words = last_words(outcome.stderr, killed=outcome.kind is not Ended.EXITED)
+        said += words and f": {words}"
+    return said
 
 
 def _print_events() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from phalanx._core.rounds import Ended, Member, signal_name
-from phalanx._core.stacks import RankStacks, describe_stopped, in_short
+from phalanx._core.stacks import RankStacks, describe_missed, describe_stopped, in_short
 from phalanx._launcher.transport.start_errors import not_started
 from phalanx._rendezvous.causes import Failure, misses_others
 from phalanx._rendezvous.protocol import Reason, Verdict
@@ -164,6 +164,13 @@ def describe_remote_cause(
     return "\n".join([f"stopped: {verdict.cause.describe()}{also}", *where])
 
 
+def describe_missed_ranks(verdict: Verdict, stopped_at: Mapping[int, RankStacks]) -> str:
+    """Where those were that the cause had waited for in a collective, in one line."""
+    if verdict.cause is None:
+        return ""
+    return describe_missed(_missed(verdict.cause, verdict.others, stopped_at))
+
+
 def no_quorum(verdict: Verdict) -> str:
     """Why those that are left do not go on."""
     missing = ", ".join(verdict.missing)
@@ -201,10 +208,18 @@ def _line(failure: Failure) -> str:
 
 
 def _trace(failure: Failure) -> list[str]:
-    outcome = failure.outcome
-    trace = outcome.exception.traceback if outcome.exception is not None else outcome.stderr
-    lines = (f"  {line}".rstrip() for line in trace.rstrip().splitlines())
-    return ["", *lines] if trace else []
+    """Its traceback; of one that told none, the end of its stderr."""
+    exception = failure.outcome.exception
+    if exception is None:
+        return _last_lines(failure.outcome.stderr)
+    lines = (f"  {line}".rstrip() for line in exception.traceback.rstrip().splitlines())
+    return ["", *lines] if exception.traceback else []
+
+
+def _last_lines(stderr: str) -> list[str]:
+    last = stderr.rstrip().splitlines()
+    which = "line" if len(last) == 1 else f"{len(last)} lines"
+    return [f"Last {which} of stderr:", *(f"  {line}".rstrip() for line in last)] if last else []
 
 
 def describe_restarts(verdict: Verdict) -> str:
@@ -319,11 +334,7 @@ def _ended(cause: Failure, log_files: Mapping[int, Path]) -> WorkerFailed:
     what = outcome.describe()
     if outcome.kind is Ended.EXITED and outcome.code == 0:
         what += " before its function returned"
-    lines = [f"{_who(cause)} {what}."]
-    if outcome.stderr:
-        last = outcome.stderr.splitlines()
-        lines.append(f"Last {'line' if len(last) == 1 else f'{len(last)} lines'} of stderr:")
-        lines += [f"  {line}" for line in last]
+    lines = [f"{_who(cause)} {what}.", *_last_lines(outcome.stderr)]
     log_file = _log_file(outcome.rank, log_files)
     if log_file is not None:
         lines.append(f"Full log: {log_file}")

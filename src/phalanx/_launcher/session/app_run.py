@@ -427,8 +427,10 @@ class AppRun(Generic[R]):
         verdict = await session.run()
         self._running = session.decider.running
         if session.left and verdict.reason is Reason.SUCCEEDED:
-            logger.warning("phalanx: %s", self.describe_left())
-        for note in (*session.notes, *session.missing.values()):
+            logger.warning("phalanx: %s", describe_left(session.left))
+        names = {host.member.agent: host.member.hostname for host in plan.hosts}
+        missing = [why for a, why in session.missing.items() if names.get(a) not in session.left]
+        for note in (*session.notes, *missing):
             logger.warning("phalanx: %s", note)
         return verdict
 

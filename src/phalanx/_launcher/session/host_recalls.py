@@ -91,6 +91,8 @@ class HostRecalls:
             if isinstance(placed, PlacedAgent):
                 self._welcome(placed)
                 return
+            if self._is_ending():
+                return  # it was given up because of that
             self.missing[member.agent] = f"{member.hostname}: {placed.reason}"
             if self.can_replace and index not in self._replaced:
                 self.begin(self.replace_beside(plan, index))

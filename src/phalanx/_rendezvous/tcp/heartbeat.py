@@ -10,7 +10,9 @@ import asyncio
 from phalanx._logs import logger
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.host import TcpHost
+from phalanx._rendezvous.tcp.leader import Leader
 from phalanx._rendezvous.tcp.state import TcpState
+from phalanx._system import network
 
 SAID_AFTER = 2.0
 """Seconds after which it is said what is waited for."""
@@ -29,9 +31,17 @@ class Heartbeat:
         self._limit = host.settings.host_timeout
         self._waited = 0.0
         """Seconds that more hosts were waited for."""
+        self._saying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until cancelled. Time in which this process was stopped does not count."""
+        try:
+            await self._watch()
+        finally:
+            if self._saying is not None:
+                self._saying.cancel()
+
+    async def _watch(self) -> None:
         look = self._host.settings.heartbeat / _LOOKS
         waited = 0.0
         while True:
@@ -63,9 +73,14 @@ class Heartbeat:
         if leader is not None and self._state.request is not None and not self._host.is_alone:
             few = leader.lacks_hosts
         if few and leader is not None and waited < SAID_AFTER <= waited + _TICK:
-            endpoint, limit = self._host.endpoint, self._host.settings.join_timeout
-            logger.warning(
-                "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s",
-                *(endpoint.address, endpoint.port, limit, leader.gathered),
-            )
+            self._saying = asyncio.create_task(self._say_missing(leader))
         self._waited = waited + _TICK if few else 0.0
+
+    async def _say_missing(self, leader: Leader) -> None:
+        endpoint, limit = self._host.endpoint, self._host.settings.join_timeout
+        problem = await asyncio.to_thread(network.why_unknown, endpoint.address)
+        hint = problem and f". This host finds no address of {endpoint.address}: {problem}"
+        logger.warning(
+            "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s%s",
+            *(endpoint.address, endpoint.port, limit, leader.gathered, hint),
+        )

@@ -40,7 +40,7 @@ def error_of(engine: Engine, container: SeenContainer) -> ReplicaError:
             output = last_output(engine, container.id)
     except SchedulerError:
         return error  # its output cannot be read: how it ended is known all the same
-    text = in_text(output)
+    text = in_text(output, killed=container.end.signal is not None)
     if found := _NO_PROGRAM.search(text):
         why = "has no program" if "No such file" in found[2] else "cannot execute"
         return ReplicaError(f"the image {container.image} {why} {found[1]!r}")

@@ -24,7 +24,7 @@ from phalanx._schedulers.docker.supervisor import start_supervisor
 from phalanx._schedulers.leases import Lease, LeaseRequest
 from phalanx._schedulers.parallel import for_all
 from phalanx._schedulers.replicas.assessment import REMOVED, Assessment, SeenApp, assess
-from phalanx._schedulers.replicas.error_text import ReplicaError
+from phalanx._schedulers.replicas.error_text import ReplicaError, describe_missed
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import (
@@ -273,7 +273,8 @@ def _status(engine: Engine, app: SeenApp, assessed: Assessment) -> AppStatus:
     if cause is not None and not message:
         status = replicas[cause]
         worker = errors[cause].describe_worker() if cause in errors else ""
-        message = f"{cause[0]}/{cause[1]} {status.describe()}{worker}"
+        missed = describe_missed(errors.values())
+        message = f"{cause[0]}/{cause[1]} {status.describe()}{worker}{missed}"
     return AppStatus(
         app=app.app_id,
         state=assessed.state,

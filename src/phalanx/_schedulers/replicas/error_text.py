@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx._core.json_text import parse_json
+from phalanx._core.last_words import last_words
 from phalanx._schedulers.replicas.request import ReplicaRequest
 from phalanx._system.small_files import open_regular
 from phalanx._worker import missing_package
@@ -39,6 +41,8 @@ class ReplicaError:
     """The worker that it happened to, where the replica has named one."""
     is_complete: bool = False
     """The text says where it happened as well."""
+    missed: str = ""
+    """Where ranks of the replica were that others had waited for in a collective."""
 
     @property
     def is_own(self) -> bool:
@@ -54,7 +58,13 @@ class ReplicaError:
         """The worker, to follow the text; nothing where that names it, or none is known."""
         if self.where is None or self.where.is_remote or self.is_complete:
             return ""
-        return f" (rank {self.where.rank} on {self.where.hostname})"
+        who = f"rank {self.where.rank} on {self.where.hostname}"
+        return "" if self.text.startswith(f"{who} ") else f" ({who})"
+
+
+def describe_missed(errors: Iterable[ReplicaError]) -> str:
+    """Where ranks were that others had waited for, to follow the first of these errors."""
+    return "".join(f"; {missed}" for missed in dict.fromkeys(e.missed for e in errors) if missed)
 
 
 def with_interpreter(error: str, host: str, python: str) -> str:
@@ -64,13 +74,13 @@ def with_interpreter(error: str, host: str, python: str) -> str:
     return error
 
 
-def first_error(replica: ReplicaRequest, told: int = 0) -> ReplicaError:
+def first_error(replica: ReplicaRequest, told: int = 0, *, killed: bool = False) -> ReplicaError:
     """The first error that a replica has reported or printed; one without a text if it has none.
 
-    `told` is how much of its stderr is of an earlier try.
+    `told` is how much of its stderr is of an earlier try; `killed`: it was, by a signal.
     """
     error = _reported(replica.error_file)
-    text = error.text or in_text(_end_of(replica.logs["stderr"], told))
+    text = error.text or in_text(_end_of(replica.logs["stderr"], told), killed=killed)
     return replace(error, text=shown(text))
 
 
@@ -79,14 +89,17 @@ def shown(text: str) -> str:
     return _UNSHOWN.sub("", text)
 
 
-def in_text(text: str) -> str:
-    """The error of the last traceback in a text; without one, the last line.
+def in_text(text: str, *, killed: bool = False) -> str:
+    """The error of the last traceback in a text; without one, the last line. What a signal killed
+    has not ended by that, unless it is about an error.
 
     Of a launcher that reports a worker's failure, the worker's own traceback, which comes before.
     """
     errors = [e for found in _TRACEBACK.finditer(text) if (e := _error_of(text[found.start() :]))]
     if errors:
         return errors[0] if "ChildFailedError" in errors[-1] else errors[-1]
+    if killed:
+        return last_words(text, killed=True)[:_LONGEST]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST] if lines else ""
 
@@ -135,6 +148,7 @@ def reported(content: str) -> ReplicaError:
         text.strip().partition("\n")[0][:_LONGEST],
         str(facts.get("py_callstack") or "").strip()[-_LONGEST_TRACEBACK:],
         _where(facts),
+        missed=_UNSHOWN.sub("", str(facts.get("missed") or ""))[:_LONGEST],
     )
 
 

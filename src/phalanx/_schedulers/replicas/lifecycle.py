@@ -23,6 +23,8 @@ class RoleLifecycle:
     replicas: int
     max_retries: int = 0
     policy: RetryPolicy = RetryPolicy.APPLICATION
+    min_replicas: int | None = None
+    """With so many left, the app does without those that were lost with their hosts."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,25 @@ class AppLifecycle:
         return self._start(self._keys)
 
     def ended(
-        self, replica: ReplicaKey, *, succeeded: bool, asked: bool = False
+        self,
+        replica: ReplicaKey,
+        *,
+        succeeded: bool,
+        asked: bool = False,
+        lost: bool = False,
     ) -> list[LifecycleAction]:
-        """A replica that was started has ended; `asked`: it had been stopped before it did."""
+        """A replica that was started has ended.
+
+        `asked`: it had been stopped before it did; `lost`: with its host, not by itself.
+        """
         self._running.discard(replica)
         if succeeded:
             self.states[replica] = AppState.SUCCEEDED
         else:
             self.states[replica] = AppState.CANCELLED if asked else AppState.FAILED
         if self._state is None and not succeeded and not self._is_stopping(replica):
+            if lost and self._can_do_without(replica):
+                return self._go_on()
             return self._failed(replica)
         return self._go_on()
 
@@ -99,6 +111,12 @@ class AppLifecycle:
             return []
         self._state = AppState.FAILED
         return self._stop_all()
+
+    def _can_do_without(self, replica: ReplicaKey) -> bool:
+        """Enough others of its role run. One that has ended cannot take its part over."""
+        part = self._parts[replica[0]]
+        left = [k for k in self._running if k[0] == part.name and not self._is_stopping(k)]
+        return part.min_replicas is not None and len(left) >= part.min_replicas
 
     def _failed(self, replica: ReplicaKey) -> list[LifecycleAction]:
         part = self._parts[replica[0]]

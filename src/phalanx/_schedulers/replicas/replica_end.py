@@ -18,6 +18,8 @@ class ReplicaEnd:
     """What is known besides what it printed."""
     asked: bool = False
     """It had been asked to end before it did."""
+    lost: bool = False
+    """Its host was lost, and it with that."""
     python: str = ""
     """The interpreter that another host has for it."""
 

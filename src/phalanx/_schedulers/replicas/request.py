@@ -62,12 +62,14 @@ class RoleRequest:
     max_retries: int
     retry_policy: str
     replicas: tuple[ReplicaRequest, ...]
+    min_replicas: int | None = None
 
     @property
     def part(self) -> RoleLifecycle:
         """The role, as far as its lifecycle is concerned."""
         policy = RetryPolicy(self.retry_policy)
-        return RoleLifecycle(self.name, len(self.replicas), self.max_retries, policy)
+        count, least = len(self.replicas), self.min_replicas
+        return RoleLifecycle(self.name, count, self.max_retries, policy, least)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,11 @@ class AppRequest:
             found.setdefault(replica.role, []).append(replica)
         return tuple(
             RoleRequest(
-                role.name, role.max_retries, role.retry_policy.value, tuple(found[role.name])
+                role.name,
+                role.max_retries,
+                role.retry_policy.value,
+                tuple(found[role.name]),
+                role.min_replicas,
             )
             for role in app.roles
         )

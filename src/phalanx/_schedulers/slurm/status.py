@@ -213,7 +213,10 @@ def _replica(
         failed = AppState.CANCELLED if asked else AppState.FAILED
         state = AppState.SUCCEEDED if end.succeeded else failed
         if state is AppState.FAILED:
-            error = ReplicaError(end.error) if end.error else _error(role, number, streams, known)
+            error = ReplicaError(end.error)
+            if not end.error:
+                killed = end.signal is not None
+                error = _error(role, number, streams, known, killed=killed)
     return {
         "role": role.name,
         "id": number,
@@ -232,10 +235,15 @@ def _replica(
 
 
 def _error(
-    role: RecordedRole, number: int, streams: dict[str, str], known: dict[str, Any]
+    role: RecordedRole,
+    number: int,
+    streams: dict[str, str],
+    known: dict[str, Any],
+    *,
+    killed: bool,
 ) -> ReplicaError:
     request = ReplicaRequest(role.name, number, (), {}, role.cwd, "", 0, streams)
-    return first_error(request, int(known.get("told", 0)))
+    return first_error(request, int(known.get("told", 0)), killed=killed)
 
 
 def _failed(replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from phalanx._schedulers.replicas.request import RANK0_PORT, AppRequest, Replica
 from phalanx._schedulers.supervised.replicas import TellStacks, Wait, open_log
 from phalanx._system.network import free_port
 from phalanx._worker import program
-from phalanx.errors import Cancelled, OutputLost, PhalanxError
+from phalanx.errors import AgentLost, Cancelled, OutputLost, PhalanxError
 
 _PORTS = range(15_000, 30_000)
 """Of which the first host listens at some, for the others to try."""
@@ -190,7 +190,7 @@ class SshReplicas:
             name = signal_name(killed[0]) if killed else "SIGTERM"
             ending = ReplicaEnd(signal=name, asked=True)
         except Exception as error:  # noqa: BLE001 a launch's failure is the replica's
-            ending = ReplicaEnd(error=_in_one_line(error))
+            ending = ReplicaEnd(error=_in_one_line(error), lost=isinstance(error, AgentLost))
         self._ended.put((replica.key, ending))
         self._wake()
 

@@ -30,7 +30,12 @@ from phalanx._registry import append, cancel_asked, read, replace, stack_request
 from phalanx._registry.recorded_app import see
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.host_paths import at_home
-from phalanx._schedulers.replicas.error_text import ReplicaError, first_error, with_interpreter
+from phalanx._schedulers.replicas.error_text import (
+    ReplicaError,
+    describe_missed,
+    first_error,
+    with_interpreter,
+)
 from phalanx._schedulers.replicas.lifecycle import (
     AppLifecycle,
     FinishApp,
@@ -334,12 +339,16 @@ class Supervisor:
         if not ending.succeeded:
             error = self._errors[key] = self._error_of(key, ending)
             asked = asked and not error.is_own  # then it had failed before
-        actions = self._lifecycle.ended(key, succeeded=ending.succeeded, asked=asked)
+        actions = self._lifecycle.ended(
+            key, succeeded=ending.succeeded, asked=asked, lost=ending.lost
+        )
         if self._lifecycle.first_failure == key and self._code is None:
             self._code = ending.code or 1
             self._blame(key, ending)
         elif not ending.succeeded and self._is_real_cause(key, ending):
             self._blame(key, ending)
+        elif self._cause is not None and not ending.succeeded:
+            self._blame(self._cause, self._endings[self._cause])  # it may know whom that missed
         return actions
 
     def _error_of(self, key: ReplicaKey, ending: ReplicaEnd) -> ReplicaError:
@@ -347,7 +356,8 @@ class Supervisor:
         if ending.error:
             error = ReplicaError(ending.error)
         else:
-            error = first_error(replica, self._told.get(key, 0))
+            killed = ending.signal is not None
+            error = first_error(replica, self._told.get(key, 0), killed=killed)
         text = error.text
         if ending.python and not error.is_remote:
             text = with_interpreter(text, replica.hostname, ending.python)
@@ -356,6 +366,7 @@ class Supervisor:
         return dataclasses.replace(
             error,
             text=at_home(text, replica.cwd),
+            missed=at_home(error.missed, replica.cwd),
             traceback=at_home(error.traceback, replica.cwd),
         )
 
@@ -385,7 +396,9 @@ class Supervisor:
             signal=ending.signal,
             error=error.text,
         )
-        self._message = f"{key[0]}/{key[1]} {how.describe()}{error.describe_worker()}"
+        whose = error.describe_worker()
+        missed = describe_missed([error, *self._errors.values()])
+        self._message = f"{key[0]}/{key[1]} {how.describe()}{whose}{missed}"
 
     def _finish(self, state: AppState) -> None:
         self._starter.close()
@@ -422,7 +435,7 @@ class Supervisor:
             "pid": self._pids.get(key),
             "exit_code": None if ending is None else ending.exit_code,
             "signal": None if ending is None else ending.signal,
-            "error": "" if error is None else error.text,
+            "error": "" if error is None else f"{error.text}{describe_missed([error])}",
             "traceback": "" if error is None else error.traceback,
             "log": replica.logs["stderr"],
             "retries": self._lifecycle.retries[key],

@@ -13,7 +13,13 @@ from phalanx._schedulers.kubernetes.apps.logs import last_output
 from phalanx._schedulers.kubernetes.apps.seen import ReplicaPod, SeenObjects
 from phalanx._schedulers.kubernetes.manifest import moment
 from phalanx._schedulers.replicas.assessment import Assessment
-from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
+from phalanx._schedulers.replicas.error_text import (
+    ReplicaError,
+    describe_missed,
+    in_text,
+    reported,
+    shown,
+)
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._specs import AppState, AppStatus, ReplicaStatus, RetryPolicy, RoleStatus
@@ -51,7 +57,8 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
         code = 1 if container is None else container.end.code or 1
     if cause is not None and not message:
         worker = errors[cause].describe_worker() if cause in errors else ""
-        message = f"{cause[0]}/{cause[1]} {replicas[cause].describe()}{worker}"
+        missed = describe_missed(errors.values())
+        message = f"{cause[0]}/{cause[1]} {replicas[cause].describe()}{worker}{missed}"
     if not state.is_final and not message:
         message = _waiting(cluster, seen, assessed)
     restarted = sum(max(0, len(_pods(seen, key)) - 1 - life.retries[key]) for key in life.states)

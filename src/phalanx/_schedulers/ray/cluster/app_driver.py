@@ -297,7 +297,8 @@ class _RunningApp:
             replica.error = ReplicaError(text)
             return ReplicaEnd(error=text, asked=replica.is_asked)
         if not end.succeeded and not replica.error.text:
-            replica.error = replace(replica.error, text=in_text(replica.last_words))
+            text = in_text(replica.last_words, killed=end.signal is not None)
+            replica.error = replace(replica.error, text=text)
         return end
 
     def _print(self, replica: _Replica, kind: bytes, lines: list[str]) -> None:
