@@ -459,9 +459,13 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
     if status is None:
         print(f"phalanx run: {handle} no longer exists", file=sys.stderr)
         return 1
-    if status.state is not AppState.SUCCEEDED:
-        with contextlib.suppress(OSError):  # a full disk is not how the app ended
+    with contextlib.suppress(OSError):  # a full disk is not how the app ended
+        for text in status.warnings:
+            print(f"phalanx run: warning: {text}", file=sys.stderr)
+        if status.state is not AppState.SUCCEEDED:
             _report(runner, handle, status, shown)
+        elif show:
+            print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
     return _exit_code(status) or int(not taken)
 
 
