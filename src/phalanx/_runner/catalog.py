@@ -28,7 +28,7 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._plugins import Plugin
 from phalanx._runner.component import Component
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import no_such_file
 from phalanx.errors import ComponentError, PluginError
 
 GROUP = "phalanx.components"
@@ -301,9 +301,10 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 def _from_file(text: str) -> Component:
     file, _, function = text.rpartition(":")
-    path = os.path.abspath(os.path.expanduser(file))
+    path = os.path.expanduser(file)
     if not os.path.isfile(path):
-        raise ComponentError(f"no such file: {file}.{near_file(path)}", name=text)
+        raise ComponentError(no_such_file(file), name=text)
+    path = os.path.abspath(path)
     name = f"phalanx_component_{re.sub(r'[^0-9a-zA-Z]', '_', path)}"
     loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
