@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx._cli import main
+
 import phalanx
 from tests.conftest import wait_until
 
@@ -316,3 +318,39 @@ def test_a_launch_that_is_terminated_says_so(tmp_path):
     assert process.returncode == -signal.SIGTERM
     last = said.splitlines()[-1]
     assert last == "phalanx launch: terminated by SIGTERM; nothing is left running"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("log --folow", "unknown option --folow. Did you mean --follow?"),
+        ("list --runing x", "unknown option --runing. Did you mean --running?"),
+        ("clean --older 2d", "unknown option --older. Did you mean --older-than?"),
+        ("config --dry_run", "unknown option --dry_run. See: phalanx config --help"),
+        ("status a b", "unexpected argument 'b'. See: phalanx status --help"),
+        ("builtins nosuch", "no component is named like 'nosuch'"),
+        ("run dist.ddp --nproc_per_node 2 --script x", "Use -j REPLICASxWORKERS, such as -j 2x4"),
+        ("run dist.spmd --nnodes=2 x", "Use -j REPLICASxWORKERS"),
+        ("run dist.ddp --rdzv-id=2 x", "Leave it out"),
+        ("run -j 2x1 dist.ddp x", "unknown option -j. If it is the component's, put it after dist"),
+        ("run --script x dist.ddp", "--script. It is an option of dist.ddp: put it after"),
+        ("run --image x utils.echo", "--image. It is an option of utils.echo: put it after"),
+        ("run train.py", "phalanx run dist.ddp -j 1x4 --script train.py"),
+        ("torchrun --use_env x.py", "unknown flag --use_env. Leave it out: it is a flag of torch."),
+        ("torchrun --quax x.py", "unknown flag --quax. See: phalanx torchrun --help."),
+    ],
+)
+def test_habits_of_other_tools_and_slips_of_the_pen(words, said, capsys):
+    """What was meant is said, or where to look; never the nearest of anything."""
+    try:
+        code = main(words.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def test_components_are_listed_by_a_part_of_their_names(capsys):
+    """As one looks for them."""
+    assert main(["builtins", "dist"]) == 0
+    assert capsys.readouterr().out.split("\n", 1)[1] == " 1. dist.ddp\n 2. dist.spmd\n"

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 
 import pytest
@@ -391,9 +392,23 @@ def test_the_working_directory_may_be_gone(script, tmp_path):
     done = script("""
         import os, phalanx
         os.mkdir("gone"); os.chdir("gone"); os.rmdir("../gone")
-        print(list(phalanx.launch(lambda: 1, workers_per_host=1)))
+        def work():
+            import json.tool  # nor does the search for modules fail there
+            return 1
+        print(list(phalanx.launch(work, workers_per_host=1)))
     """)
     assert "[1]" in done.stdout, done.stderr
+    code = textwrap.dedent("""
+        import os, phalanx
+        def work():
+            import json.tool
+            return 2
+        os.mkdir("gone"); os.chdir("gone"); os.rmdir("../gone")
+        print(list(phalanx.launch(work, workers_per_host=1)))
+    """)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "[2]" in done.stdout, done.stderr
 
 
 def test_every_name_of_this_machine_is_this_machine():

@@ -89,6 +89,28 @@ def test_a_script_of_a_home_directory_is_there_with_what_it_imports(
     assert list(runner.log_lines(handle, replica=1)) == ["[0]:mine ['own', 'rd.py']"]
 
 
+def test_what_the_supervisor_is_warned_of_is_told(cfg, tmp_path):
+    """Patterns of `fetch` that match nothing, and files that stay on hosts; once the app is over."""
+    (tmp_path / "save.py").write_text("open('left.txt', 'w').write('x')\n")
+    pairs = f"hosts={cfg['hosts'][0]},ssh_config_file={cfg['ssh_config_file']},fetch=chkpt/*"
+    words = ["run", "--wait", "-s", "ssh", "-cfg", pairs, "utils.python", "save.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done
+    handle = done.stdout.strip()
+    assert "warning: fetch: workers wrote no file that matches 'chkpt/*'" in done.stderr
+    assert "workers wrote 1 file" in done.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "phalanx", "status", handle], capture_output=True, text=True
+    )
+    assert "warning: box1: workers wrote 1 file" in shown.stdout
+    with get_runner() as runner:
+        status = runner.status(handle)
+        assert any("chkpt/*" in text for text in status.warnings)
+        runner.delete(handle)
+
+
 def test_the_first_host_is_found_by_the_others(runner, cfg, tmp_path):
     """Under the address at which they reach it."""
     (tmp_path / "meet.py").write_text(

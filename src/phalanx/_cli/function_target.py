@@ -15,7 +15,7 @@ from typing import Any
 from phalanx._core import launch_guard
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher.planning import imports
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import current_directory, no_such_file
 from phalanx.errors import ConfigError
 
 
@@ -31,19 +31,14 @@ class FunctionTarget:
             )
         self.is_file = self.source.endswith(".py") or os.sep in self.source
         if self.is_file and not Path(self.source).is_file():
-            raise ConfigError(f"no such file: {self.source}.{near_file(self.source)}")
+            raise ConfigError(no_such_file(self.source))
         self._root, self._name = self._locate()
         sys.path.insert(0, str(self._root))
 
     def _locate(self) -> tuple[Path, str]:
         """The directory to import from, and the module's full name, packages included."""
         if not self.is_file:
-            try:
-                return Path.cwd(), self.source
-            except FileNotFoundError:
-                raise ConfigError(
-                    "the current directory no longer exists; change to another one."
-                ) from None
+            return Path(current_directory()), self.source
         path = Path(self.source).absolute()
         parts = [path.stem]
         root = path.parent

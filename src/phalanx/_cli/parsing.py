@@ -30,6 +30,9 @@ _TELLS_ITSELF = "config"
 """It has no defaults to be configured, and says all that is wrong, not what is found first."""
 
 
+_UNRECOGNIZED = "unrecognized arguments: "
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are one sentence and exit code 2, and whose defaults can be set."""
 
@@ -38,7 +41,9 @@ class Parser(argparse.ArgumentParser):
     """What may be configured besides its options."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and where to read more."""
+        """Say what is wrong, what may have been meant, and where to read more."""
+        if message.startswith(_UNRECOGNIZED):
+            message = self._unrecognized(message.removeprefix(_UNRECOGNIZED))
         end = "" if message.endswith(("?", ".")) else "."
         self.exit(2, f"{self.prog}: {message}{end} See: {self.prog} --help\n")
 
@@ -49,6 +54,16 @@ class Parser(argparse.ArgumentParser):
         if self.verb not in ("", _TELLS_ITSELF) and not {"-h", "--help"} & set(args or ()):
             self._take_defaults()
         return super().parse_args(args, namespace)
+
+    def _unrecognized(self, words: str) -> str:
+        """For words that argparse had no use for: the first is what is wrong."""
+        word = next((w for w in words.split() if w.startswith("-")), words.partition(" ")[0])
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}"
+        flag = word.partition("=")[0]
+        names = {_stem(name): name for name in self._option_string_actions}
+        meant = names.get(closest(_stem(flag), names) or "")
+        return f"unknown option {flag}.{did_you_mean(meant, quoted=False)}"
 
     def find(self, flag: str) -> argparse.Action | None:
         """What a flag is for, if there is one; with dashes or underscores."""
@@ -115,6 +130,10 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             return f"{value.origin}: {key}: {error.message}"
         return ""
+
+
+def _stem(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
 
 
 class ParserMade(Exception):

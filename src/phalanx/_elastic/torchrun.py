@@ -24,7 +24,7 @@ from phalanx._launcher.session.decider import MakeDecider
 from phalanx._rendezvous import handlers
 from phalanx._rendezvous.tcp.handler import TcpHandler
 from phalanx._system import network
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import current_directory, no_such_file
 from phalanx._worker import script
 from phalanx.errors import ConfigError
 
@@ -63,7 +63,7 @@ def _refuse(options: TorchrunOptions) -> None:
             f"does not count them. Use {', '.join(handlers.OWN)}."
         )
     if options.kind in ("script", "path") and not os.path.exists(options.program):
-        raise ConfigError(f"no such file: {options.program}.{near_file(options.program)}")
+        raise ConfigError(no_such_file(options.program))
 
 
 def _work(options: TorchrunOptions) -> host_work.HostWork:
@@ -154,7 +154,7 @@ def _look(kind: str, program: str) -> tuple[Needs, tuple[str, ...]]:
     """What a program imports, and where it looks for that first."""
     nothing = Needs((), torch=False)
     if kind == "module":
-        cwd = os.getcwd()
+        cwd = current_directory()
         sys.path.insert(0, cwd)
         try:
             found = imports.find_source(program)

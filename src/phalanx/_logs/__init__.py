@@ -10,3 +10,5 @@ from __future__ import annotations
 import logging
 
 logger = logging.getLogger("phalanx")
+PASSING = "phalanx_passing"
+"""The attribute of a record that tells how far something is: nothing to keep."""

@@ -7,6 +7,7 @@ Ours, unless a package registers its own under `phalanx.components`: then those,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.machinery
 import importlib.util
@@ -27,7 +28,7 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._logs import logger
 from phalanx._plugins import Plugin
 from phalanx._runner.component import Component
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import no_such_file
 from phalanx.errors import ComponentError, PluginError
 
 GROUP = "phalanx.components"
@@ -44,6 +45,13 @@ class Catalog:
     """Public functions that are no components; each says why."""
     problems: list[str] = field(default_factory=list)
     """Plugins that are broken, and names that are taken twice."""
+
+    def named(self, part: str) -> Catalog:
+        """Of the components, those whose names contain this."""
+        components, invalid = (
+            [one for one in some if part in one.name] for some in (self.components, self.invalid)
+        )
+        return dataclasses.replace(self, components=components, invalid=invalid)
 
 
 def entries() -> Sequence[Plugin]:
@@ -89,7 +97,8 @@ def find(name: str) -> Component:
     if name.endswith(".py") or os.sep in name:
         raise ComponentError(
             f"{name!r} names no function: write {name.rstrip(os.sep)}:FUNCTION. To run a "
-            f"script: phalanx run utils.python {name}",
+            f"script: phalanx run utils.python {name}, or on several workers: phalanx run dist.ddp "
+            f"-j 1x4 --script {name}",
             name=name,
         )
     if not re.fullmatch(r"\w+(\.\w+)*", name):
@@ -292,9 +301,10 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 def _from_file(text: str) -> Component:
     file, _, function = text.rpartition(":")
-    path = os.path.abspath(os.path.expanduser(file))
+    path = os.path.expanduser(file)
     if not os.path.isfile(path):
-        raise ComponentError(f"no such file: {file}.{near_file(path)}", name=text)
+        raise ComponentError(no_such_file(file), name=text)
+    path = os.path.abspath(path)
     name = f"phalanx_component_{re.sub(r'[^0-9a-zA-Z]', '_', path)}"
     loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)

@@ -247,6 +247,12 @@ class Component:
     def _find(self, name: str, shown: str | None = None) -> Parameter:
         found = self.parameters.get(name) or self.parameters.get(name.replace("-", "_"))
         if found is None or (shown is not None and not shown.strip("-")):
+            if "j" in self.parameters and (said := _OF_TORCHRUN.get(name.replace("-", "_"))):
+                raise UsageError(
+                    f"{self.name} has no option {shown or name!r}. {said}",
+                    component=self.name,
+                    option=shown or name,
+                )
             near = closest(name.replace("-", "_"), self.parameters)
             meant = None if near is None else self.parameters[near].flag
             own = "Put the program's arguments after '--'. " if self.rest else ""
@@ -298,6 +304,18 @@ class Component:
             lines.append(head)
             lines += textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
         return "\n".join(lines)
+
+
+_COUNTS = "Use -j REPLICASxWORKERS, such as -j 2x4: 2 replicas with 4 workers each."
+_SET_BY_US = "Leave it out: it is set for every replica."
+_OF_TORCHRUN = {
+    **dict.fromkeys(("nnodes", "nproc_per_node", "num_hosts", "workers_per_host"), _COUNTS),
+    **dict.fromkeys(("nproc", "np", "num_processes", "num_workers"), _COUNTS),
+    **dict.fromkeys(("node_rank", "master_addr", "standalone", "rdzv_id"), _SET_BY_US),
+    "master_port": "Use --rdzv_port, if it has to be a certain one.",
+    "max_restarts": "Use --max_retries: the scheduler starts replicas again.",
+}
+"""What to use for flags of torchrun's, and of others that count workers, where `-j` counts."""
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from phalanx._logs import logger
 from phalanx._specs import AppDef, Role
 from phalanx._specs.app_def import MODULE, SCRIPT
 from phalanx._specs.substitution import Values
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import current_directory, no_such_file
 from phalanx.errors import ConfigError
 
 UNSAID_MEMORY = 1024
@@ -60,13 +60,8 @@ def replicas(
 
 def workspace_of(role: Role) -> str:
     """The directory whose files a role runs with: its own, or the current one."""
-    try:
-        path = (role.workspace or os.getcwd()).removeprefix("file://")
-        return os.path.abspath(os.path.expanduser(path))
-    except FileNotFoundError:
-        raise ConfigError(
-            "the current directory no longer exists; change to another one."
-        ) from None
+    path = os.path.expanduser((role.workspace or "").removeprefix("file://"))
+    return os.path.normpath(path if os.path.isabs(path) else f"{current_directory()}/{path}")
 
 
 def needs_phalanx(role: Role) -> bool:
@@ -79,7 +74,7 @@ def check_script(script: str, directory: str) -> None:
     """Refuse a Python file that is not there. Raises `ConfigError`."""
     path = os.path.join(directory, script)
     if not os.path.exists(path):
-        raise ConfigError(f"no such file: {script}.{near_file(path)}")
+        raise ConfigError(no_such_file(script, directory))
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
         raise ConfigError(f"{script} is a directory without a __main__.py.")
 

@@ -299,6 +299,8 @@ class AppStatus:
     """A launch's last rounds, the latest last."""
     steps: StepStatus | None = None
     """How a launch's ranks get on, where they call `phalanx.step()`."""
+    warnings: tuple[str, ...] = ()
+    """What did not end the app and is worth knowing, such as files that were not copied back."""
 
     @property
     def msg(self) -> str:
@@ -333,6 +335,7 @@ class AppStatus:
         if self.num_restarts:
             lines.append(f"  restarts: {self.num_restarts}")
         lines += [f"  {text}" for text in (self.message, self.ui_url) if text]
+        lines += [f"  warning: {text}" for text in self.warnings]
         for role in self._chosen(filter_roles):
             for replica in role.replicas:
                 ended = replica.exit_code is not None or replica.signal or replica.error

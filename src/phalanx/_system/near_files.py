@@ -1,4 +1,4 @@
-"""What a Python file that is not there was meant to be."""
+"""Files and directories that are not there: what to say, and what was meant to be."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ import contextlib
 import os
 
 from phalanx._core.suggestions import closest, did_you_mean
+from phalanx.errors import ConfigError
+
+_GONE = "the current directory no longer exists; change to another one."
+
+
+def current_directory() -> str:
+    """For what cannot do without one. Raises `ConfigError` where it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(_GONE) from None
+
+
+def no_such_file(file: str, directory: str = "") -> str:
+    """What to say of a Python file, as the user named it, that is not there."""
+    path = os.path.join(directory, os.path.expanduser(file))
+    if not os.path.isabs(path):
+        try:
+            current_directory()
+        except ConfigError as error:
+            return str(error)
+    return f"no such file: {file}.{near_file(path)}"
 
 
 def near_file(path: str) -> str:

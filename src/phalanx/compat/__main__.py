@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import _aliases
-from phalanx._system.near_files import near_file
+from phalanx._system.near_files import current_directory, no_such_file
 from phalanx._worker.script import run_here
 from phalanx.errors import ConfigError
 
@@ -28,6 +28,7 @@ def main(words: Sequence[str]) -> None:
         return
     names, program = _split(words)
     try:
+        cwd = current_directory()
         _aliases.install(*names)
     except ConfigError as error:
         _refuse(str(error))
@@ -37,8 +38,8 @@ def main(words: Sequence[str]) -> None:
         if not program:
             _refuse("-m needs the name of a module.")
     elif not os.path.exists(program[0]):
-        _refuse(f"no such file: {program[0]}.{near_file(program[0])}")
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
+        _refuse(no_such_file(program[0]))
+    sys.path[0] = cwd if is_module else os.path.dirname(os.path.abspath(program[0]))
     # The program is `__main__`, with nothing of ours in it, and without our `__spec__`.
     sys.modules["__main__"] = ModuleType("__main__")
     run_here("module" if is_module else "script", program[0], program[1:])

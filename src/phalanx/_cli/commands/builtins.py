@@ -16,6 +16,9 @@ def main(arguments: list[str]) -> int:
     parser = parsing.make(
         "builtins", "List the builtin components, or those that installed plugins register."
     )
+    parser.add_argument(
+        "name", nargs="?", default="", help="list only components whose name contains this"
+    )
     parser.add_argument("--print", metavar="NAME", help="print the source of a component as a file")
     parser.add_argument(
         "--verbose",
@@ -27,12 +30,14 @@ def main(arguments: list[str]) -> int:
     if options.print is not None:
         return _print_source(options.print)
     with stdout_to_stderr():
-        found = catalog.catalog()
+        found = catalog.catalog().named(options.name)
     for problem in found.problems:
         print(f"phalanx: {problem}", file=sys.stderr)
     if options.json:
         parsing.print_json(_as_json(found))
         return 0
+    if options.name and not found.components:
+        return _no_such(options.name)
     print(f"Found {len(found.components)} builtin components:")
     width = max((len(c.name) for c in found.components), default=0)
     for number, component in enumerate(found.components, 1):
@@ -43,6 +48,11 @@ def main(arguments: list[str]) -> int:
         for component in found.invalid:
             print(f"  {component.name}: {component.problem}")
     return 0
+
+
+def _no_such(name: str) -> int:
+    print(f"phalanx builtins: no component is named like {name!r}", file=sys.stderr)
+    return 1
 
 
 def _print_source(name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from phalanx._runner.config import ConfigValue
 from phalanx._runner.runner import Runner, get_runner
 from phalanx._schedulers.factories import get_scheduler_factories
 from phalanx._schedulers.options import Option
+from phalanx._system.near_files import current_directory
 from phalanx.errors import ConfigError, PhalanxError
 
 
@@ -53,12 +53,12 @@ def main(arguments: list[str]) -> int:
         return 0
     path = Path(config.FILE)
     try:
-        path = Path(os.getcwd()) / config.FILE
+        path = Path(current_directory()) / config.FILE
         _write(path, text)
     except FileExistsError:
         print(f"phalanx configure: {path} already exists", file=sys.stderr)
         return 1
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         print(f"phalanx configure: {error}", file=sys.stderr)
         return 1
     print(f"wrote {path}")
@@ -102,7 +102,7 @@ def _text(runner: Runner, names: list[str], *, strict: bool) -> str:
 
 def _converted(runner: Runner) -> str:
     """What a `.torchxconfig` says. Raises `ConfigError`."""
-    path = Path(os.getcwd()) / torchx_config.FILE
+    path = Path(current_directory()) / torchx_config.FILE
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
 

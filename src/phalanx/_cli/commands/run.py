@@ -69,6 +69,8 @@ class Habits:
 def main(arguments: list[str], habits: Habits = Habits()) -> int:  # noqa: B008 it is frozen
     """Run; gives the exit code."""
     parser = make_parser()
+    wanted: _Wanted | None = None
+    flags: dict[str, str] = {}
     try:
         own, flags, component, rest = split(parser, arguments, _configured_component)
         options = parser.parse_args(own)
@@ -104,16 +106,35 @@ def main(arguments: list[str], habits: Habits = Habits()) -> int:  # noqa: B008 
         return _refuse(error, 1)
     except UsageError as error:
         if parser.find(error.option) is None:
-            return _refuse(error, 2)
+            return _refuse(_too_early(wanted, flags, habits) or error, 2)
         return _refuse(
             f"{error.component} has no option {error.option!r}. It is an option of run: put it "
             "before the component.",
             2,
         )
     except ConfigError as error:
-        return _refuse(error, 2)
+        return _refuse(_too_early(wanted, flags, habits) or error, 2)
     except (PhalanxError, LookupError) as error:
         return _refuse(error, 1)
+
+
+def _too_early(wanted: _Wanted | None, flags: Mapping[str, str], habits: Habits) -> str:
+    """What to say of a flag before the component that only the component has."""
+    if wanted is None or not wanted.component or not flags:
+        return ""
+    from phalanx._runner import catalog
+
+    with contextlib.suppress(PhalanxError), habits.make_runner() as runner:
+        known = catalog.find(wanted.component).parameters
+        scheduler = wanted.scheduler or runner.default_scheduler
+        schedulers = {option.name for option in runner.scheduler_run_opts(scheduler)}
+        for name in flags:
+            if name in known and name not in schedulers:
+                return (
+                    f"unknown option --{name}. It is an option of {wanted.component}: put it after "
+                    "the component."
+                )
+    return ""
 
 
 def _cut_option(own: list[str], component: str | None, error: str) -> str:
@@ -234,8 +255,9 @@ def split(
         if default is not None and flag.lstrip("-").replace("-", "_") in default.parameters:
             return own, flags, default.name, [word, *words]
         if not flag.startswith("--"):
-            own.append(word)  # argparse says what is wrong with it
-            continue
+            dotted = (w for w in words if "." in w and not w.startswith("-"))
+            after = next((w for w in dotted if not w.endswith(".py")), "the component")
+            parser.error(f"unknown option {flag}. If it is the component's, put it after {after}.")
         if near := closest(flag, parser._option_string_actions, cutoff=0.8):
             parser.error(f"unknown option {flag}.{did_you_mean(near, quoted=False)}")
         if not equals:
@@ -437,9 +459,13 @@ def _wait(runner: Runner, handle: str, *, show: bool) -> int:
     if status is None:
         print(f"phalanx run: {handle} no longer exists", file=sys.stderr)
         return 1
-    if status.state is not AppState.SUCCEEDED:
-        with contextlib.suppress(OSError):  # a full disk is not how the app ended
+    with contextlib.suppress(OSError):  # a full disk is not how the app ended
+        for text in status.warnings:
+            print(f"phalanx run: warning: {text}", file=sys.stderr)
+        if status.state is not AppState.SUCCEEDED:
             _report(runner, handle, status, shown)
+        elif show:
+            print(f"phalanx run: {handle}: {status.state.value}", file=sys.stderr)
     return _exit_code(status) or int(not taken)
 
 

@@ -77,6 +77,8 @@ def _of_scheduler(found: FoundApp, roles: list[str], *, as_json: bool) -> int:
         print(f"  {status.ui_url}")
     if status.message:
         print(f"  {status.message}")
+    for text in status.warnings:
+        print(f"  warning: {text}")
     rows = [_row(replica) for role in status.roles for replica in role.replicas]
     if rows:
         parsing.print_table(("  REPLICA", "STATE", "HOST", "ENDED", "ERROR"), rows)

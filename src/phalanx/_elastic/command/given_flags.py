@@ -147,27 +147,33 @@ def _sentence(message: str) -> str:
 
 
 _OTHER_NAMES = {
-    "--workers-per-host": "--nproc-per-node",
-    "--workers": "--nproc-per-node",
-    "--num-workers": "--nproc-per-node",
-    "--hostnames": "--nnodes",
-    "--hosts": "--nnodes",
+    "workers-per-host": "nproc-per-node",
+    "workers": "nproc-per-node",
+    "num-workers": "nproc-per-node",
+    "hostnames": "nnodes",
+    "hosts": "nnodes",
 }
 """What `phalanx launch` and others call some flags."""
+_ENV = "it is a flag of torch.distributed.launch, and scripts always find LOCAL_RANK in os.environ"
+_OF_OLDER_LAUNCHERS = {"use-env": f"Leave it out: {_ENV}.", "no-use-env": f"Leave it out: {_ENV}."}
+"""Flags that torchrun does not have either."""
 
 
 def _unknown(word: str) -> ConfigError:
     flag = word.partition("=")[0]
-    names = [f"--{f.name}" for f in FLAGS.values()]
-    stem = "--" + flag.lstrip("-").replace("_", "-")
+    names = [f.name for f in FLAGS.values()]
+    stem = flag.lstrip("-").replace("_", "-")
+    if said := _OF_OLDER_LAUNCHERS.get(stem):
+        return ConfigError(f"unknown flag {flag}. {said}")
     meant = (
         _OTHER_NAMES.get(stem)
-        or next((name for name in names if len(stem) > 3 and name.startswith(stem)), None)
-        or closest(stem, names, cutoff=0.75)
-        or next((name for name in names if name[:6] == stem[:6]), None)
+        or next((name for name in names if len(stem) > 1 and name.startswith(stem)), None)
+        or closest(stem, names, cutoff=0.7)
+        or next((name for name in names if name[:4] == stem[:4]), None)
         or closest(stem, names, cutoff=0.5)
     )
-    hint = did_you_mean(meant, "See: phalanx torchrun --help.", quoted=False)
+    shown = None if meant is None else f"--{meant}"
+    hint = did_you_mean(shown, "See: phalanx torchrun --help.", quoted=False)
     return ConfigError(f"unknown flag {flag}.{hint} Put flags of the script after the script.")
 
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,7 @@ def _prepare(
         app=app,
         preload=_preload(options, needs),
         late=needs.late if options.preload == "auto" else None,
-        python_path=tuple(path or os.curdir for path in sys.path if isinstance(path, str)),
+        python_path=tuple(_python_path(directory)),
         environment={
             **(environment.passing(os.environ) if options.env_file is None else {}),
             **options.extra_env_vars,
@@ -350,6 +350,15 @@ class FrameMaker:
         return copied
 
 
+def _python_path(directory: str | None) -> Iterator[str]:
+    """Where imports are looked for. In a directory that was deleted nothing can be: Python itself
+    passes over it by the name "", and fails by any other.
+    """
+    for entry in sys.path:
+        if isinstance(entry, str) and (directory is not None or entry not in ("", os.curdir)):
+            yield entry or os.curdir
+
+
 def _is_users(path: str) -> bool:
     """An entry for the user's own code, not one that every interpreter has of its own."""
     return not machine.is_installed(path + os.sep) and not path.endswith(".zip")
@@ -388,7 +397,10 @@ def _check_fetch(options: LaunchOptions, project: Project | None, cwd: str | Non
 
 def _main_file() -> str | None:
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.path.abspath(path) if path else None
+    try:
+        return os.path.abspath(path) if path else None
+    except OSError:
+        return None  # in a directory that was deleted
 
 
 def _preload(options: LaunchOptions, needs: Needs) -> tuple[wire.Import, ...]:

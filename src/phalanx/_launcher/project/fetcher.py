@@ -22,7 +22,7 @@ from phalanx._core.patterns import Patterns, shown
 from phalanx._core.rounds import Member, Round
 from phalanx._launcher.project.file_versions import FileVersion, VersionChoice, choose
 from phalanx._launcher.project.remote_files import FileAgent, RemoteFiles
-from phalanx._logs import logger
+from phalanx._logs import PASSING, logger
 from phalanx._system.filetree import FileTree
 
 if TYPE_CHECKING:
@@ -380,7 +380,8 @@ class FileFetcher:
         self._files, self._files_moved = len(sizes), 0
         self._bytes, self._bytes_moved = sum(sizes), 0
         if self._bytes >= _LARGE:
-            logger.warning("phalanx: %s, %.0f MB", self._what, self._bytes / 1e6)
+            said = self._what, self._bytes / 1e6
+            logger.warning("phalanx: %s, %.0f MB", *said, extra={PASSING: True})
 
     def _count(self, size: int, *, files: int = 0) -> None:
         self._bytes_moved += size

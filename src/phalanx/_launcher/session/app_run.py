@@ -39,7 +39,7 @@ from phalanx._launcher.session.added_host import add_host, add_lent_host
 from phalanx._launcher.session.decider import MakeDecider
 from phalanx._launcher.transport.targets import to_record
 from phalanx._launcher.warm.pool import AgentPool
-from phalanx._logs import logger
+from phalanx._logs import PASSING, logger
 from phalanx._logs.console import is_terminal
 from phalanx._logs.lines import LogLine
 from phalanx._logs.losses import Loss, describe
@@ -459,7 +459,8 @@ class AppRun(Generic[R]):
         if self._waits is not None and not (self._waits.line and is_terminal(sys.stderr)):
             text = session.describe()
             if self._waits.is_due(text, now):
-                logger.warning("phalanx: %s: %s (%.0f s)", self.id, text, now - self._began)
+                said = self.id, text, now - self._began
+                logger.warning("phalanx: %s: %s (%.0f s)", *said, extra={PASSING: True})
         if now - self._looked > _ASKED_EVERY:
             self._looked = now
             if self._record.loss:

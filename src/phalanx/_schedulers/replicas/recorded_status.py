@@ -24,6 +24,7 @@ def recorded_status(app: RecordedApp) -> AppStatus:
         app=app.id,
         state=state,
         message=status.get("message", ""),
+        warnings=tuple(status.get("warnings", ())),
         seconds=status.get("seconds"),
         roles=tuple(
             RoleStatus(role["role"], tuple(map(_replica_status, role["replicas"])))

@@ -48,6 +48,7 @@ from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._schedulers.replicas.request import STREAMS, AppRequest, ReplicaRequest, times_file
 from phalanx._schedulers.supervised.replicas import ReplicaStarter
 from phalanx._schedulers.supervised.supervisor_process import is_supervisor, supervisor_of, title_of
+from phalanx._schedulers.supervised.warning_list import WarningList
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
 
@@ -178,6 +179,7 @@ class Supervisor:
         self._told: dict[ReplicaKey, int] = {}
         """How much of a replica's stderr is of earlier tries."""
         self._message = ""
+        self._warnings = WarningList()
         self._code: int | None = None
         self._state = AppState.PENDING
         self._written = True
@@ -201,6 +203,7 @@ class Supervisor:
             signal.signal(number, self._take_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes us
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        self._warnings.install()
         self._prepare()
         while not self._state.is_final:
             self._rest()
@@ -416,6 +419,7 @@ class Supervisor:
         return {
             "state": self._state.value,
             "message": self._message,
+            "warnings": list(self._warnings.texts),
             "updated": time.time(),
             "seconds": time.monotonic() - self._began,
             "num_restarts": self._lifecycle.restarts,
