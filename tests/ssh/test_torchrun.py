@@ -3,6 +3,8 @@
 Nothing leads them from outside; they are started by hand, as a user would, and lose each other.
 """
 
+import re
+
 import pytest
 
 from tests.cluster import etcd as etcd_box
@@ -68,6 +70,9 @@ def test_a_failed_worker_restarts_all_hosts(commands, cluster):
     hosts[1].enter("kill", "-9", str(pid))
     wait_until(lambda: all(commands.begun(h)[-1][2] == 1 for h in hosts), timeout=30)
     assert commands.end(*hosts) == [0, 0]
+    for host in hosts:  # also where nothing has failed, and where nothing is decided
+        said = commands.logs[host.name].read_text()
+        assert re.search(r"rank \d on box2 was killed by SIGKILL\b", said), said
 
 
 def test_clocks_that_differ_by_ten_minutes_evict_nobody(commands, cluster):

@@ -257,6 +257,7 @@ OF_RENDEZVOUS = [
         store=_AT,
         restarts=0,
         torch=False,
+        cause="c",
     ),
     rendezvous_frames.RestartsSpent(restarts=1),
     rendezvous_frames.FailureTold(

@@ -58,6 +58,8 @@ class Coordinator:
         self._not_before = now
         self._over: p.Reason | None = None
         """Set once no other round may follow."""
+        self.restart_cause = ""
+        """The failure that the last restart was spent on, in one line."""
         self._missing: tuple[str, ...] = ()
         self._note = ""
         if past is not None:
@@ -509,7 +511,8 @@ class Coordinator:
                 return self._finish(now)
             self._not_before = now + wait
             count = self._restarts.restarts
-            self._happen("restart", now, restarts=count, wait=wait, cause=cause.describe())
+            self.restart_cause = cause.describe()
+            self._happen("restart", now, restarts=count, wait=wait, cause=self.restart_cause)
         for agent in unconfirmed:
             self._roster.lose(agent, certain=False)
         expelled = [

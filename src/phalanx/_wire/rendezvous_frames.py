@@ -119,6 +119,8 @@ class RoundFormed(Frame):
     store: Endpoint
     restarts: AnyCount
     torch: bool | None
+    cause: Message = ""
+    """The failure that it is a restart for, in one line."""
 
     def contradiction(self) -> str:
         """All columns have a row for each member, and no member is in it twice."""
@@ -141,6 +143,7 @@ class RoundFormed(Frame):
         leader: AgentId,
         contacts: Mapping[AgentId, Endpoint],
         only: Container[AgentId] | None = None,
+        cause: str = "",
     ) -> RoundFormed:
         """Tell of a round: of all its members, or of these."""
         told = [(i, m) for i, m in enumerate(round_.members) if only is None or m.agent in only]
@@ -156,6 +159,7 @@ class RoundFormed(Frame):
             store=round_.store,
             restarts=round_.restarts,
             torch=round_.torch,
+            cause=cause,
         )
 
     @property

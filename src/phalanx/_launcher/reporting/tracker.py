@@ -245,12 +245,12 @@ class StatusTracker:
         )
 
     def _cause(self, facts: Mapping[str, Any]) -> str:
-        """What ended the round before. A host that follows another is not told: it compares."""
+        """What ended the round before. One that follows another compares hosts."""
         if not self._rounds:
             return ""
         before = self._rounds[-1]
-        if self._failure:
-            return self._failure
+        if known := self._failure or facts.get("cause"):
+            return str(known)
         if facts["restarts"] > before.restarts:
             return self._failed_here or "a worker failed on another host"
         gone = list((Counter(before.hosts) - Counter(facts["hosts"])).elements())

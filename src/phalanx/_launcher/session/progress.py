@@ -268,7 +268,8 @@ def in_words(event: ProgressEvent, plan: Plan) -> str:
         case "round" if facts["round"] > 1:
             count = facts["world_size"]
             workers = "1 worker" if count == 1 else f"{count} workers"
-            return f"round {facts['round']}: {workers} on {some(facts['hosts'])}"
+            why = f", after {facts['cause']}" if facts.get("cause") else ""
+            return f"round {facts['round']}: {workers} on {some(facts['hosts'])}{why}"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from phalanx import _wire as wire
 from phalanx._core.ranks import member_at
@@ -126,7 +127,8 @@ class Follower:
                 self._position = frame
             case RoundFormed():
                 round_ = self._round_of(frame)
-                self._state.round_formed(frame.leader, frame.contacts, self._round_event(round_))
+                event = self._round_event(round_, frame.cause)
+                self._state.round_formed(frame.leader, frame.contacts, event)
                 self._actions.carry_out(BeginRoundAction(round_))
             case wire.HaltRound():
                 halt = HaltRoundAction(frame.round, frame.grace, stacks=frame.stacks)
@@ -148,13 +150,15 @@ class Follower:
         members = sorted((*round_.members, member), key=lambda one: one.first_rank)
         return replace(round_, members=tuple(members))
 
-    def _round_event(self, round_: Round) -> ProgressEvent:
-        facts = {
+    def _round_event(self, round_: Round, cause: str) -> ProgressEvent:
+        facts: dict[str, Any] = {
             "round": round_.number,
             "hosts": [member.hostname for member in round_.members],
             "restarts": round_.restarts,
             "world_size": round_.world_size,
         }
+        if cause:
+            facts["cause"] = cause
         return ProgressEvent("round", self._now(), facts)
 
     def say(self, contact: Endpoint, reason: str) -> None:

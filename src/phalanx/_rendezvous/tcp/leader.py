@@ -57,6 +57,7 @@ from phalanx._wire.rendezvous_frames import (
     RoundFormed,
 )
 
+_LONGEST_CAUSE = 500
 _MOST_REFUSALS = 8
 """So many are told; whoever has no token can have others refused again and again."""
 
@@ -87,18 +88,22 @@ class TellRound:
     """
 
     def __init__(
-        self, round_: Round, leader: AgentId, contacts: Mapping[AgentId, Endpoint]
+        self,
+        round_: Round,
+        leader: AgentId,
+        contacts: Mapping[AgentId, Endpoint],
+        cause: str = "",
     ) -> None:
-        """`contacts` are where its members are reached."""
+        """`contacts` are where its members are reached; `cause` is what it is a restart for."""
         members = tuple(member.agent for member in round_.members)
         self.agents: Mapping[AgentId, int] = {agent: at for at, agent in enumerate(members)}
         """Its members, by how many are before each."""
         self._number = round_.number
         self._successors = frozenset(successors(members))
-        self._whole = wire.encode(RoundFormed.make(round_, leader, contacts))
+        self._whole = wire.encode(RoundFormed.make(round_, leader, contacts, cause=cause))
         self._short = self._whole
         if len(self._successors) < len(members):
-            short = RoundFormed.make(round_, leader, contacts, self._successors)
+            short = RoundFormed.make(round_, leader, contacts, self._successors, cause)
             self._short = wire.encode(short)
 
     def to(self, agent: AgentId) -> tuple[bytes, ...]:
@@ -139,6 +144,8 @@ class Leader:
         self._pending: deque[CoordinatorAction] = deque()
         """What is to be done once a round is written down, that round's beginning first."""
         self._formed = None if past is None else TellRound(past.round, host.agent, self._contacts)
+        self._restarts = 0 if past is None else past.round.restarts
+        """Those of the last round that was told of."""
         """The last round that others were told of."""
         self.verdict: Verdict | None = None
         self._takes_over = past is not None
@@ -377,7 +384,10 @@ class Leader:
     def _execute(self, action: CoordinatorAction) -> None:
         match action:
             case BeginRoundAction(round_):
-                self._formed = formed = TellRound(round_, self._own, self._contacts)
+                before, self._restarts = self._restarts, round_.restarts
+                cause = self._coordinator.restart_cause if round_.restarts > before else ""
+                told = TellRound(round_, self._own, self._contacts, cause[:_LONGEST_CAUSE])
+                self._formed = formed = told
                 self._forget_last_rounds(self._links)
                 for agent, link in self._links.items():
                     # Those that wait must know whom to turn to as well.
