@@ -13,6 +13,7 @@ import phalanx
 from phalanx._registry import recorded_app
 from tests.conftest import is_alive, wait_until
 from tests.process.commands import phalanx as command
+from tests.process.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -227,3 +228,19 @@ def test_the_torchrun_within_an_app_is_not_an_app_of_its_own(tmp_path):
     wait_until(lambda: "SUCCEEDED" in command("status").stdout)
     command("clean", "--older-than", "0")
     assert list((tmp_path / "state" / "phalanx" / "apps").iterdir()) == []
+
+
+def test_commands_are_told_apart(tmp_path):
+    """They are cut in the middle, to what the terminal has left; nowhere else are they cut."""
+    long = "an/argument/that/is/the/same/for/both/of/them/" * 3
+    for number in (1, 2):
+        words = ("--msg", f"{long}-number-{number}")
+        command("run", "--wait", "utils.echo", *words)
+    rows = command("list").stdout.splitlines()[1:]
+    assert [f"{long}-number-{i + 1}" in row for i, row in enumerate(rows)] == [True, True]
+    shown = Terminal(sys.executable, "-m", "phalanx", "list", COLUMNS="150")
+    assert shown.finish() == 0
+    heads, *rows = [line for line in shown.lines if line.strip()]
+    assert [row[-9:] for row in rows] == ["-number-1", "-number-2"]
+    assert {len(row) for row in rows} == {150}
+    assert all("…" in row for row in rows)

@@ -26,6 +26,9 @@ def test_outcomes_describe_themselves():
     assert say(Ended.KILLED, signal=11) == "was killed by SIGSEGV"
     killed = say(Ended.KILLED, signal=9, detail="out of memory")
     assert killed == "was killed by SIGKILL: out of memory"
+    assert say(Ended.KILLED, signal=15) == "was killed by SIGTERM"
+    assert say(Ended.KILLED, signal=15, stopped=True) == "was stopped"
+    assert say(Ended.KILLED, signal=9, stopped=True) == "was stopped with SIGKILL"
     assert say(Ended.EXITED, code=3) == "exited with code 3"
     assert say(Ended.LOST, detail="silence") == "was lost: silence"
     assert say(Ended.RAISED, exception=ExceptionInfo("E", "one\ntwo", "")) == "raised E: one"

@@ -265,10 +265,14 @@ def print_json(value: Any) -> None:
     print()
 
 
+GAP = 2
+"""Spaces between columns."""
+
+
 def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print columns, each as wide as it must be; states in their colours."""
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
     for row in [heads, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         cells[-1] = cells[-1].rstrip()
-        print("  ".join(map(coloured, cells)).rstrip())
+        print((" " * GAP).join(map(coloured, cells)).rstrip())

@@ -186,6 +186,11 @@ class Outcome:
                 return f"exited with code {self.code}" + (
                     f": {said}" if (said := self._said()) else ""
                 )
+            case Ended.KILLED if self.stopped:
+                usual = self.signal in (signal.SIGTERM, signal.SIGINT)
+                return (
+                    "was stopped" if usual else f"was stopped with {signal_name(self.signal or 0)}"
+                )
             case Ended.KILLED:
                 name = signal_name(self.signal or 0)
                 said = self._said() or self.detail

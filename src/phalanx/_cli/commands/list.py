@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -9,6 +10,7 @@ from typing import Any
 
 from phalanx._cli import parsing
 from phalanx._cli.stdout_guard import stdout_to_stderr
+from phalanx._logs.console import is_terminal
 from phalanx._registry.recorded_app import RecordedApp, apps
 from phalanx._runner.overview import overview
 from phalanx._runner.runner import Runner, get_runner
@@ -16,6 +18,8 @@ from phalanx._specs import AppState
 from phalanx.errors import PhalanxError
 
 _SHOWN = 20
+_SHORTEST = 30
+"""Characters of a command that are shown on the narrowest terminal."""
 
 
 def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -> int:
@@ -51,7 +55,7 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
     if not found:
         print("no apps" if not options.running else "no running apps")
         return 0
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for app, status in found:
         rows.append(
             (
@@ -62,10 +66,12 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
                 ",".join(app.hosts),
                 datetime.fromtimestamp(app.created).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
                 _ago(status.get("seconds")),
-                _cut(app.command),
+                " ".join(app.command.split()),
             )
         )
     heads = ("APP", "ON", "STATE", "SIZE", "HOSTS", "STARTED", "TIME", "COMMAND")
+    if is_terminal(sys.stdout):
+        rows = _fit(heads, rows, shutil.get_terminal_size().columns)
     parsing.print_table(heads, rows)
     if left_out:
         print(f"({left_out} older apps not shown; use --all)")
@@ -112,6 +118,18 @@ def _ago(seconds: float | None) -> str:
     return "?" if seconds is None else parsing.ago(seconds)
 
 
-def _cut(text: str, width: int = 60) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _fit(
+    heads: tuple[str, ...], rows: list[tuple[str, ...]], columns: int
+) -> list[tuple[str, ...]]:
+    """The rows, with the last column cut to what a terminal has left for it."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    width = max(_SHORTEST, columns - sum(widths[:-1]) - parsing.GAP * (len(widths) - 1))
+    return [(*row[:-1], _cut(row[-1], width)) for row in rows]
+
+
+def _cut(text: str, width: int) -> str:
+    """Cut in the middle: a command begins as many others do, and ends with its own arguments."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
