@@ -238,7 +238,7 @@ def test_commands_are_told_apart(tmp_path):
         command("run", "--wait", "utils.echo", *words)
     rows = command("list").stdout.splitlines()[1:]
     assert [f"{long}-number-{i + 1}" in row for i, row in enumerate(rows)] == [True, True]
-    shown = Terminal(sys.executable, "-m", "phalanx", "list", width=150)
+    shown = Terminal(sys.executable, "-m", "phalanx", "list", COLUMNS="150")
     assert shown.finish() == 0
     heads, *rows = [line for line in shown.lines if line.strip()]
     assert [row[-9:] for row in rows] == ["-number-1", "-number-2"]

@@ -852,6 +852,7 @@ def test_an_endpoint_without_an_address_is_named_by_the_host_that_leads(torchrun
     (said,) = [line for line in done.stderr.splitlines() if "waiting for" in line]
     assert "This host finds no address of no.such.host: " in said
     assert "known" in said or "resolution" in said
+    assert "--node-rank" not in done.stderr  # nobody can wait there
 
 
 SILENT_RESOLVER = """

@@ -43,7 +43,7 @@ from phalanx._rendezvous.tcp.local_actions import LocalActions
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._rendezvous.tcp.succession_search import SuccessionSearch
 from phalanx._rendezvous.tcp.verdicts import frames_of
-from phalanx._system import machine, socket_owner
+from phalanx._system import machine, network, socket_owner
 from phalanx._wire.rendezvous_frames import JoinRequest, RendezvousClosed
 
 _LAST_WORDS = 3.0
@@ -176,6 +176,8 @@ class TcpDecider:
         leader = self._state.leader
         if leader is None or not leader.lacks_hosts:
             return
+        if await asyncio.to_thread(network.why_unknown, address):
+            return  # nobody waits there: that is said with what is waited for
         if not await asyncio.to_thread(machine.is_this_machine, address):
             logger.warning(
                 "phalanx: this host has node rank 0, but %s is not an address of this machine: "
