@@ -89,16 +89,17 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 _DELIVERIES = Deliveries("emit", NullMetricHandler)
+_NOBODY = NullMetricHandler()
 
 
-def configure(handler: MetricHandler | Any, group: str | None = None) -> None:
+def configure(handler: MetricHandler | Any = _NOBODY, group: str | None = None) -> None:
     """Give metrics to a handler, all of them or those of one group.
 
     A group that has a handler of its own keeps it when one is configured for all. What was put
     before still goes to the former handler.
 
     Args:
-        handler: An object with a method `emit(metric_data)`.
+        handler: An object with a method `emit(metric_data)`; without one: silence.
         group: The group; by default all that have no handler of their own.
 
     Raises:

@@ -125,3 +125,21 @@ def test_without_a_terminal_the_lines_are_as_they_are():
     command("launch", "job.py:count", "--workers-per-host", "1", "--quiet")
     expected = "".join(f"0: {i}\n" for i in range(5)) + "0: end\n"
     assert command("log", "--follow") == expected
+
+
+def test_the_last_lines_and_then_those_that_come(tmp_path):
+    """Of a launch that has ended and of an app that runs."""
+    command("launch", "job.py:count", "--workers-per-host", "2", "--quiet")
+    assert sorted(command("log", "-f", "-n", "1").splitlines()) == [
+        "[localhost rank 0] 0: end",
+        "[localhost rank 1] 1: end",
+    ]
+    shell = "seq 5; while [ ! -e go ]; do sleep 0.05; done; echo 6"
+    handle = command("run", "utils.sh", "--num_replicas", "2", shell).strip()
+    wait_until(lambda: command("log", handle).count(" 5") == 2)
+    words = [sys.executable, "-m", "phalanx", "log", "-f", "-n", "2", handle]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        begun = [process.stdout.readline() for _ in range(4)]
+        (tmp_path / "go").touch()
+        assert sorted(begun) == [f"sh/{i} {n}\n" for i in range(2) for n in (4, 5)]
+        assert sorted(process.stdout.read().splitlines()) == ["sh/0 6", "sh/1 6"]

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from phalanx._launcher.transport import targets
+from phalanx._launcher.transport.login import LoginEnded
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "csh", "zsh", "fish", "mksh"])
@@ -34,3 +35,17 @@ def test_without_any_python_the_exit_code_says_so():
     """Not a message that has to be understood."""
     (text,) = targets.Target("x", ("/none", "no-such-python"), ()).command("m", "go")
     assert subprocess.run(["sh", "-c", text], stdin=subprocess.DEVNULL).returncode == 96
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh", "perl"])
+def test_what_is_no_python_is_said_to_be_none(shell):
+    """Without the program that it was given; a Python's own words are shown."""
+    flag = "-e" if shell == "perl" else "-c"
+    target = targets.ssh_target("a", [shell], config_file=None, host_timeout=30)
+    program = target.command("marker", "main")[-1].split("'import sys; sys", 1)[1].split("'")[0]
+    words = [shell, flag, f"import sys; sys{program}"]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    said = LoginEnded(done.stderr, target, code=done.returncode, begun=True).describe()
+    assert said == f"{shell} is not a Python interpreter. It exited with code {done.returncode}."
+    own = LoginEnded('  File "<string>", line 1\nSyntaxError: x', target, code=1, begun=True)
+    assert "SyntaxError: x" in own.describe()

@@ -76,6 +76,10 @@ def test_positional_and_keyword_arguments_arrive():
 
 def test_a_call_that_does_not_fit_the_signature_starts_nothing():
     """The mistake is the caller's, and is raised as Python would."""
+    with pytest.raises(TypeError, match="required argument: 'x', and it takes no 'y'."):
+        phalanx.launch(lambda x: x, {"y": 1})
+    with pytest.raises(TypeError, match="missing a required argument: 'x'$"):
+        phalanx.launch(lambda x, **more: x, {"y": 1})
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         phalanx.launch(lambda x: x, workers_per_host=1)
 

@@ -356,3 +356,13 @@ def test_the_console_handler_prints_a_line(capsys):
     """Timestamp, group, name and value."""
     metrics.ConsoleMetricHandler().emit(metrics.MetricData(12.5, "g", "n", 3))
     assert capsys.readouterr().out == "[12.500][g][n]: 3\n"
+
+
+def test_without_a_handler_nobody_is_told():
+    """As with events."""
+    mine = Collecting()
+    metrics.configure(mine)
+    metrics.configure()
+    metrics.put_metric("x", 1)
+    assert metrics.flush()
+    assert mine.got == []

@@ -273,6 +273,15 @@ def test_a_cancellation_that_slurm_has_not_heard_is_told():
         Controller(FakeCommands(scancel=(code, "", gone))).cancel("2")
 
 
+def test_a_machine_without_a_configuration_is_not_a_refusal():
+    """Nobody was asked."""
+    errors = "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+    errors += "sbatch: error: _establish_config_source: failed to fetch config\n"
+    errors += "sbatch: fatal: Could not establish a configuration source\n"
+    with pytest.raises(SchedulerError, match="^Slurm has no configuration here: .* SLURM_CONF"):
+        Controller(FakeCommands(sbatch=(1, "", errors))).submit("app", "script.sh", "/")
+
+
 def test_a_job_that_was_submitted_unheard_is_not_submitted_twice(monkeypatch):
     """The controller's answer was lost, not the job."""
     monkeypatch.setattr(slurm_controller, "INTERVAL", 0.01)

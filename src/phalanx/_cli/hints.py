@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
+from phalanx._core.option_names import as_flags
 from phalanx._launcher.launch_options import OTHER_NAMES
+from phalanx._logs import logger
 from phalanx.errors import ConfigError
 
 VERBS: Mapping[str, str] = {
@@ -25,6 +28,16 @@ VERBS: Mapping[str, str] = {
 """Verbs of other tools, and ours for them."""
 
 _SHORT = {"n": "workers_per_host", "np": "workers_per_host", "H": "hostnames", "w": "hostnames"}
+
+
+def say_flags() -> None:
+    """From now on, what is warned of names options as flags."""
+    logger.addFilter(_with_flags)
+
+
+def _with_flags(record: logging.LogRecord) -> bool:
+    record.msg, record.args = as_flags(record.getMessage()), ()
+    return True
 
 
 def check_flags(arguments: Sequence[str]) -> None:

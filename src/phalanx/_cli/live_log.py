@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from phalanx._logs.console import STATUS, Console
-from phalanx._logs.lines import Source
+from phalanx._logs.lines import Source, read_back
 from phalanx._registry.recorded_app import RecordedApp
 
 _PAUSE = 0.1
@@ -18,10 +19,15 @@ _AT_ONCE = 1 << 20
 class _File:
     """One rank's log, read as it grows."""
 
-    def __init__(self, path: Path, source: Source) -> None:
+    def __init__(self, path: Path, source: Source, tail: int | None) -> None:
         self.source = source
         self._path = path
         self._at = 0
+        if tail is not None:
+            with contextlib.suppress(OSError):
+                self._at = path.stat().st_size
+            for offset, _ in itertools.islice(read_back(path), tail):
+                self._at = offset
 
     def read(self) -> bytes:
         """What is new, some of it."""
@@ -33,13 +39,13 @@ class _File:
         return b""
 
 
-def watch(app: RecordedApp, files: Mapping[int, Path]) -> None:
-    """Show what is in the files, and what comes, until the app has ended.
+def watch(app: RecordedApp, files: Mapping[int, Path], tail: int | None = None) -> None:
+    """Show what is in the files, or the last lines of each, and what comes, until the app ends.
 
     One rank's bytes are shown as they are; of several, whole lines with prefixes, and below them
     the first progress bar. A log does not tell stderr from stdout.
     """
-    followed = [_File(path, _source(app, rank)) for rank, path in files.items()]
+    followed = [_File(path, _source(app, rank), tail) for rank, path in files.items()]
     console = Console([file.source for file in followed], prefixed=len(followed) > 1)
     owner = object()
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from phalanx._core.launch_guard import check_may_launch
+from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launch_options import (
     NAMES,
@@ -427,7 +428,21 @@ def check_call(func: Any, args: Any, kwargs: Any) -> None:
     try:
         signature.bind(*args, **(kwargs or {}))
     except TypeError as error:
-        raise TypeError(f"{_title(func)}{signature}: {error}") from None
+        unknown = _unknown(signature, kwargs or {}, str(error))
+        raise TypeError(f"{_title(func)}{signature}: {error}{unknown}") from None
+
+
+def _unknown(signature: inspect.Signature, kwargs: Mapping[str, Any], said: str) -> str:
+    """The names that it does not take, which Python tells only if nothing is missing."""
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return ""
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in kwargs if name not in names and repr(name) not in said]
+    if not unknown:
+        return ""
+    listed = ", ".join(map(repr, unknown))
+    return f", and it takes no {listed}.{did_you_mean(closest(str(unknown[0]), names))}"
 
 
 def _title(func: Any) -> str:

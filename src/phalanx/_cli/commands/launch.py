@@ -23,6 +23,7 @@ from phalanx._cli import hints, launch_help, parsing, tyro_errors
 from phalanx._cli.function_target import FunctionTarget
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.tracebacks import print_users_part
+from phalanx._core.option_names import as_flags
 from phalanx._core.rounds import signal_name
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
@@ -37,6 +38,7 @@ from phalanx.errors import (
     FetchError,
     NoTerminal,
     OutputLost,
+    PhalanxError,
     SchedulerError,
     StartFailed,
     WorkerFailed,
@@ -48,6 +50,7 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & {*_split(arguments)[0]}:
         print(launch_help.render(Launcher, _Options))
         return 0
+    hints.say_flags()
     try:
         if not arguments or arguments[0].startswith("-"):
             raise ConfigError(
@@ -63,7 +66,7 @@ def main(arguments: list[str]) -> int:
         with _argv(found.program, *own):
             return _launch(parsed, found, own)
     except ConfigError as error:
-        print(f"phalanx launch: {error}", file=sys.stderr)
+        print(f"phalanx launch: {as_flags(str(error))}", file=sys.stderr)
         return 2
     except (SchedulerError, StartFailed) as error:
         _report(error)
@@ -294,6 +297,8 @@ def _report(error: BaseException) -> None:
         flags = "--workers-per-host 1 --start-method inline"
         error.args = (str(error).replace(NoTerminal.python, flags),)
     text = "".join(traceback.format_exception_only(error)).rstrip()
+    if isinstance(error, PhalanxError) and not isinstance(error, WorkerFailed):
+        text = as_flags(text)
     if is_terminal(sys.stderr):
         width = shutil.get_terminal_size().columns
         rules = f"── {type(error).__name__} ".ljust(width, "─"), "─" * width

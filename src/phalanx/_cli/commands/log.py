@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import json
 import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,14 @@ def main(arguments: list[str]) -> int:
         "--tail",
         type=int,
         metavar="N",
-        help="show only the last N lines of each rank or replica; without N: follow",
+        help="show only the last N lines of each rank or replica, and with -f those that follow; "
+        "without N: follow",
     )
     parser.add_argument(
         "--agents", action="store_true", help="show the agents' own logs (with -e, -n and --json)"
     )
     parsing.add_json(parser)
     options = parser.parse_args(_tail_as_follow(arguments))
-    if options.follow and options.tail is not None:
-        parser.error("--tail cannot be used with --follow")
     if options.tail is not None and options.tail < 0:
         parser.error(f"--tail {options.tail}: must be 0 or more")
     if options.agents and (options.follow or options.ranks or options.since or options.until):
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
         return 1
     plain = not (options.json or options.regex or options.since or options.until)
     if options.follow and plain and is_terminal(sys.stdout):
-        live_log.watch(app, files)
+        live_log.watch(app, files, options.tail)
     else:
         _print(app, options, several=len(files) > 1)
     return 0
@@ -152,7 +152,7 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
         ]
         stream = Stream(options.streams or "combined")
         found: Iterator[LogLine]
-        if options.tail is not None:
+        if options.tail is not None and not options.follow:
             each = (_last_of_replica(runner, handle, one, stream, options) for one in chosen)
             found = heapq.merge(*each, key=by_time)
         else:
@@ -166,6 +166,11 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
                 follow=options.follow,
             )
             found = _matching(found, options)
+            if options.tail is not None:
+                there = Counter(
+                    {one: _count_of_replica(runner, handle, one, stream, options) for one in chosen}
+                )
+                found = _from_the_last(found, _replica_of, there, options.tail)
         if options.follow:
             _print_queued(runner, handle)
         printer = replica_log.Printer(sys.stdout, at_once=options.follow)
@@ -215,8 +220,12 @@ def _with_role(selector: LogSelector, known: dict[str, int]) -> LogSelector:
 
 
 def _print(app: RecordedApp, options: Any, *, several: bool) -> None:
-    if options.tail is None:
+    lines: Iterable[LogLine]
+    if options.tail is None or options.follow:
         lines = _chosen(app.lines(options.ranks, follow=options.follow), options)
+        if options.tail is not None:
+            there = Counter(line.rank for line in _chosen(app.lines(options.ranks), options))
+            lines = _from_the_last(lines, lambda line: line.rank, there, options.tail)
     else:
         lines = heapq.merge(
             *(_last(app, rank, options) for rank in app.log_files(options.ranks)), key=by_time
@@ -247,6 +256,32 @@ def _last_of_replica(
     if back is not None:
         return [*itertools.islice(_matching(back, options), count)][::-1]
     return deque(_matching(runner.lines(handle, *replica, **chosen), options), maxlen=count)
+
+
+def _count_of_replica(
+    runner: Runner, handle: str, replica: tuple[str, int], stream: Stream, options: Any
+) -> int:
+    """How many lines of a replica there are already; none of one that has not begun."""
+    chosen = {"stream": stream, "since": options.since, "until": options.until}
+    with contextlib.suppress(LookupError, PhalanxError):
+        return sum(1 for _ in _matching(runner.lines(handle, *replica, **chosen), options))
+    return 0
+
+
+def _replica_of(line: LogLine) -> tuple[str | None, int | None]:
+    return line.role, line.replica
+
+
+def _from_the_last(
+    lines: Iterator[LogLine], whose: Callable[[LogLine], Any], there: Counter[Any], tail: int
+) -> Iterator[LogLine]:
+    """Of the lines that were there already, the last so many of each; then all that come."""
+    for line in lines:
+        if there[key := whose(line)] > tail:
+            there[key] -= 1
+        else:
+            there[key] = 0
+            yield line
 
 
 def _matching(lines: Iterator[LogLine], options: Any) -> Iterator[LogLine]:

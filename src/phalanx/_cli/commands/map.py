@@ -15,6 +15,7 @@ from phalanx._cli.function_target import FunctionTarget
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import print_users_part
+from phalanx._core.option_names import as_flags
 from phalanx._launcher.launcher import Launcher
 from phalanx._launcher.result import CallResult
 from phalanx._logs.console import STATUS, is_terminal
@@ -76,11 +77,12 @@ def main(arguments: list[str]) -> int:
     if not arguments or {"-h", "--help"} & {*arguments}:
         print(_help())
         return 0 if arguments else 2
+    hints.say_flags()
     try:
         target, items, options = _parse(arguments)
         return _map(target, items, options)
     except ConfigError as error:
-        print(f"phalanx map: {error}", file=sys.stderr)
+        print(f"phalanx map: {as_flags(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
         left = getattr(interrupt, "hushed", "nothing was started")

@@ -17,7 +17,7 @@ from typing import Any
 
 from phalanx._core.sanitize import sanitize
 from phalanx._launcher.transport.agent_process import AgentProcess
-from phalanx._launcher.transport.targets import Target
+from phalanx._launcher.transport.targets import Target, is_of_no_python
 from phalanx._remote import bootstrap
 from phalanx._system import shortage
 from phalanx.errors import StartFailed
@@ -62,6 +62,8 @@ class LoginEnded(Exception):
                 f"no {tried} found. Set python=... to the path of a Python interpreter there."
                 f"{_tilde_hint(self.target.pythons)}"
             )
+        if self.begun and is_of_no_python(self.reason):
+            return f"{tried} is not a Python interpreter. It exited with code {self.code}."
         if self.reason:
             prefix = "" if self.reason.startswith(tool) else f"{tool}: "
             return f"{prefix}{self.reason}{_advice(self.reason, self.target)}"

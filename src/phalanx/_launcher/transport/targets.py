@@ -45,6 +45,14 @@ _PROGRAM = (
 )
 
 
+_NO_PYTHON_S = re.compile(r"syntax error|sys\.path\[:\]|\bimport: ", re.IGNORECASE)
+
+
+def is_of_no_python(said: str) -> bool:
+    """Something that is no Python was given our program, and complains of it, or shows it."""
+    return 'File "' not in said and _NO_PYTHON_S.search(said) is not None
+
+
 @dataclass(frozen=True)
 class Target:
     """A host, as the user names it, and the interpreters to try there, in order."""

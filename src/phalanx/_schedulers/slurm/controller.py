@@ -48,6 +48,11 @@ DOWN = re.compile(
 """How commands say that nobody answers."""
 _NOT_CANCELLED = "Kill job error"
 """How scancel says so where its exit code does not: it could not resolve the controller's name."""
+_UNCONFIGURED = re.compile(
+    "establish a? ?configuration source|_establish_config_source|process configuration file",
+    re.IGNORECASE,
+)
+"""How commands say that they do not know of any controller."""
 _NOT_THERE = re.compile(r"Invalid job id specified", re.IGNORECASE)
 
 
@@ -299,7 +304,7 @@ class Controller:
             reason = _reason(done.stderr or done.stdout)
             if DOWN.search(reason):
                 raise ControllerUnreachable(reason)
-            raise SchedulerError(f"Slurm refused the job: {reason}")
+            raise SchedulerError(unconfigured(reason) or f"Slurm refused the job: {reason}")
         return number
 
     def _is_back(self, limit: float) -> bool:
@@ -362,6 +367,16 @@ def _run(command: Sequence[str], **options: object) -> subprocess.CompletedProce
         env=environment(os.environ),
         check=False,
         **options,
+    )
+
+
+def unconfigured(said: str) -> str:
+    """What to say where commands of Slurm know of no controller; empty where they do."""
+    if not _UNCONFIGURED.search(said):
+        return ""
+    return (
+        "Slurm has no configuration here: there is no slurm.conf, and no controller gives one. Run "
+        f"this on a login node of the cluster, or name its slurm.conf in SLURM_CONF. ({said})"
     )
 
 

@@ -30,6 +30,7 @@ from phalanx._schedulers.slurm.controller import (
     JobState,
     controller,
     environment,
+    unconfigured,
 )
 from phalanx._schedulers.slurm.options import SlurmOptions
 from phalanx.errors import ConfigError, PhalanxError
@@ -280,7 +281,8 @@ class _Allocation:
                 self.hosts = tuple(ready[2].decode().split())
                 self._over.set()
             if code is not None:
-                self.end = _reason(text) or f"salloc exited with code {code}"
+                said = _reason(text)
+                self.end = unconfigured(said) or said or f"salloc exited with code {code}"
                 self._over.set()
         if code is not None:
             self._let_go()

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from phalanx._core.option_names import as_scheduler_options
 from phalanx._core.rounds import Member, signal_name
 from phalanx._launcher import payload
 from phalanx._launcher.launch_options import LaunchOptions
@@ -77,7 +78,7 @@ class SshReplicas:
                 if problem := _unreached(hosts, found.rank(0)[0], problems):
                     return problem
             except (PhalanxError, OSError) as error:
-                return str(error)
+                return as_scheduler_options(str(error))
         return None
 
     def replicas(self) -> Sequence[ReplicaRequest]:
@@ -98,7 +99,7 @@ class SshReplicas:
                 fetch=self._request.starter_options.get("fetch", []),
             )
         except (PhalanxError, OSError) as error:
-            return ReplicaEnd(error=str(error))
+            return ReplicaEnd(error=as_scheduler_options(str(error)))
         self._running[replica.key] = app
         name = f"phalanx-{replica.role}-{replica.id}"
         threading.Thread(target=self._wait, args=(replica, app), name=name, daemon=True).start()
@@ -216,7 +217,8 @@ def _keep_error(replica: ReplicaRequest, reported: bytes) -> None:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__
+    text = as_scheduler_options(str(error)) if isinstance(error, PhalanxError) else str(error)
+    return " ".join(text.split())[:500] or type(error).__name__
 
 
 class _Logs(LogSpec):

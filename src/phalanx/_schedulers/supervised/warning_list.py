@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from phalanx._core.option_names import as_scheduler_options
 from phalanx._logs import PASSING, logger
 
 _MOST = 20
@@ -28,7 +29,7 @@ class WarningList(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write it to our log, and keep it unless it was said in passing."""
-        text = record.getMessage()
+        text = as_scheduler_options(record.getMessage())
         try:
             print(text, file=sys.stderr, flush=True)
         except OSError:  # a full disk
