@@ -30,7 +30,8 @@ from tests.conftest import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 QUICK = {"pull": "never", "stop_grace": 1.0}
-SMALL = Resource(cpu=0.1, gpu=0, memMB=64)
+SMALL = Resource(cpu=0.1, gpu=0, memMB=256)
+"""Our own processes take 60 MB; with little more than that, they wait for their own code's pages."""
 
 
 class Apps:
@@ -58,9 +59,18 @@ class Apps:
         self.submitted.append(self.scheduler.submit(self.request(app, **options)))
         return self.submitted[-1]
 
-    def ended(self, app_id, timeout=120):
+    def ended(self, app_id, timeout=80):
         final = lambda: (s := self.scheduler.describe(app_id)).state.is_final and s
-        return wait_until(final, timeout, f"{app_id} has not ended")
+        try:
+            return wait_until(final, timeout)
+        except AssertionError:
+            status = self.scheduler.describe(app_id)
+        said = {
+            one.id: self.lines(app_id, role.role, one.id)[-20:]
+            for role in status.roles
+            for one in role.replicas
+        }
+        raise AssertionError(f"{app_id} has not ended: {status}, {said}")
 
     def run(self, app, **options):
         return self.ended(self.submit(app, **options))
