@@ -186,9 +186,13 @@ def reserved_node(apps):
         },
         namespace=apps.namespace,
     )
-    described = apps.cluster.get(f"/api/v1/nodes/{node}")
-    described["status"]["capacity"] |= status["status"]["capacity"]
-    kubectl(*patch, input=json.dumps(described))
+
+    def has_them():  # the kubelet writes the same object, every two seconds
+        described = apps.cluster.get(f"/api/v1/nodes/{node}")
+        described["status"]["capacity"] |= status["status"]["capacity"]
+        return kubectl(*patch, input=json.dumps(described), check=False)
+
+    wait_until(has_them, 30)
     kubectl("label", "node", node, "disk=fast")
     kubectl("taint", "node", node, "team=x:NoSchedule")
     yield node
