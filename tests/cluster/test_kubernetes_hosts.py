@@ -152,16 +152,33 @@ def restarting():
     return work
 
 
+def delete(cluster, namespace, pod):
+    cluster.kubectl("delete", "pod", pod, "-n", namespace, "--wait=false")
+
+
+def delete_hard(cluster, namespace, pod):
+    hard = ("--force", "--grace-period=0", "--wait=false")
+    cluster.kubectl("delete", "pod", pod, "-n", namespace, *hard)
+
+
+def evict(cluster, namespace, pod):
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    about = {"name": pod, "namespace": namespace}
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": about}
+    cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
+
+
 @pytest.mark.parametrize(
-    ("num_hosts", "force"), [(2, False), (1, True)], ids=["deleted", "the only one, by force"]
+    ("num_hosts", "end"),
+    [(2, delete), (1, delete_hard), (2, evict)],
+    ids=["deleted", "the only one, by force", "evicted"],
 )
-def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hosts, force):
+def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hosts, end):
     """With elastic options, at once: nobody waits for it."""
     app = launcher(num_hosts, max_restarts=3).start(restarting())
     lines = app.logs(follow=True)
     first = min(next(lines).text.split()[1] for _ in range(num_hosts))
-    hard = ("--force", "--grace-period=0") if force else ()
-    in_kube.kubectl("delete", "pod", first, "-n", namespace, "--wait=false", *hard)
+    end(in_kube, namespace, first)
     found = set(app.result(kubernetes_lease.RECONNECT_TIMEOUT))
     assert first not in found
     assert len(found) == num_hosts

@@ -1,5 +1,6 @@
 """`kubernetes` beyond the suite, on a real cluster: what goes wrong, and what is left."""
 
+import base64
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ from phalanx.specs import (
     VolumeMount,
 )
 from tests.cluster.conftest import use_kubeconfig
+from tests.cluster.registry import PASSWORD, USER, Registry
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -341,6 +343,57 @@ def test_a_project_is_unpacked_by_python_where_there_is_no_tar(apps, tmp_path):
     app_id = apps.submit(app, pod_template=str(template))
     apps.ended(app_id)
     assert apps.lines(app_id) == ["found"]
+
+
+@pytest.fixture
+def registries(apps, tmp_path):
+    """A private registry that two nodes reach, by the address that engines trust without TLS."""
+    here, there = apps.cluster.nodes[:2]
+    first = Registry(here, tmp_path / "registry", private=True)
+    second = Registry(there, tmp_path / "mirror", private=True, mirrors=first)
+    yield first
+    first.close()
+    second.close()
+
+
+def test_a_project_goes_by_a_private_registry_to_the_nodes(apps, registries, monkeypatch, tmp_path):
+    """`image_repo` and `image_secret`: built and pushed with one engine, pulled by another node."""
+    here, there = apps.cluster.nodes[:2]
+    address = registries.address
+    both = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    for place in ("docker", "project"):
+        (tmp_path / place).mkdir()
+    config = {"auths": {address: {"auth": both}}}
+    (tmp_path / "docker" / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("DOCKER_HOST", here.host)
+    (tmp_path / "project" / "main.py").write_text(f"print('from {tmp_path.name}')\n")
+    role = Role(
+        "role",
+        image=apps.cluster.image,
+        entrypoint="python3",
+        args=["main.py"],
+        workspace=str(tmp_path / "project"),
+        resource=SMALL,
+    )
+    options = {
+        "image_repo": f"{address}/project",
+        "pull": "missing",
+        "node_selector": {"kubernetes.io/hostname": there.name},
+    }
+    without = apps.submit(AppDef("without", [role]), **options)
+    apps.says(without, f"{address}/project")
+    apps.says(without, "ImagePull")
+    file = f"--from-file=.dockerconfigjson={tmp_path}/docker/config.json"
+    kind = "--type=kubernetes.io/dockerconfigjson"
+    apps.kubectl("create", "secret", "generic", "pulls", file, kind)
+    app_id = apps.submit(AppDef("app", [role]), **options, image_secret="pulls")  # noqa: S106
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert apps.lines(app_id) == [f"from {tmp_path.name}"]
+    apps.kubectl("delete", "secret", "pulls")
+    for node in (here, there):
+        images = node.docker("images", "-q", f"{address}/project").split()
+        node.docker("rmi", "-f", *images, check=False)
 
 
 def test_an_app_is_deleted_when_its_time_is_over(apps):
