@@ -113,6 +113,26 @@ def other_ray():
 
 
 @pytest.fixture
+def guarded_ray():
+    """A cluster of one node that wants a token."""
+    with _waiting():
+        cluster = ray_box.RayCluster(1, token="a-token-of-these-tests" * 2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def small_ray():
+    """A cluster of one node, on a disk of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    with _waiting():
+        cluster = ray_box.RayCluster(1, disk="300m")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
 def in_ray(ray_cluster, monkeypatch):
     """That cluster is the one that clients in this process find."""
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.dashboard)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.cluster.machine import CACHE
+from tests.process.disks import Disk
 
 ROOT = Path(__file__).parents[2]
 CPUS = 4
@@ -53,16 +54,32 @@ class RayCluster:
         python: The interpreter whose Ray it is.
         prestart: Start workers in advance, as Ray does by itself.
         autoscaled: Resources of the nodes that an autoscaler adds when somebody waits for them.
+        token: What whoever uses it has to prove.
+        disk: The size of a file system of its own, for all files of Ray and of workers.
     """
 
-    def __init__(self, nodes, python=sys.executable, *, prestart=False, autoscaled=None):
+    def __init__(
+        self,
+        nodes,
+        python=sys.executable,
+        *,
+        prestart=False,
+        autoscaled=None,
+        token=None,
+        disk=None,
+    ):
         self.python = python
         self._place = tempfile.TemporaryDirectory(
             prefix="ray-", dir="/tmp"
         )  # sockets' names are short
+        self.disk = None if disk is None else Disk(Path(self._place.name, "d"), disk)
+        files = self._place.name if disk is None else self.disk.path
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         environ["PATH"] = f"{Path(python).parent}:{environ['PATH']}"
-        environ["TMPDIR"] = self._place.name
+        environ["TMPDIR"] = str(files)
+        environ["RAY_AUTH_MODE"] = "disabled"
+        if token is not None:
+            environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         environ["RAY_raylet_start_wait_time_s"] = "240"
         environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if not prestart:
@@ -73,7 +90,7 @@ class RayCluster:
         # Not a child of ours: processes that Ray keeps are none that a test has left.
         orphan = "import os, sys; os.fork() and os._exit(0); os.setsid(); "
         orphan += "os.execv(sys.argv[1], sys.argv[1:])"
-        nodes_of = (python, "-m", "tests.cluster.ray_nodes", f"{self._place.name}/ray")
+        nodes_of = (python, "-m", "tests.cluster.ray_nodes", f"{files}/ray")
         self._process = subprocess.Popen(
             [python, "-c", orphan, *nodes_of, str(nodes), str(CPUS), json.dumps(autoscaled)],
             cwd=ROOT,
@@ -112,6 +129,8 @@ class RayCluster:
         self._process.stdout.read()  # it is closed when all nodes have ended
         self._process.stdout.close()
         self.errors.close()
+        if self.disk is not None:
+            self.disk.close()
         self._place.cleanup()
 
 

@@ -25,10 +25,14 @@ def free_ports(count):
         return [one.getsockname()[1] for one in sockets]
 
 
-def ports():
-    """Those that a node would wait for in vain, on a busy machine, if it were to choose them."""
+def own(number):
+    """What nodes that are on one machine must not share.
+
+    Ports are those that a node would wait for in vain, on a busy machine, if it were to choose them."""
     agent, listen, environment, metrics = free_ports(4)
     return {
+        # A node that unpacks a project removes it first: from under another's replicas.
+        "runtime_env_dir_name": f"runtime_resources_{number}",
         "metrics_agent_port": agent,
         "dashboard_agent_listen_port": listen,
         "runtime_env_agent_port": environment,
@@ -46,13 +50,13 @@ def raylet_of(process):
 
 def kill(raylet):
     """All of a node's processes, at once: nobody says anything."""
-    own = [raylet, *raylet.children(recursive=True)]
+    all_of_it = [raylet, *raylet.children(recursive=True)]
     for one in psutil.process_iter():
         # What workers have started may not be below them any more.
         with contextlib.suppress(psutil.Error):
             if one.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
-                own += [one, *one.children(recursive=True)]
-    for one in own:
+                all_of_it += [one, *one.children(recursive=True)]
+    for one in all_of_it:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
 
@@ -111,15 +115,15 @@ def main():
         initialize_head=True,
         head_node_args={
             **common,
-            **ports(),
+            **own(0),
             "include_dashboard": True,
             "dashboard_port": dashboard,
             "temp_dir": directory,
         },
     )
     try:
-        for _ in range(count - 1):
-            cluster.add_node(wait=False, **common, **ports())
+        for number in range(1, count):
+            cluster.add_node(wait=False, **common, **own(number))
         cluster.wait_for_nodes(240)
         print(json.dumps({"dashboard": cluster.webui_url, "head": cluster.address}), file=answers)
         for line in sys.stdin:

@@ -25,18 +25,23 @@ class Registry:
         engine: The engine.
         place: A directory for its files.
         private: Only `USER` may come in, with `PASSWORD`.
+        mirrors: Another one, beside another engine: both have the same address there, and the same
+            images.
     """
 
-    def __init__(self, engine, place, *, private=False):
+    def __init__(self, engine, place, *, private=False, mirrors=None):
         self.engine = engine
         place.mkdir()
         self._log = place / "log"
         self._pid = place / "pid"
+        self._images = place / "data" if mirrors is None else mirrors._images
         # The engine's network is one of its own: few others are there.
         self.address = f"127.0.0.1:{20000 + int.from_bytes(os.urandom(2)) % 20000}"
+        if mirrors is not None:
+            self.address = mirrors.address
         config = {
             "version": "0.1",
-            "storage": {"filesystem": {"rootdirectory": str(place / "data")}},
+            "storage": {"filesystem": {"rootdirectory": str(self._images)}},
             "http": {"addr": self.address},
         }
         if private:

@@ -1,5 +1,6 @@
 """Pods as hosts of launches: every way to a host, and what is special of pods."""
 
+import contextlib
 import json
 import os
 import re
@@ -151,16 +152,33 @@ def restarting():
     return work
 
 
+def delete(cluster, namespace, pod):
+    cluster.kubectl("delete", "pod", pod, "-n", namespace, "--wait=false")
+
+
+def delete_hard(cluster, namespace, pod):
+    hard = ("--force", "--grace-period=0", "--wait=false")
+    cluster.kubectl("delete", "pod", pod, "-n", namespace, *hard)
+
+
+def evict(cluster, namespace, pod):
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    about = {"name": pod, "namespace": namespace}
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": about}
+    cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
+
+
 @pytest.mark.parametrize(
-    ("num_hosts", "force"), [(2, False), (1, True)], ids=["deleted", "the only one, by force"]
+    ("num_hosts", "end"),
+    [(2, delete), (1, delete_hard), (2, evict)],
+    ids=["deleted", "the only one, by force", "evicted"],
 )
-def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hosts, force):
+def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hosts, end):
     """With elastic options, at once: nobody waits for it."""
     app = launcher(num_hosts, max_restarts=3).start(restarting())
     lines = app.logs(follow=True)
     first = min(next(lines).text.split()[1] for _ in range(num_hosts))
-    hard = ("--force", "--grace-period=0") if force else ()
-    in_kube.kubectl("delete", "pod", first, "-n", namespace, "--wait=false", *hard)
+    end(in_kube, namespace, first)
     found = set(app.result(kubernetes_lease.RECONNECT_TIMEOUT))
     assert first not in found
     assert len(found) == num_hosts
@@ -345,14 +363,52 @@ def test_a_function_does_not_notice_that_the_api_server_is_away(
 def test_a_lost_node_is_replaced(kube_alone, launcher, namespace):
     """The app goes on, on the other."""
     app = launcher(2, max_restarts=3, host_timeout=3.0, reconnect_timeout=2.0).start(restarting())
-    lines = app.logs(follow=True)
-    names = {next(lines).text.split()[1] for _ in range(2)}
-    placed = {name: one["spec"]["nodeName"] for name, one in pods(kube_alone, namespace).items()}
-    lost = placed[min(names)]
-    kube_alone.cut(lost)
-    found = set(app.result(100))
+    with cancelled_at_the_end(app):
+        lines = app.logs(follow=True)
+        names = {next(lines).text.split()[1] for _ in range(2)}
+        placed = {name: node_of(one) for name, one in pods(kube_alone, namespace).items()}
+        lost = placed[min(names)]
+        kube_alone.cut(lost)
+        found = set(app.result(200))
     assert not [name for name in found if placed.get(name) == lost]
     assert len(found) == 2
+
+
+def node_of(pod):
+    return pod["spec"].get("nodeName")
+
+
+@contextlib.contextmanager
+def cancelled_at_the_end(app):
+    """Whatever a test finds: otherwise it would have other pods for as long as there are tests."""
+    try:
+        yield
+    finally:
+        app.cancel(0.0)
+        app.wait(60)
+
+
+def test_a_replacement_that_never_runs_is_replaced(kube_alone, launcher, namespace):
+    """It was evicted, or its node died, while it waited: no launch knew of it."""
+    app = launcher(1, max_restarts=3).start(restarting())
+    with cancelled_at_the_end(app):
+        first = next(app.logs(follow=True)).text.split()[1]
+        here = node_of(pods(kube_alone, namespace)[first])
+        names = [node.name for node in kube_alone.nodes]
+        kube_alone.kubectl("cordon", *names)
+        try:
+            kube_alone.kubectl("delete", "pod", first, "-n", namespace, "--wait=false")
+            waiting = lambda: {*pods(kube_alone, namespace)} - {first}
+            (second,) = wait_until(waiting, 60, "no replacement")
+            wishes = pods(kube_alone, namespace)[second]["spec"]["affinity"]["nodeAffinity"]
+            kube_alone.kubectl("delete", "pod", second, "-n", namespace, "--wait=false")
+            wait_until(lambda: waiting() - {second}, 60, "no other replacement")
+        finally:
+            kube_alone.kubectl("uncordon", *names)
+        (found,) = app.result(200)
+        assert found not in (first, second)
+    (wish,) = wishes["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchExpressions"][0]["values"] == [here]
 
 
 def test_what_cannot_be_given_back_now_is_deleted_later(kube_alone, launcher, namespace):

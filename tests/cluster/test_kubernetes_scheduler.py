@@ -1,5 +1,6 @@
 """`kubernetes` beyond the suite, on a real cluster: what goes wrong, and what is left."""
 
+import base64
 import json
 import os
 import subprocess
@@ -25,12 +26,14 @@ from phalanx.specs import (
     VolumeMount,
 )
 from tests.cluster.conftest import use_kubeconfig
+from tests.cluster.registry import PASSWORD, USER, Registry
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 QUICK = {"pull": "never", "stop_grace": 1.0}
-SMALL = Resource(cpu=0.1, gpu=0, memMB=64)
+SMALL = Resource(cpu=0.1, gpu=0, memMB=256)
+"""Our own processes take 60 MB; with little more than that, they wait for their own code's pages."""
 
 
 class Apps:
@@ -58,9 +61,18 @@ class Apps:
         self.submitted.append(self.scheduler.submit(self.request(app, **options)))
         return self.submitted[-1]
 
-    def ended(self, app_id, timeout=120):
+    def ended(self, app_id, timeout=80):
         final = lambda: (s := self.scheduler.describe(app_id)).state.is_final and s
-        return wait_until(final, timeout, f"{app_id} has not ended")
+        try:
+            return wait_until(final, timeout)
+        except AssertionError:
+            status = self.scheduler.describe(app_id)
+        said = {
+            one.id: self.lines(app_id, role.role, one.id)[-20:]
+            for role in status.roles
+            for one in role.replicas
+        }
+        raise AssertionError(f"{app_id} has not ended: {status}, {said}")
 
     def run(self, app, **options):
         return self.ended(self.submit(app, **options))
@@ -176,9 +188,13 @@ def reserved_node(apps):
         },
         namespace=apps.namespace,
     )
-    described = apps.cluster.get(f"/api/v1/nodes/{node}")
-    described["status"]["capacity"] |= status["status"]["capacity"]
-    kubectl(*patch, input=json.dumps(described))
+
+    def has_them():  # the kubelet writes the same object, every two seconds
+        described = apps.cluster.get(f"/api/v1/nodes/{node}")
+        described["status"]["capacity"] |= status["status"]["capacity"]
+        return kubectl(*patch, input=json.dumps(described), check=False)
+
+    wait_until(has_them, 30)
     kubectl("label", "node", node, "disk=fast")
     kubectl("taint", "node", node, "team=x:NoSchedule")
     yield node
@@ -327,6 +343,57 @@ def test_a_project_is_unpacked_by_python_where_there_is_no_tar(apps, tmp_path):
     app_id = apps.submit(app, pod_template=str(template))
     apps.ended(app_id)
     assert apps.lines(app_id) == ["found"]
+
+
+@pytest.fixture
+def registries(apps, tmp_path):
+    """A private registry that two nodes reach, by the address that engines trust without TLS."""
+    here, there = apps.cluster.nodes[:2]
+    first = Registry(here, tmp_path / "registry", private=True)
+    second = Registry(there, tmp_path / "mirror", private=True, mirrors=first)
+    yield first
+    first.close()
+    second.close()
+
+
+def test_a_project_goes_by_a_private_registry_to_the_nodes(apps, registries, monkeypatch, tmp_path):
+    """`image_repo` and `image_secret`: built and pushed with one engine, pulled by another node."""
+    here, there = apps.cluster.nodes[:2]
+    address = registries.address
+    both = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    for place in ("docker", "project"):
+        (tmp_path / place).mkdir()
+    config = {"auths": {address: {"auth": both}}}
+    (tmp_path / "docker" / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("DOCKER_HOST", here.host)
+    (tmp_path / "project" / "main.py").write_text(f"print('from {tmp_path.name}')\n")
+    role = Role(
+        "role",
+        image=apps.cluster.image,
+        entrypoint="python3",
+        args=["main.py"],
+        workspace=str(tmp_path / "project"),
+        resource=SMALL,
+    )
+    options = {
+        "image_repo": f"{address}/project",
+        "pull": "missing",
+        "node_selector": {"kubernetes.io/hostname": there.name},
+    }
+    without = apps.submit(AppDef("without", [role]), **options)
+    apps.says(without, f"{address}/project")
+    apps.says(without, "ImagePull")
+    file = f"--from-file=.dockerconfigjson={tmp_path}/docker/config.json"
+    kind = "--type=kubernetes.io/dockerconfigjson"
+    apps.kubectl("create", "secret", "generic", "pulls", file, kind)
+    app_id = apps.submit(AppDef("app", [role]), **options, image_secret="pulls")  # noqa: S106
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert apps.lines(app_id) == [f"from {tmp_path.name}"]
+    apps.kubectl("delete", "secret", "pulls")
+    for node in (here, there):
+        images = node.docker("images", "-q", f"{address}/project").split()
+        node.docker("rmi", "-f", *images, check=False)
 
 
 def test_an_app_is_deleted_when_its_time_is_over(apps):

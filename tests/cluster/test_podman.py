@@ -5,6 +5,7 @@ import pytest
 import phalanx
 from phalanx.errors import SchedulerError
 from phalanx.specs import AppDef, AppState, Resource, Role
+from tests.cluster import test_docker_scheduler as in_dockerd
 from tests.cluster.docker import IMAGE
 from tests.cluster.podman import Podman
 from tests.cluster.test_docker_hosts import lent_way
@@ -26,6 +27,12 @@ def in_docker(podman, monkeypatch):
     for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG"):
         monkeypatch.setenv(name, podman.environ[name])
     return podman
+
+
+@pytest.fixture
+def docker(in_docker):
+    """What tests of Docker ask of the engine itself."""
+    return in_docker
 
 
 @pytest.fixture
@@ -78,6 +85,13 @@ def test_a_request_for_gpus_that_podman_ignores_is_said(apps, caplog):
     assert "the engine ignores the request for GPUs" in caplog.text
 
 
+def test_out_of_memory_is_a_kill(apps):
+    """Podman does not say why."""
+    role = Role("role", image=IMAGE, entrypoint="python", args=["-c", "bytearray(400 << 20)"])
+    limited = Role(**{**vars(role), "resource": Resource(cpu=1, gpu=0, memMB=64)})
+    assert apps.run(AppDef("app", [limited])).message.startswith("role/0 was killed by SIGKILL")
+
+
 def test_a_function(apps):
     def work():
         import socket
@@ -88,3 +102,27 @@ def test_a_function(apps):
         scheduler="local_docker", num_hosts=2, image=IMAGE, workers_per_host=1
     )
     assert len(set(launcher.run(work))) == 2
+
+
+# What tests of Docker show, shown of Podman.
+test_missing_image = in_dockerd.test_a_missing_image_is_said_before_anything_is_made
+test_image_without_python = in_dockerd.test_an_image_without_python
+test_image_without_shell = in_dockerd.test_an_image_without_a_shell
+test_read_only_root = in_dockerd.test_a_read_only_root
+test_full_disk = in_dockerd.test_a_full_disk_is_the_replicas_error
+test_limits_and_mounts = in_dockerd.test_limits_mounts_devices_user_and_shared_memory
+test_secrets = in_dockerd.test_secrets_are_in_no_argument_label_or_dry_run
+test_secret_of_a_rendezvous = (
+    in_dockerd.test_the_secret_of_an_apps_rendezvous_is_not_to_be_inspected
+)
+test_variables_of_a_role = in_dockerd.test_the_variables_of_a_role_are_in_its_own_containers_alone
+test_names = in_dockerd.test_names_of_every_kind
+test_fifty_replicas = in_dockerd.test_fifty_replicas
+test_error_of_a_worker = in_dockerd.test_the_first_error_of_a_worker_is_told_from_its_own_file
+test_killed_container = in_dockerd.test_a_killed_container_fails_the_app_and_ends_the_others
+test_paused_container = in_dockerd.test_a_paused_container_runs_and_can_be_cancelled
+test_removed_container = in_dockerd.test_a_removed_container_is_a_failure_that_says_so
+test_another_users_app = (
+    in_dockerd.test_apps_of_another_user_are_not_listed_and_not_ended_by_mistake
+)
+test_nothing_is_left = in_dockerd.test_nothing_is_left_by_delete

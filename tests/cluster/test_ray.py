@@ -185,7 +185,8 @@ def kill_driver(cluster, name):
 
 
 def test_a_job_that_ray_stops_is_cancelled(in_ray):
-    """Its processes are gone. They have none of the variables that Ray has for its own."""
+    """Its processes are gone. They have the variables that lead to the cluster,
+    and none that Ray has for its own."""
     runner = get_runner()
     command = "echo $$$$; env | grep -e RAY -e OMP_NUM | sort >&2; sleep 600"
     role = Role("long", entrypoint="sh", args=["-c", command])
@@ -195,7 +196,7 @@ def test_a_job_that_ray_stops_is_cancelled(in_ray):
             lambda: (found := list(runner.log_lines(handle, "long", 0)))[1:] and found, 120
         )
         pid, *variables = map(text_of, lines)
-        assert [one.partition("=")[0] for one in variables] == ["RAY_ADDRESS"]
+        assert [one.partition("=")[0] for one in variables] == ["RAY_ADDRESS", "RAY_AUTH_MODE"]
         stop_by_ray(in_ray, handle.rpartition(":")[2])
         assert runner.wait(handle, 0.5).state is AppState.CANCELLED
         wait_until(lambda: not is_alive(int(pid)))
@@ -414,6 +415,73 @@ def test_a_node_that_dies_is_replaced_by_the_autoscaler(in_ray, tmp_path):
         app.cancel(0.0)
         app.wait(60)
         runner.delete(handle)
+
+
+def test_a_cluster_that_wants_a_token(guarded_ray, monkeypatch, tmp_path):
+    """It is found where Ray itself looks for it; what runs on the cluster may use it, too."""
+    for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_ADDRESS", guarded_ray.dashboard)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = "a-token-of-these-tests" * 2
+    (tmp_path / "main.py").write_text(
+        "import ray\nray.init(log_to_driver=False)\nprint(len(ray.nodes()), 'node')\n"
+    )
+    command = ("run", "-s", "ray", "--wait", "--log", "utils.python", "--script", "main.py")
+    for wrong in ({}, {"RAY_AUTH_TOKEN": "another"}):
+        code, _, errors = run(*command, cwd=tmp_path, env={**os.environ, **wrong})
+        assert code == 1
+        assert "refuses us" in errors
+        assert "Set RAY_AUTH_TOKEN to the cluster's token, or write it to ~/.ray" in errors
+        assert len(errors.splitlines()) == 1
+    command = (*command[:3], "-cfg", f"cluster={guarded_ray.head}", *command[3:])
+    code, _, errors = run(*command, cwd=tmp_path, env={**os.environ, "RAY_AUTH_TOKEN": token})
+    assert code == 0, errors
+    assert "1 node" in errors
+    assert token not in errors
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text(f"{token}\n")
+
+    def work():
+        import ray
+
+        ray.init(log_to_driver=False)
+        return len(ray.nodes())
+
+    assert list(make_launcher(1).run(work)) == [1]
+
+
+def test_a_full_disk(small_ray, monkeypatch, tmp_path):
+    """Of the node: an app that runs ends as its program does, one that comes cannot run."""
+    monkeypatch.setenv("RAY_ADDRESS", small_ray.dashboard)
+    runner = get_runner()
+    go = tmp_path / "go"
+    wait = f"while ! [ -e {go} ]; do sleep 0.1; done"
+    ends = {"silent": "exit 7", "fine": "true", "loses": "seq 20000"}
+    ends["talks"] = "seq 20000; echo a mistake >&2; exit 7"
+    handles = {}
+    one = Resource(cpu=1, gpu=0, memMB=-1)
+    for name, end in ends.items():
+        command = f"echo begun; {wait}; {end}"
+        role = Role(name, entrypoint="sh", args=["-c", command], resource=one)
+        handles[name] = runner.run(AppDef(name, [role]), "ray")
+    for name, handle in handles.items():
+        wait_until(lambda: any(runner.log_lines(handle, name, 0)), 60)
+    with small_ray.disk.kept_full():
+        go.touch()
+        status = {name: runner.wait(handle, 0.5) for name, handle in handles.items()}
+        assert status["silent"].message == "silent/0 exited with code 7"
+        assert status["fine"].state is AppState.SUCCEEDED
+        assert status["talks"].message == "talks/0 exited with code 7: a mistake"
+        assert status["loses"].state is AppState.FAILED
+        assert "output could not be written on its node" in status["loses"].message
+        assert "No space left on device" in status["loses"].message
+        with pytest.raises(phalanx.PhalanxError):
+            make_launcher(1).run(print)
+    small_ray.disk.repair()
+    assert runner.status(handles["talks"]) == status["talks"]
+    again = runner.run(AppDef("again", [Role("again", entrypoint="true")]), "ray")
+    assert runner.wait(again, 0.5).state is AppState.SUCCEEDED
 
 
 def test_ray_of_another_version(other_ray, monkeypatch, tmp_path):

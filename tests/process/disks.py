@@ -1,8 +1,10 @@
 """Real disks that get full, read-only, or lose their files."""
 
+import contextlib
 import os
 import shutil
 import subprocess
+import threading
 
 
 class Disk:
@@ -28,6 +30,27 @@ class Disk:
                         pass
                 except OSError:
                     continue
+
+    @contextlib.contextmanager
+    def kept_full(self):
+        """The same for a while, though others give room back, as those do who turn their logs over."""
+        stopped = threading.Event()
+
+        def keep():
+            with open(self.path / "fill", "ab", buffering=0) as file:
+                while not stopped.wait(0.005):
+                    with contextlib.suppress(OSError):
+                        while file.write(b"x" * 512):
+                            pass
+
+        self.fill()
+        keeping = threading.Thread(target=keep)
+        keeping.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            keeping.join()
 
     def make_read_only(self):
         """For whatever is opened from now on: files that are open for writing stay so."""

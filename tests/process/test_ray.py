@@ -63,9 +63,11 @@ def test_what_is_wrong_is_one_sentence(options, said, monkeypatch, tmp_path):
 def node_server(directory):
     """One as an actor starts it; gives its process and its port."""
     words = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=directory, **pipes) as process:
         told = {"address": "127.0.0.1", "cluster": "head:1", "token": TOKEN}
         told |= {"code": str(directory / "code"), "env": {"GREETING": "hello"}}
+        told["directory"] = str(directory)
         process.stdin.write(f"{json.dumps(told)}\n".encode())
         process.stdin.flush()
         yield process, json.loads(process.stdout.readline())["port"]
@@ -73,11 +75,11 @@ def node_server(directory):
         assert process.wait(60) == 0
 
 
-async def greet(port):
+async def greet(port, command="echo $GREETING"):
     """Run a command there; gives what it printed, and its exit code."""
     stream = await command_stream.connect("127.0.0.1", port, TOKEN)
     with contextlib.closing(stream):
-        await stream.send(json.dumps({"argv": ["sh", "-c", "echo $GREETING"]}).encode())
+        await stream.send(json.dumps({"argv": ["sh", "-c", command]}).encode())
         printed = b""
         async for record in stream.records():
             if record[:1] == OUT:
@@ -85,6 +87,17 @@ async def greet(port):
             elif record[:1] == EXIT:
                 return printed, json.loads(record[1:])["code"]
     return printed, None
+
+
+def test_a_project_that_ray_has_unpacked_once_more(tmp_path):
+    """It has removed the directory that the server was started in, and made another."""
+    project = tmp_path / "project"
+    project.mkdir()
+    with node_server(project) as (_, port):
+        project.rmdir()
+        project.mkdir()
+        (project / "note").write_text("here\n")
+        assert asyncio.run(greet(port, "cat note; pwd")) == (f"here\n{project}\n".encode(), 0)
 
 
 def test_strangers_at_a_node_keep_nobody_out(tmp_path):

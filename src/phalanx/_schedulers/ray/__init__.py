@@ -9,11 +9,13 @@
 | **`api`** | the cluster from outside: no app, no lease |
 | `api.addresses` | where its dashboard is |
 | `api.dashboard` | all requests to it, over HTTP, and what its complaints mean |
+| `api.auth_token` | the token of a cluster that asks for one |
 | `api.package` | the zip files that travel: a project, and Phalanx with a request |
 | `api.job` | pure: a job that runs our driver, and how it stands |
 | **`cluster`** | what runs in the cluster: nothing of how it was submitted |
 | `cluster.driver` | what a job runs: one of the next two |
 | `cluster.app_driver` | runs an app |
+| `cluster.driver_output` | the job's log and the app's state, on a disk that may be full |
 | `cluster.lend_driver` | holds hosts for a launcher outside, and leads it to them |
 | `cluster.nodes` | a placement group, and a server on each of its bundles |
 | `cluster.lent_nodes` | a group that is lent, of which lost nodes are replaced |

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
+from phalanx._logs import logger
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
 from phalanx._schedulers.kubernetes.api.credentials import SharedCredentials, credentials_of
@@ -36,6 +37,8 @@ _SOON, _LATER = 0.2, 1.0
 _AT_ONCE = 16
 _AGAIN = 2.0
 """Seconds after which a replacement that was refused is asked for again."""
+_AT_MOST = 30.0
+"""The same for replacements that end before they run, one after the other."""
 _OLD = 120.0
 _JOINED = 2.0
 
@@ -72,6 +75,10 @@ class KubernetesLease(Lease):
         """What was last seen of them."""
         self._replacing = 0
         """How many pods are on their way in the place of others."""
+        self._coming: dict[str, int] = {}
+        """Replacements that have not run yet, and how many ended before in the place of each."""
+        self._avoided: set[str] = set()
+        """Nodes on which pods were lost: the scheduler may not know yet that they are dead."""
         self._problem = ""
         """Why a replacement does not come."""
         self._end = ""
@@ -128,6 +135,8 @@ class KubernetesLease(Lease):
         if self._given_back.is_set():
             return
         made = lent_pods.pod(name, self.id, self._user, self._image, self._options, self._secret)
+        with self._lock:
+            made = lent_pods.elsewhere(made, self._avoided)
         made = lent_pods.in_queue(made, self._options, self.id, self._num_hosts)
         self._cluster.create("pods", merged(made, self._template))
 
@@ -146,11 +155,24 @@ class KubernetesLease(Lease):
         listed = self._cluster.list("pods", f"{LEASE}={self.id}")
         found = {one["metadata"]["name"]: lent_pods.seen(one) for one in listed}
         gone = [name for name in created if name not in found]
-        found |= {name: SeenPod(name, False, end="it was deleted") for name in gone}
         with self._lock:
+            nodes = {name: one.node for name, one in self._pods.items()}
+            for name in gone:
+                node = nodes.get(name, "")
+                found[name] = SeenPod(name, False, end="it was deleted", node=node)
             self._pods = found
             if self._is_whole():
                 self._was_ready = True
+            coming = {name: n for name, n in self._coming.items() if name in found}
+            for name in coming:
+                if found[name].is_running or found[name].end:
+                    del self._coming[name]
+        for name, ended in coming.items():
+            if end := found[name].end:  # no launch knows of it
+                logger.warning(
+                    "phalanx: %s ended before it ran (%s); requesting another", name, end
+                )
+                self._replace(name, ended + 1)
 
     def _is_whole(self) -> bool:
         running = [name for name in self._names if name in self._pods]
@@ -208,11 +230,20 @@ class KubernetesLease(Lease):
         """Create another pod, on a thread; what is refused is asked for again."""
         if self._given_back.is_set():
             return False
+        self._replace(name)
+        return True
+
+    def _replace(self, name: str, ended: int = 0) -> None:
+        """`ended` replacements have ended before they ran: the next one waits the longer."""
         with self._lock:
             self._replacing += 1
+            if (lost := self._pods.get(name)) is not None and lost.node:
+                self._avoided.add(lost.node)
 
         def create() -> None:
             new, is_created = self._name(), False
+            if ended:
+                self._given_back.wait(min(_AGAIN * 2 ** (ended - 1), _AT_MOST))
             while not is_created and not self._given_back.is_set():
                 try:
                     self._cluster.delete("pods", name, grace=0)
@@ -225,11 +256,11 @@ class KubernetesLease(Lease):
                 self._problem = ""
                 self._replacing -= 1
                 self._names = [*(one for one in self._names if one != name), new]
+                self._coming[new] = ended
             if self._given_back.is_set():
                 self._delete()
 
         threading.Thread(target=create, name="phalanx-kubernetes", daemon=True).start()
-        return True
 
     def give_back(self) -> None:
         """Delete the pods. Where no API server answers, a process of ours goes on trying."""

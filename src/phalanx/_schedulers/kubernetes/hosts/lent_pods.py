@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,18 @@ def in_queue(
     return merged(made, {"metadata": own})
 
 
+def elsewhere(made: dict[str, Any], nodes: Collection[str]) -> dict[str, Any]:
+    """The same, on other nodes than these if there is room: a node that has just died is taken for
+    a good one until the cluster has noticed.
+    """
+    if not nodes:
+        return made
+    other = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(nodes)}
+    wish = {"weight": 100, "preference": {"matchExpressions": [other]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    return merged(made, {"spec": {"affinity": affinity}})
+
+
 @dataclass(frozen=True)
 class SeenPod:
     """How a pod stands."""
@@ -136,23 +148,28 @@ class SeenPod:
     """Why it does not run yet, if that is known."""
     end: str = ""
     """Why it will not run (any more); empty if it may."""
+    node: str = ""
+    """Where it is, once that is chosen."""
 
 
 def seen(known: Mapping[str, Any]) -> SeenPod:
     """What the API server says of a pod."""
     name = known["metadata"]["name"]
     status = known.get("status") or {}
+    node = (known.get("spec") or {}).get("nodeName") or ""
     phase = status.get("phase")
     if known["metadata"].get("deletionTimestamp"):
-        return SeenPod(name, False, end=_because(status) or "it was deleted")
+        return SeenPod(name, False, end=_because(status) or "it was deleted", node=node)
     if phase in ("Failed", "Succeeded"):
-        return SeenPod(name, False, end=_because(status) or f"it has ended ({phase})")
+        return SeenPod(name, False, end=_because(status) or f"it has ended ({phase})", node=node)
     for container in status.get("containerStatuses") or ():
         state = container.get("state") or {}
         if container["name"] == MAIN and "running" in state:
-            return SeenPod(name, True)
+            return SeenPod(name, True, node=node)
     waiting, final = _waiting(status)
-    return SeenPod(name, False, end=waiting) if final else SeenPod(name, False, waiting)
+    if final:
+        return SeenPod(name, False, end=waiting, node=node)
+    return SeenPod(name, False, waiting, node=node)
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, bool]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 
+from phalanx._schedulers.ray.api.auth_token import with_mode
 from phalanx._schedulers.ray.options import RayOptions
 from phalanx.errors import ConfigError
 
@@ -65,6 +67,7 @@ def _ask(head: str) -> str:
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _ASK, head],
+            env=with_mode(os.environ),
             capture_output=True,
             text=True,
             timeout=_ASKING,

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from phalanx._core.json_text import parse_json
 from phalanx._core.sanitize import sanitize_line
+from phalanx._schedulers.ray.api import auth_token
 from phalanx.errors import SchedulerError
 
 _TIMEOUT = 30.0
@@ -27,8 +28,6 @@ _PAUSE = 0.5
 _LONGEST = 500
 _NO_AGENT = "No available agent"
 """What Ray says, after ten seconds of its own, while the head node's agent is not up."""
-_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 the variable's name
-_TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 likewise
 
 
 class DashboardUnreachable(SchedulerError):
@@ -132,7 +131,9 @@ class Dashboard:
         self, method: str, path: str, data: bytes | None = None, tries: int = _TRIES
     ) -> bytes:
         """One request; what did not reach the dashboard, or came too early, is sent again."""
-        headers = {"Content-Type": "application/json" if data else "text/plain", **_token()}
+        headers = {"Content-Type": "application/json" if data else "text/plain"}
+        if token := auth_token.find_token(os.environ):
+            headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(  # noqa: S310 the address is the user's own
             self.address + path, data, headers, method=method
         )
@@ -161,7 +162,8 @@ class Dashboard:
         if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
             return SchedulerError(
                 f"the Ray dashboard at {self.address} refuses us: {said}. "
-                f"Set {_TOKEN} to the cluster's token."
+                f"Set {auth_token.VARIABLE} to the cluster's token, or write it to "
+                f"{auth_token.DEFAULT_FILE}."
             )
         kind = ClusterStarting if _NO_AGENT in said else SchedulerError
         return kind(f"the Ray dashboard at {self.address} answered {error.code}: {said}")
@@ -176,19 +178,6 @@ def _again(ask: Callable[[], bytes], tries: int) -> bytes:
                 raise
             time.sleep(_PAUSE)
     raise AssertionError
-
-
-def _token() -> dict[str, str]:
-    """What proves who we are, to a cluster that asks."""
-    token = os.environ.get(_TOKEN, "")
-    path = os.environ.get(_TOKEN_FILE)
-    if not token and path:
-        try:
-            with open(os.path.expanduser(path)) as file:
-                token = file.read().strip()
-        except OSError as error:
-            raise SchedulerError(f"{_TOKEN_FILE}: cannot read {path}: {error.strerror}") from None
-    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _short(text: bytes) -> str:

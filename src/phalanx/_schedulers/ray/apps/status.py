@@ -78,6 +78,8 @@ class SeenRayApp:
                 (one["worker"] for one in said["replicas"] if [one["role"], one["id"]] == cause), ""
             )
             return f"{cause[0]}/{cause[1]} {found.describe()}{worker}"
+        if lost := said.get("lost"):
+            return f"output could not be written on its node: {lost}"
         # The driver was killed, or could not begin: what it or Ray said last.
         text = str(self.job.get("message") or "")
         own = shown(in_text(job_log.last_words(self.log)))

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +17,7 @@ from typing import Any
 
 from phalanx._channel.trust import NotTrusted
 from phalanx._schedulers.ray import command_stream, job_log
+from phalanx._schedulers.ray.cluster.driver_output import JobLog, StateFile
 from phalanx._schedulers.ray.cluster.nodes import NodeNames, NodeServer, PlacedBundle, PlacedGroup
 from phalanx._schedulers.ray.command_stream import ERR, EXIT, OUT, SIGNAL, RecordStream
 from phalanx._schedulers.replicas.error_text import ReplicaError, in_text, reported, shown
@@ -87,6 +86,8 @@ class _RunningApp:
         self._waiting = ""
         self._asked = 0.0
         self._said: dict[str, Any] = {}
+        self._log = JobLog()
+        self._file = StateFile(request["app"], len(request["replicas"]))
         names = NodeNames()
         self._groups: list[PlacedGroup] = []
         self._replicas: dict[ReplicaKey, _Replica] = {}
@@ -124,6 +125,8 @@ class _RunningApp:
                 async with asyncio.timeout(_LOOK):
                     self._end(await self._ended.get())
             self._end_what_never_began()
+        if self._log.loss and self._final is AppState.SUCCEEDED:
+            self._final = AppState.FAILED
         self._tell(final=True)
         cause = self._cause()
         if self._final is AppState.SUCCEEDED:
@@ -306,11 +309,9 @@ class _RunningApp:
         role, number = replica.key
         stream = 1 if kind == OUT else 2
         for line in lines:
-            sys.stdout.write(job_log.output(role, number, stream, now, line))
+            self._log.write(job_log.output(role, number, stream, now, line))
             if stream == 2:
                 replica.last_words = f"{replica.last_words}{line}\n"[-_LAST_WORDS:]
-        if lines:
-            sys.stdout.flush()
 
     # ── how it stands ─────────────────────────────────────────────────────────
 
@@ -352,26 +353,11 @@ class _RunningApp:
             "restarts": life.restarts,
             "cause": None if cause is None else list(cause),
             "waiting": self._waiting,
+            "lost": self._log.loss,
         }
         if said == self._said:
             return
         self._said = said
-        _write_file(self._request["app"], said)
+        self._file.write(said, last=final)
         if final:
-            sys.stdout.write(job_log.status(said))
-            sys.stdout.flush()
-
-
-def _write_file(app: str, said: dict[str, Any]) -> None:
-    """Among the logs of this node: the dashboard gives it to whoever asks."""
-    import ray
-
-    with contextlib.suppress(OSError, AttributeError):
-        node = ray._private.worker._global_node
-        path = os.path.join(node.get_logs_dir_path(), job_log.status_file(app))
-        try:
-            with open(f"{path}.new", "w") as file:
-                json.dump(said, file)
-            os.replace(f"{path}.new", path)
-        except OSError:  # the end is in the job's log, too
-            os.unlink(f"{path}.new")
+            self._log.write(job_log.status(said))

@@ -153,6 +153,7 @@ class _Command:
             stdin=asyncio.subprocess.DEVNULL if self._is_replica else asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            cwd=self._told["directory"],
             env=env,
             start_new_session=True,
         )
@@ -201,9 +202,11 @@ class _Command:
 
 
 def _environment() -> dict[str, str]:
-    """What Ray sets for its own processes is not for others; `python` is the cluster's."""
-    internal = ("RAY_", "__RAY_")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(internal)}
+    """What Ray sets for its own processes is not for others, but for the token that the cluster
+    wants; `python` is the cluster's.
+    """
+    internal, proof = ("RAY_", "__RAY_"), "RAY_AUTH_"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(internal) or k.startswith(proof)}
     if env.get("PYTHONBREAKPOINT", "").startswith("ray."):
         del env["PYTHONBREAKPOINT"]
     own = os.path.dirname(sys.executable)

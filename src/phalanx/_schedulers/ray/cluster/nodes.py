@@ -215,6 +215,16 @@ def connect() -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
 
 
+def logs_directory() -> str | None:
+    """Where this node's logs are, if this Ray tells."""
+    import ray
+
+    try:
+        return str(ray._private.worker._global_node.get_logs_dir_path())
+    except AttributeError:
+        return None
+
+
 _ARCHIVES: dict[str, Any] = {}
 _MAKING = threading.Lock()
 
@@ -276,11 +286,14 @@ def _holder_class() -> type:
                 stdout=subprocess.PIPE,
             )
             self.process.wait()
+            # By its path: Ray may unpack the project once more, and remove what it had unpacked.
+            directory = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
             told = {
                 "address": ray.util.get_node_ip_address(),
                 "cluster": ray.get_runtime_context().gcs_address,
                 "token": token,
                 "code": code,
+                "directory": directory,
                 "env": env,
             }
             assert self.process.stdin is not None
