@@ -10,6 +10,7 @@ import pytest
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role, macros
+from tests.cluster.conftest import use_kubeconfig
 from tests.conftest import wait_until
 
 SMALL = Resource(cpu=0.05, gpu=0, memMB=64)
@@ -158,6 +159,25 @@ def test_fifty_replicas(apps, caplog):
     assert apps.ended(app_id, timeout=240).state is AppState.SUCCEEDED
     assert [apps.lines(app_id, number) for number in range(50)] == [[str(n)] for n in range(50)]
     assert not caplog.records
+
+
+def test_names_of_every_kind(apps, kube, namespace, monkeypatch, tmp_path):
+    """The server takes what becomes of them, and users find them as they wrote them."""
+    odd = 'Ümläut "quoted" $HOME `id` \\ ; & | <> ! 字 😀 \' ' * 7
+    names = ["字字 😀 $$x ‘q’", "字字 😀 $$y ‘q’", "-" * 200, "A.b_c"]
+    roles = [
+        Role(name, image=apps.cluster.image, entrypoint="echo", args=[str(i)], resource=SMALL)
+        for i, name in enumerate(names)
+    ]
+    app_id = apps.submit(AppDef(odd[:300], roles))
+    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    for number, name in enumerate(names):
+        assert [line.text for line in apps.scheduler.logs(app_id, name, 0)] == [str(number)]
+    use_kubeconfig(kube, namespace, monkeypatch, tmp_path)  # apps are listed by namespace
+    again = create_scheduler("kubernetes", apps.scheduler.session_name)
+    (listed,) = again.list()
+    again.close()
+    assert listed.name == odd[:300]
 
 
 # ── rights and quotas ─────────────────────────────────────────────────────────
