@@ -18,7 +18,8 @@ import pytest
 import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.docker import lease as docker_lease
-from phalanx._schedulers.docker import leftovers
+from phalanx._schedulers.docker import labels, leftovers
+from phalanx._schedulers.docker.request import user_name
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
 from tests.cluster.docker import IMAGE, NO_SHELL, Engine
 from tests.conftest import wait_until
@@ -328,9 +329,14 @@ def test_a_killed_launcher_leaves_no_container(script, in_docker, monkeypatch, t
     started.communicate()
     wait_until(lambda: not containers(), 60)
     assert networks()
+    # Another was killed after it had created a container, and before it could start it.
+    own = f"{labels.LEASE}=killed-1", f"{labels.USER}={user_name()}"
+    given = [word for label in own for word in ("--label", label)]
+    in_docker.docker("create", "--name", "killed-1", *given, IMAGE, "true")
     monkeypatch.setattr(leftovers, "_YOUNG", 0.0)
     phalanx.launch(int, scheduler="local_docker", image=IMAGE, workers_per_host=1)
     assert not networks()
+    assert not containers()
 
 
 @pytest.fixture

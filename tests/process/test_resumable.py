@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from phalanx import _wire as wire
 from phalanx._channel.resumable import ChannelState, ResumableChannel
+from phalanx._launcher.transport.dial import ReattachRefused, reattach
 from phalanx._launcher.transport.targets import Target
+from phalanx._remote.bootstrap import RECONNECT
 from tests.ways_to_hosts import start
 
 COUNT = 3000
@@ -134,6 +137,33 @@ def test_who_was_told_that_nothing_follows_waits_for_nobody():
         return broken
 
     assert asyncio.run(part()) == []
+
+
+def test_who_does_not_prove_that_it_is_the_agent_is_not_believed(tmp_path):
+    """Whoever may listen where the agent did."""
+    run = ("sh", "-c", 'exec "$@"', "here")
+    target = Target("here", (sys.executable,), run, through_shell=False, reconnect_timeout=30.0)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / RECONNECT))
+    listener.listen()
+
+    def pretend():
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as questions:
+            for answer in (
+                {"number": "0" * 64},
+                {"state": "attached", "received": 0, "proof": "0" * 64},
+            ):
+                questions.readline()
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+            questions.read()
+
+    stranger = threading.Thread(target=pretend)
+    stranger.start()
+    with pytest.raises(ReattachRefused, match="could not prove that it is the agent"):
+        reattach(target, str(tmp_path), "key", 0, 30.0)
+    stranger.join()
+    listener.close()
 
 
 def test_a_stranger_at_an_agents_socket_is_refused(tmp_path):

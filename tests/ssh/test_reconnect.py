@@ -5,6 +5,8 @@ import time
 import pytest
 
 import phalanx
+from phalanx.runner import get_runner
+from phalanx.specs import AppDef, AppState, Role
 from tests.conftest import wait_until
 
 
@@ -110,3 +112,20 @@ def test_a_failure_after_a_break_is_told_as_any_other(launcher, cluster):
     host.enter("kill", "-KILL", *_sessions(host))
     with pytest.raises(ValueError, match="no"):
         app.result(60)
+
+
+def test_an_app_on_hosts_does_not_notice_a_login_that_ends(cluster, tmp_path):
+    """With the option of `-s ssh` for it."""
+    script = "for i in $(seq 40); do echo step $i; sleep 0.1; done"
+    config = {"hosts": cluster.names[:1], "ssh_config_file": str(cluster.ssh_config)}
+    app = AppDef("job", [Role("role", entrypoint="sh", args=["-c", script])])
+    with get_runner() as runner:
+        handle = runner.run(app, "ssh", {**config, "reconnect_timeout": 30.0})
+        lines = lambda: list(runner.log_lines(handle, "role", 0))
+        wait_until(lambda: any("step 5" in line for line in lines()), timeout=60)
+        host = cluster.hosts[0]
+        host.enter("kill", "-KILL", *_sessions(host))
+        status = runner.wait(handle, wait_interval=0.1)
+        assert status.state is AppState.SUCCEEDED, status
+        assert [line.strip() for line in lines()] == [f"step {i + 1}" for i in range(40)]
+        runner.delete(handle)

@@ -3,10 +3,11 @@
 import pytest
 
 from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer, assess
+from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import explain, moment
 from phalanx._schedulers.docker.gpus import choose
 from phalanx._schedulers.docker.options import DockerOptions
-from phalanx._schedulers.docker.request import role_words
+from phalanx._schedulers.docker.request import ContainerRequest, role_words
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import AppState, RetryPolicy
@@ -125,3 +126,12 @@ def test_sizes_that_are_none(size):
     with pytest.raises(ConfigError, match="shm_size"):
         DockerOptions(shm_size=size)
     assert DockerOptions(shm_size="8g").shm_bytes == 8 << 30
+
+
+def test_a_container_asks_for_its_own_gpus_by_number():
+    """A request for one would be a request for the first; the label tells the next who has them."""
+    config = {"HostConfig": {"ShmSize": 1}, "Labels": {"a": "b"}}
+    made = ContainerRequest("role", 0, "name", "image", None, config, 2).with_gpus(["3", "5"])
+    (asked,) = made["HostConfig"].pop("DeviceRequests")
+    assert (asked["DeviceIDs"], asked["Capabilities"]) == (["3", "5"], [["gpu"]])
+    assert made == {"HostConfig": {"ShmSize": 1}, "Labels": {"a": "b", labels.GPUS: "3,5"}}

@@ -135,8 +135,7 @@ class LaunchOptions:
 
     reconnect_timeout: float | None = None
     """Seconds for which workers on another host go on when the connection to it breaks, while the
-    launcher reconnects; with 0 a broken connection is a lost host. Default: 0 over SSH, 20 in
-    containers, 90 in pods."""
+    launcher reconnects; with 0 a broken connection is a lost host. Default: 90 in pods, else 0."""
 
     name: str | None = None
     """App name, for process titles and ids. Default: the function's name."""

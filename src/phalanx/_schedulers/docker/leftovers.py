@@ -1,5 +1,6 @@
 """What programs that were killed have left in the engine: networks, volumes, a container that was
-being filled. Apps and launches that have containers are none of it.
+being filled, or created for a launch and never started. Apps and launches whose containers run are
+none of it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ def remove_leftovers(engine: Engine) -> None:
 
     with engine.errors("look for what was left"):
         listed = engine.api.containers(all=True, filters=mine)
+        kept = []
         for entry in listed:
-            if labels.FILLING in entry["Labels"] and is_old(float(entry["Created"])):
+            if _is_unfinished(entry) and is_old(float(entry["Created"])):
                 engine.remove_container(entry["Id"])
-        used = {owner for entry in listed for owner in _owners(entry["Labels"])}
+            else:
+                kept.append(entry)
+        used = {owner for entry in kept for owner in _owners(entry["Labels"])}
         for network in engine.api.networks(filters=mine):
             owners = {*_owners(network.get("Labels") or {})}
             if owners and not owners & used and is_old(moment(network.get("Created"))):
@@ -38,6 +42,12 @@ def remove_leftovers(engine: Engine) -> None:
             owners = {*_owners(volume.get("Labels") or {})}
             if owners and not owners & used and is_old(moment(volume.get("CreatedAt"))):
                 engine.remove_volume(volume["Name"])
+
+
+def _is_unfinished(entry: Mapping[str, Any]) -> bool:
+    """Whoever made the container would have gone on with it at once."""
+    own = entry["Labels"]
+    return labels.FILLING in own or (labels.LEASE in own and entry["State"] == "created")
 
 
 def remove_network(engine: Engine, network: str) -> None:
