@@ -88,7 +88,7 @@ class Agent:
         self._probe_port = ProbePort() if prepare.probed else None
         self._project = ProjectTree(tree, prepare.app, self._tell)
         self._written = WrittenFiles(
-            *(tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete)
+            tree.path, prepare.cwd, prepare.app, self._tell, self._project.wait_until_complete
         )
         self._ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._host_rounds = HostRounds(self._spawn)

@@ -148,7 +148,9 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
     main = current[0] if current else len(found) - 1
     threads = [
         ThreadStack(
-            *(_without_ours(frames), i == main, name),
+            _without_ours(frames),
+            i == main,
+            name,
             is_ending=any(_ENDING.search(frame.file) for frame in frames),
         )
         for i, (_, name, frames) in enumerate(found)

@@ -194,7 +194,7 @@ class LocalElasticAgent:
                 run_id, role, nothing, nothing, prefix=prefix, duplicates=duplicates
             )
         return TorchLogsSpec(
-            *(run_id, role, nothing, nothing), prefix=prefix, duplicates=duplicates, specs=given
+            run_id, role, nothing, nothing, prefix=prefix, duplicates=duplicates, specs=given
         )
 
     def _decide(self, handler: Any) -> MakeDecider:

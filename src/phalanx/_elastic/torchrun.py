@@ -214,6 +214,4 @@ def _own_handler(options: TorchrunOptions) -> TcpHandler:
     if not options.backend.startswith("etcd"):  # which may have several
         at = f"[{options.endpoint_host or 'localhost'}]:{options.endpoint_port or 0}"
     bounds = options.min_hosts, options.max_hosts
-    return handlers.own_handler(
-        *(options.backend, at, options.run_id, *bounds, given), lenient=True
-    )
+    return handlers.own_handler(options.backend, at, options.run_id, *bounds, given, lenient=True)

@@ -209,7 +209,11 @@ class Launcher(LaunchOptions):
         for number, item in enumerate(table):
             check_item(func, item, number)
         return start_calls(
-            *(self, func, table, imports.of_function(func), _title(func)),
+            self,
+            func,
+            table,
+            imports.of_function(func),
+            _title(func),
             max_parallel=max_parallel,
             ordered=ordered,
             hosts_per_call=hosts_per_call,

@@ -335,7 +335,9 @@ class PlacedAgent:
             why = await self._describe_process()
             logger.warning(
                 "phalanx: the connection to %s broke (%s); reconnecting for up to %g s",
-                *(self.host, why, limit),
+                self.host,
+                why,
+                limit,
             )
             problem = await self._reconnect(channel, began + limit)
             if problem:

@@ -98,7 +98,11 @@ class QueuedRun(Generic[R]):
         self._hosts = app.borrow()
         options = app.draft.options
         self._record = AppRecord.create(
-            *(self.id, app.draft.title, (), {}, options.stop_grace),
+            self.id,
+            app.draft.title,
+            (),
+            {},
+            options.stop_grace,
             max_restarts=None if options.restart == "host" else options.max_restarts,
         )
         self._thread = threading.Thread(target=self._drive, name=f"hosts-{self.id}", daemon=True)

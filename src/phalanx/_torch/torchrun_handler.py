@@ -29,8 +29,12 @@ def create(parameters: api.RendezvousParameters) -> TorchrunHandler:
     if (address := parameters.local_addr) is not None:
         given.setdefault("local_addr", address)
     inner = handlers.own_handler(
-        *(backend, parameters.endpoint, parameters.run_id),
-        *(parameters.min_nodes, parameters.max_nodes, given),
+        backend,
+        parameters.endpoint,
+        parameters.run_id,
+        parameters.min_nodes,
+        parameters.max_nodes,
+        given,
         lenient=True,
     )
     return TorchrunHandler(inner)
@@ -65,7 +69,11 @@ class TorchrunHandler(api.RendezvousHandler):
             bound = self._inner.take_store_socket()
             bound.listen(4096)
             store = TCPStore(
-                *("localhost", 0, None, True, _CONNECTING),
+                "localhost",
+                0,
+                None,
+                True,
+                _CONNECTING,
                 wait_for_workers=False,
                 master_listen_fd=os.dup(bound.fileno()),
             )

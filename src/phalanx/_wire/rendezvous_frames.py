@@ -223,6 +223,15 @@ class RendezvousClosed(Frame):
 
 
 codec.register(
-    *(JoinRequest, JoinAccepted, LeaderMoved, LeaderElected, JoinRefused),
-    *(HostPosition, RoundFormed, RestartsSpent, FailureTold, AppEnded, RendezvousClosed),
+    JoinRequest,
+    JoinAccepted,
+    LeaderMoved,
+    LeaderElected,
+    JoinRefused,
+    HostPosition,
+    RoundFormed,
+    RestartsSpent,
+    FailureTold,
+    AppEnded,
+    RendezvousClosed,
 )

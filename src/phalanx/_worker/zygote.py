@@ -218,7 +218,7 @@ class Zygote:
                 what = f"rank {variables['RANK']}"
                 if (pid := os.fork()) == 0:
                     begun = worker.Assignment(
-                        *(self._prepare, fork, variables, report, parent, printed, self._given)
+                        self._prepare, fork, variables, report, parent, printed, self._given
                     )
                     return self._become_worker(begun, listening)
                 pids[int(variables["RANK"])] = pid

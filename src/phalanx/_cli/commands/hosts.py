@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         "--num-hosts", type=int, metavar="N", help="hosts to borrow from the scheduler; default: 1"
     )
     parser.add_argument(
-        *("-cfg", "--scheduler_args"), metavar="KEY=VALUE,…", help="options of the scheduler"
+        "-cfg", "--scheduler_args", metavar="KEY=VALUE,…", help="options of the scheduler"
     )
     parser.add_argument(
         "--host-checks",

@@ -97,7 +97,7 @@ def _help() -> str:
     }
     groups = {"options": {**_OWN, **shared.pop("options")}, **shared}
     return launch_help.render(
-        *(Launcher, _MapOptions), head=(USAGE, _DESCRIPTION), groups=groups, epilog=_EPILOG
+        Launcher, _MapOptions, head=(USAGE, _DESCRIPTION), groups=groups, epilog=_EPILOG
     )
 
 

@@ -226,7 +226,8 @@ class AgentHandle:
             if self.checker.output - before < _LEAST and not self.checker.unwritten:
                 logger.warning(
                     "phalanx: %s did not stop within %g s: giving up on it",
-                    *(self.placed.host, patience),
+                    self.placed.host,
+                    patience,
                 )
                 return False
         return True

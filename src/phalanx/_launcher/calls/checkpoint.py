@@ -54,7 +54,9 @@ class Checkpoint:
             path = self._path(digest)
             logger.warning(
                 "phalanx: cannot read %s: %s: %s. Repeating the call.",
-                *(path, type(error).__name__, error),
+                path,
+                type(error).__name__,
+                error,
             )
             return None
         return result if isinstance(result, LaunchResult) else None
@@ -71,7 +73,9 @@ class Checkpoint:
                 self._told = True
                 logger.warning(
                     "phalanx: cannot save a result to %s: %s: %s (reported once)",
-                    *(self._directory, type(error).__name__, error),
+                    self._directory,
+                    type(error).__name__,
+                    error,
                 )
 
     def _path(self, digest: str) -> Path:

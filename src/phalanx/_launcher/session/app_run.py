@@ -171,7 +171,11 @@ class AppRun(Generic[R]):
             record.extend(plan.members, self._paths, _targets(plan))
             return record
         return AppRecord.create(
-            *(self.id, plan.title, plan.members, self._paths, options.stop_grace),
+            self.id,
+            plan.title,
+            plan.members,
+            self._paths,
+            options.stop_grace,
             max_restarts=None if options.restart == "host" else options.max_restarts,
             part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
             targets=_targets(plan),
@@ -351,7 +355,12 @@ class AppRun(Generic[R]):
                 else session.progress.tracker.snapshot(self._paths)
             )
             return AppStatus(
-                *(self.id, self._state, self._message(), self._outcomes, seconds, phases),
+                self.id,
+                self._state,
+                self._message(),
+                self._outcomes,
+                seconds,
+                phases,
                 **snapshot._asdict(),
             )
 
@@ -413,7 +422,12 @@ class AppRun(Generic[R]):
         from phalanx._launcher.session.session import Session
 
         session = Session(
-            *(plan, self._placement, self._function, writer, self._observe, self._decide),
+            plan,
+            self._placement,
+            self._function,
+            writer,
+            self._observe,
+            self._decide,
             began=self._began,
             replace_lost=None if self._replace_host is None else self._replace_lost,
         )

@@ -123,7 +123,8 @@ class Election:
         if before < self._host_timeout <= self._unheard:
             logger.warning(
                 "phalanx: cannot reach etcd: %s. Running workers go on for %g s (etcd_timeout)",
-                *(reason, limit),
+                reason,
+                limit,
             )
         if self._unheard >= limit and self._office is not None:
             self._lose(f"etcd could not be reached for {limit:g} s (etcd_timeout)")
@@ -293,7 +294,8 @@ class Election:
                     logger.warning(
                         "phalanx: the app has ended. Waiting up to %g s (etcd_timeout) to write "
                         "that to etcd, for hosts that were cut off: %s",
-                        *(patience, error),
+                        patience,
+                        error,
                     )
 
 

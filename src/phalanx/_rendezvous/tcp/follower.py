@@ -167,5 +167,8 @@ class Follower:
             self._said.add((contact, reason))
             logger.warning(
                 "phalanx: waiting for the rendezvous at %s:%d, up to %g s (join_timeout): %s",
-                *(contact.address, contact.port, self._host.settings.join_timeout, reason),
+                contact.address,
+                contact.port,
+                self._host.settings.join_timeout,
+                reason,
             )

@@ -101,15 +101,13 @@ class TcpHandler(RendezvousHandler):
             is_host = self.settings.node_rank == 0
             self.settings = dataclasses.replace(self.settings, is_host=is_host)
         host = TcpHost(
-            *(
-                agent,
-                hostname,
-                workers,
-                self.run_id,
-                self.endpoint,
-                coordinator_settings,
-                self.settings,
-            ),
+            agent,
+            hostname,
+            workers,
+            self.run_id,
+            self.endpoint,
+            coordinator_settings,
+            self.settings,
             role=role,
             shares_port=static and self.endpoint.port != 0,
         )
@@ -125,7 +123,9 @@ class TcpHandler(RendezvousHandler):
         if token is None:
             logger.warning(
                 "phalanx: no %s or token_file: anyone who reaches %s:%d can join the rendezvous",
-                *(tokens.VARIABLE, self.endpoint.address, self.endpoint.port),
+                tokens.VARIABLE,
+                self.endpoint.address,
+                self.endpoint.port,
             )
         return trust.key_of(token or "", "rendezvous")
 

@@ -82,5 +82,9 @@ class Heartbeat:
         hint = problem and f". This host finds no address of {endpoint.address}: {problem}"
         logger.warning(
             "phalanx: waiting for hosts at %s:%d, up to %g s (join_timeout): %s%s",
-            *(endpoint.address, endpoint.port, limit, leader.gathered, hint),
+            endpoint.address,
+            endpoint.port,
+            limit,
+            leader.gathered,
+            hint,
         )

@@ -242,7 +242,7 @@ class Leader:
         self._coordinator.catch_up(request.last_round, request.restarts)
         endpoint = Endpoint(request.contact.address, request.port)
         host = Host(
-            *(request.agent, request.hostname, request.workers, order_of(request), request.role)
+            request.agent, request.hostname, request.workers, order_of(request), request.role
         )
         number = self._coordinator.round_of(request.agent)
         self.feed(JoinedEvent(request.agent, endpoint, host, request.torch))

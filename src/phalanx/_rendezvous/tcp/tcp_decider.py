@@ -372,7 +372,11 @@ class TcpDecider:
                 host, coordinator_settings=replace(settings, quorum=quorum, elected=True)
             )
         leader = Leader(
-            *(host, self._now, self._actions.carry_out, self._do, self._know),
+            host,
+            self._now,
+            self._actions.carry_out,
+            self._do,
+            self._know,
             past=past,
             contacts=self._state.contacts,
             term=term,
@@ -403,7 +407,11 @@ class TcpDecider:
     def _follow(self, contact: Endpoint) -> None:
         """Look for the leader, beginning there."""
         search = SuccessionSearch(
-            *(self._host, self._state, self._actions, self._follower(), self._now),
+            self._host,
+            self._state,
+            self._actions,
+            self._follower(),
+            self._now,
             lead=self._lead,
             take_endpoint=self._take_endpoint,
         )
@@ -411,7 +419,7 @@ class TcpDecider:
 
     def _follower(self) -> Follower:
         return Follower(
-            *(self._host, self._state, self._actions, self._connector, self._now, self._followed)
+            self._host, self._state, self._actions, self._connector, self._now, self._followed
         )
 
     def _followed(self, link: Link) -> None:
@@ -436,8 +444,14 @@ class TcpDecider:
             self._lead(elected.past, Term(commit, self._step_down, elected.floor))
 
         search = ElectionSearch(
-            *(self._host, self._state, self._actions, self._follower()),
-            *(self._connector, election, self._now, lead),
+            self._host,
+            self._state,
+            self._actions,
+            self._follower(),
+            self._connector,
+            election,
+            self._now,
+            lead,
         )
         self._do(search.run(hold_off))
 

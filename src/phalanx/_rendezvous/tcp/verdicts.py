@@ -49,7 +49,10 @@ def verdict_of(
     def failures(kind: str) -> tuple[Failure, ...]:
         return tuple(
             Failure(
-                *(b.agent, b.hostname, b.outcome, Interval(b.outcome.clock, b.outcome.clock)),
+                b.agent,
+                b.hostname,
+                b.outcome,
+                Interval(b.outcome.clock, b.outcome.clock),
                 consequence=b.consequence,
             )
             for b in blamed

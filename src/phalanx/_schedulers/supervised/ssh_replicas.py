@@ -94,7 +94,10 @@ class SshReplicas:
         env = {**rendezvous, **token, **replica.env}
         try:
             app = self._start(
-                *([replica.hostname], replica, program.run, (list(replica.argv), env, first)),
+                [replica.hostname],
+                replica,
+                program.run,
+                (list(replica.argv), env, first),
                 log_spec=_Logs(replica),
                 fetch=self._request.starter_options.get("fetch", []),
             )

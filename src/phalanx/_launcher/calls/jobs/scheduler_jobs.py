@@ -142,7 +142,10 @@ def submit_call(options: LaunchOptions, work: Work) -> SchedulerJob:
         call_directory = CallDirectory.create(
             home.absolute(),
             SubmittedWork(
-                *(there, work.function.result(), work.needs, work.title),
+                there,
+                work.function.result(),
+                work.needs,
+                work.title,
                 python_path=tuple(map(os.path.abspath, sys.path)),
                 cwd=_working_directory(),
             ),
