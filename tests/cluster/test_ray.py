@@ -99,7 +99,8 @@ def run(*words, **options):
 def test_a_script_with_an_all_reduce_runs_on_four_nodes(tmp_path):
     """As docs/ray.md has it: no address, no port."""
     (tmp_path / "ddp.py").write_text(SUM)
-    command = ("run", "-s", "ray", "--wait", "--log", "dist.ddp", "-j", "4x1", "--script", "ddp.py")
+    spread = ("-cfg", "strategy=STRICT_SPREAD")  # a node for each
+    command = ("run", "-s", "ray", *spread, "--wait", "--log", "dist.ddp", "-j", "4x1", "ddp.py")
     code, _, errors = run(*command, cwd=tmp_path)
     assert code == 0, errors
     assert "the sum is 4" in errors

@@ -484,7 +484,7 @@ def test_ddp_on_two_nodes_meets_at_the_main_one(scheduler, tmp_path):
 
 # ── the suite ─────────────────────────────────────────────────────────────────
 
-RUNS = "moto_server runs no program, which would have to "
+RUNS = "moto_server has no Docker engine here to run a program, which would have to "
 NEEDS_AWS = {
     "test_submitting_does_not_wait_for_the_end": "go on meanwhile",
     "test_submitting_takes_none_of_our_streams_along": "print",

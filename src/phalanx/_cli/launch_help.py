@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -30,16 +31,18 @@ GROUPS: dict[str, dict[str, str]] = {
     "options": {
         "hostnames": "HOST ...",
         "workers_per_host": "N",
-        "backend": "NAME",
         "python": "PATH",
+        "backend": "NAME",
         "extra_env_vars": "NAME VALUE ...",
         "max_restarts": "N",
         "log_dir": "DIR",
         "show": "RANKS",
-        "quiet": "",
-        "verbose": "",
         "detach": "",
         "name": "NAME",
+    },
+    "logs": {
+        "quiet": "",
+        "verbose": "",
     },
     "hosts of a scheduler": {
         "scheduler": "NAME",
@@ -109,9 +112,17 @@ def render(
         lines = ["  -h, --help".ljust(_COLUMN) + "Show this help."] if title == "options" else []
         for name, metavar in options.items():
             flag = f"{_SHORT.get(name, '')}--{name.replace('_', '-')} {metavar}".rstrip()
-            lines += _entry(flag, f"{texts[name]}{_default(defaults[name])}")
+            text = _for_a_shell(texts[name], defaults)
+            lines += _entry(flag, f"{text}{_default(defaults[name])}")
         parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join([*parts, epilog])
+
+
+def _for_a_shell(text: str, names: Collection[str]) -> str:
+    """A field's docstring, where others are named as flags."""
+    text = re.sub(r" \(on the command line: [^)]*\)", "", text)
+    others = "|".join(name for name in names if "_" in name or name == "hostnames")
+    return re.sub(rf"\b({others})\b", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 
 def _entry(flag: str, text: str) -> list[str]:
