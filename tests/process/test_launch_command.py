@@ -80,6 +80,14 @@ def test_a_script_that_parses_its_own_arguments_runs_unchanged(tmp_path, target,
     assert done.stdout == "".join(values), done.stderr
 
 
+def test_help_of_a_function_that_takes_nothing_runs_nothing(tmp_path):
+    """Nothing in its file would hear of it."""
+    (tmp_path / "job.py").write_text("def f():\n    open('ran', 'w').close()\n")
+    done = cli("job.py:f", "--", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "f takes no arguments" in done.stdout
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "logs").exists()
+
+
 def test_arguments_that_a_script_refuses_are_its_own_mistake(tmp_path):
     """The parser's sentence, and its exit code."""
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -277,12 +277,27 @@ def test_too_little_of_anything_is_one_sentence(command, limit, tmp_path):
     assert re.search(words, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("mode, safe", [(0o700, True), (0o1777, True), (0o777, False)])
-def test_temporary_files_are_where_other_users_cannot_replace_them(script, tmp_path, mode, safe):
+@pytest.mark.parametrize(
+    "mode, group, safe",
+    [
+        (0o700, None, True),
+        (0o1777, None, True),
+        (0o777, None, False),
+        (0o775, None, True),
+        (0o775, 2**16, False),
+    ],
+)
+def test_temporary_files_are_where_other_users_cannot_replace_them(
+    script, tmp_path, mode, group, safe
+):
     """The files of a launch name the code that its workers run."""
     place = tmp_path / "open"
     place.mkdir()
     place.chmod(mode)
+    if group is not None:
+        if os.geteuid():
+            pytest.skip("only root gives a file to a group that it is not in")
+        os.chown(place, -1, group)
     done = script(
         """
             import os, phalanx

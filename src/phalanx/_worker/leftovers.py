@@ -10,8 +10,10 @@ done to their environment.
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -55,7 +57,17 @@ def _is_open_to_others(directory: str) -> bool:
         return True
     if info.st_uid not in (0, os.geteuid()):
         return True
-    return bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
+    shared = stat.S_IWOTH if _is_own_group(info.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return bool(info.st_mode & shared) and not info.st_mode & stat.S_ISVTX
+
+
+def _is_own_group(number: int) -> bool:
+    """The group that a user has for themselves, as many systems make one for each."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return user.pw_gid == number and not set(group.gr_mem) - {user.pw_name}
 
 
 def make_spool(app: str) -> str:

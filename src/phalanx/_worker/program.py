@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
+import selectors
 import shutil
 import signal
 import socket
@@ -124,32 +124,74 @@ def rank0_endpoint() -> tuple[str, int, str]:
     return os.environ["MASTER_ADDR"], free_port(), ""
 
 
-def meeting_point(ports: Sequence[int]) -> tuple[str, int, str]:
+def meeting_point(ports: Sequence[int], secret: str) -> tuple[str, int, str]:
     """As `rank0_endpoint`; and on the other hosts, why they do not reach the first one.
 
     The first host listens at those of the ports that are free there, and the others try all of
-    them.
+    them, with a greeting that nobody else knows.
     """
-    address, others = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"]) - 1
+    address, rank = os.environ["MASTER_ADDR"], int(os.environ["RANK"])
     limit = time.monotonic() + _BEGINNING
-    if os.environ["RANK"] != "0":
-        return address, 0, _why_unreached(address, ports, limit)
-    with contextlib.ExitStack() as stack:
-        listening = [stack.enter_context(b) for b in map(_listen, ports) if b is not None]
-        while listening and others and (left := limit - time.monotonic()) > 0:
-            for bound in select.select(listening, [], [], left)[0]:
-                connection, _ = bound.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.settimeout(1.0)
-                    others -= connection.recv(1) == _GREETING
+    if rank != 0:
+        return address, 0, why_unreached(address, ports, greeting_of(secret, rank), limit)
+    others = range(1, int(os.environ["WORLD_SIZE"]))
+    listening = [bound for bound in map(_listen, ports) if bound is not None]
+    hear_greetings(listening, {greeting_of(secret, other) for other in others}, limit)
     return address, free_port(), ""
 
 
+def greeting_of(secret: str, rank: int) -> bytes:
+    """What a host says; all are of one length."""
+    return f"{secret} {rank:010d}\n".encode()
+
+
+def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limit: float) -> None:
+    """Listen until each greeting has come, or the time is over; the sockets are closed then.
+
+    Each host may come several times. Whoever says nothing, or something else, is not waited for.
+    """
+    size = max(map(len, awaited), default=0)
+    heard: dict[socket.socket, bytes] = {}
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        for bound in listening:
+            stack.enter_context(bound)
+            bound.setblocking(False)
+            selector.register(bound, selectors.EVENT_READ)
+
+        def part_with(connection: socket.socket) -> None:
+            awaited.discard(heard.pop(connection))
+            selector.unregister(connection)
+            connection.close()
+
+        stack.callback(lambda: [part_with(connection) for connection in list(heard)])
+        while listening and awaited and (left := limit - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                found = key.fileobj
+                assert isinstance(found, socket.socket)
+                with contextlib.suppress(BlockingIOError):
+                    if found not in heard:
+                        connection, _ = found.accept()
+                        connection.setblocking(False)
+                        heard[connection] = b""
+                        selector.register(connection, selectors.EVENT_READ)
+                        if len(heard) > _STRANGERS:
+                            part_with(next(iter(heard)))
+                        continue
+                    try:
+                        data = found.recv(size - len(heard[found]))
+                    except ConnectionError:
+                        data = b""
+                    heard[found] += data
+                    if not data or len(heard[found]) >= size:
+                        part_with(found)
+
+
+_STRANGERS = 256
+"""How many connections at most have not said what they must; the oldest goes first."""
 _BEGINNING = 20.0
 """Seconds within which the first host listens, however busy it is."""
 _ANSWERING = 5.0
 """Seconds for a network to answer, whoever listens."""
-_GREETING = b"\n"
 
 
 def _listen(port: int) -> socket.socket | None:
@@ -159,11 +201,11 @@ def _listen(port: int) -> socket.socket | None:
         return None
 
 
-def _why_unreached(address: str, ports: Sequence[int], limit: float) -> str:
+def why_unreached(address: str, ports: Sequence[int], greeting: bytes, limit: float) -> str:
     """Try until the first host listens; empty when it was reached."""
     while True:
         with ThreadPoolExecutor(len(ports)) as pool:
-            problems = list(pool.map(lambda port: _greet(address, port), ports))
+            problems = list(pool.map(lambda port: _greet(address, port, greeting), ports))
         if "" in problems:
             return ""
         others = [problem for problem in problems if problem != _REFUSED]
@@ -176,10 +218,10 @@ _REFUSED = os.strerror(errno.ECONNREFUSED)
 """A firewall may say so, and a host that does not listen yet."""
 
 
-def _greet(address: str, port: int) -> str:
+def _greet(address: str, port: int, greeting: bytes) -> str:
     try:
         with socket.create_connection((address, port), _ANSWERING) as connection:
-            connection.sendall(_GREETING)
+            connection.sendall(greeting)
     except TimeoutError:
         return f"no answer within {_ANSWERING:g} s"
     except OSError as error:

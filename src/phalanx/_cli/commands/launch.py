@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import functools
 import inspect
+import re
 import shutil
 import signal
 import sys
@@ -251,6 +252,10 @@ def _parse_own(
     """
     parameters = inspect.signature(function).parameters
     if all(_is_for_scripts(parameter) for parameter in parameters.values()):
+        if {"-h", "--help"} & set(own) and not _reads_argv(target.program):
+            print(f"usage: phalanx launch {target.source}:{target.function} [OPTIONS]\n")
+            print(f"{target.function} takes no arguments. What stands after -- is its sys.argv.")
+            raise SystemExit(0)
         return (), {}
 
     @functools.wraps(function)
@@ -260,6 +265,20 @@ def _parse_own(
     prog = f"phalanx launch {target.source}:{target.function} --"
     args, kwargs = tyro_errors.parse(capture, own, prog, parameters)
     return args, kwargs
+
+
+_PARSERS = re.compile(
+    rb"argv|arg_?parse|parse_args|ArgumentParser|click|typer|fire|tyro|absl|hydra"
+)
+"""What a file names that reads `sys.argv`."""
+
+
+def _reads_argv(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return _PARSERS.search(file.read(1 << 20)) is not None
+    except OSError:
+        return True
 
 
 def _is_for_scripts(parameter: inspect.Parameter) -> bool:

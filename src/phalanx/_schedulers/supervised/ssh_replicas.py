@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from phalanx._channel import tokens
 from phalanx._core.option_names import as_scheduler_options
 from phalanx._core.rounds import Member, signal_name
 from phalanx._launcher import payload
@@ -65,7 +66,10 @@ class SshReplicas:
             meets = role.name in self._request.starter_options["meeting_roles"]
             # Some of them may be taken on the first host.
             ports = random.sample(_PORTS, 4)
-            find, args = (program.meeting_point, [ports]) if meets else (program.rank0_endpoint, [])
+            find: Callable[..., tuple[str, int, str]] = program.rank0_endpoint
+            args: tuple[Any, ...] = ()
+            if meets:
+                find, args = program.meeting_point, (ports, tokens.make_token())
             try:
                 app = self._start(hosts, role.replicas[0], find, args)
                 while not app.status().state.is_final:
