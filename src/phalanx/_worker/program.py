@@ -163,7 +163,11 @@ def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limi
             selector.unregister(connection)
             connection.close()
 
-        stack.callback(lambda: [part_with(connection) for connection in list(heard)])
+        def part_with_all() -> None:
+            for connection in list(heard):
+                part_with(connection)
+
+        stack.callback(part_with_all)
         while listening and awaited and (left := limit - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 found = key.fileobj
