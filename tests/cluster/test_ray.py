@@ -423,25 +423,27 @@ def test_a_cluster_that_wants_a_token(guarded_ray, monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_ADDRESS", guarded_ray.dashboard)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    home, project = tmp_path, tmp_path / "project"
+    project.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     token = "a-token-of-these-tests" * 2
-    (tmp_path / "main.py").write_text(
+    (project / "main.py").write_text(
         "import ray\nray.init(log_to_driver=False)\nprint(len(ray.nodes()), 'node')\n"
     )
     command = ("run", "-s", "ray", "--wait", "--log", "utils.python", "--script", "main.py")
     for wrong in ({}, {"RAY_AUTH_TOKEN": "another"}):
-        code, _, errors = run(*command, cwd=tmp_path, env={**os.environ, **wrong})
+        code, _, errors = run(*command, cwd=project, env={**os.environ, **wrong})
         assert code == 1
         assert "refuses us" in errors
         assert "Set RAY_AUTH_TOKEN to the cluster's token, or write it to ~/.ray" in errors
         assert len(errors.splitlines()) == 1
     command = (*command[:3], "-cfg", f"cluster={guarded_ray.head}", *command[3:])
-    code, _, errors = run(*command, cwd=tmp_path, env={**os.environ, "RAY_AUTH_TOKEN": token})
+    code, _, errors = run(*command, cwd=project, env={**os.environ, "RAY_AUTH_TOKEN": token})
     assert code == 0, errors
     assert "1 node" in errors
     assert token not in errors
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text(f"{token}\n")
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text(f"{token}\n")
 
     def work():
         import ray

@@ -5,6 +5,7 @@ machine's, in which homes, /tmp, and this repository are hidden, and the interpr
 read-only: nothing of ours is installed there, and nothing is shared. Needs root.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -82,6 +83,9 @@ def _run(*command, check=True, **kwargs):
     return done
 
 
+_COUNT = itertools.count()
+
+
 class Cluster:
     """Some hosts on one network, and the ssh configuration that knows them."""
 
@@ -90,7 +94,7 @@ class Cluster:
         self.shown = [*_interpreter(), *shown]
         self.directory = Path(tempfile.mkdtemp(prefix="hosts-of-", dir="/tmp"))
         self.shared = shared
-        tag = f"{os.getpid() % 100000}{os.urandom(1).hex()}"
+        tag = f"{os.getpid() % 100000}{next(_COUNT) % 256:02x}"
         self.bridge = f"pb{tag}"
         self.network = _free_network()
         self._key("key")

@@ -14,7 +14,7 @@ from phalanx._registry.recorded_app import RecordedApp, apps
 from phalanx._runner.runner import Runner, get_runner
 from phalanx._specs import AppState
 from phalanx._system import daemon_thread
-from phalanx.errors import PhalanxError
+from phalanx.errors import PhalanxError, SchedulerError
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ def _runs(runner: Runner, app: RecordedApp) -> bool:
     """It has not ended, as far as its owner or its scheduler knows."""
     if app.is_launch or _has_owner(app):
         return _has_owner(app)
-    status = runner.status(app.handle)
+    try:
+        status = runner.status(app.handle)
+    except SchedulerError:
+        return True  # whoever knows cannot be asked: it may
     return status is not None and not status.state.is_final
 
 
