@@ -113,8 +113,12 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 
 INTERNAL = {
-    *("App.show_status", "App.tell_failure", "App.forget", "App.lost_output", "App.harvest"),
-    *("Job.of_run", "Job.of_scheduler", "Job.look"),
+    "App.show_status",
+    "App.tell_failure",
+    "App.forget",
+    "Job.of_run",
+    "Job.of_scheduler",
+    "Job.look",
 }
 """Methods that only our own modules call; the reference does not show them."""
 
