@@ -706,9 +706,9 @@ def test_components_and_commands_are_configured_too(tmp_path):
         "[command.list]\nall = true\n"
     )
     done = run("utils.echo")
-    assert sorted(done.stderr.splitlines()) == ["echo/0 configured", "echo/1 configured"]
+    assert sorted(done.stderr.splitlines()[:-1]) == ["echo/0 configured", "echo/1 configured"]
     done = run("utils.echo", "--msg", "given")
-    assert sorted(done.stderr.splitlines()) == ["echo/0 given", "echo/1 given"]
+    assert sorted(done.stderr.splitlines()[:-1]) == ["echo/0 given", "echo/1 given"]
     env = {**os.environ, "PHALANX_UTILS_ECHO_MSG": "environment"}
     assert "echo/0 environment" in run("utils.echo", env=env).stderr
     done = phalanx("config")
@@ -1496,7 +1496,7 @@ def test_an_app_that_a_replica_submits_outlives_it():
     inner = f"{sys.executable} -m phalanx run utils.sh 'sleep 2; echo inner is done'"
     done = run("--wait", "--log", "utils.sh", f"setsid sleep 305 & {inner}")
     assert done.returncode == 0
-    (handle,) = [line.split()[1] for line in done.stderr.splitlines() if "://" in line]
+    (handle,) = re.findall(r"^sh/0 (local_cwd://\S+)$", done.stderr, re.MULTILINE)
     assert phalanx("log", "-f", handle).stdout == "sh/0 inner is done\n"
     assert status(handle)["state"] == "SUCCEEDED"
 

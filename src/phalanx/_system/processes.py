@@ -81,7 +81,11 @@ def wake_orphans() -> None:
 
 def close_from(first: int) -> None:
     """Close all descriptors from this number on, however high the limit is."""
-    os.closerange(first, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+    try:
+        last = max(map(int, os.listdir("/proc/self/fd")))
+    except OSError:  # there is none left to look with
+        last = 1 << 16
+    os.closerange(first, last + 1)
 
 
 def reset_signals() -> None:

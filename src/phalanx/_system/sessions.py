@@ -81,7 +81,8 @@ def _run_session(run: Callable[[], object], title: str, log: str) -> NoReturn:
     try:
         gc.freeze()  # nor is it ours to close descriptors whose numbers mean others now
         os.setsid()
-        set_title(title)
+        with contextlib.suppress(OSError):  # of too few descriptors
+            set_title(title)
         wake_with_parent()
         signal.set_wakeup_fd(-1)
         faulthandler.disable()
@@ -101,6 +102,7 @@ def _run_session(run: Callable[[], object], title: str, log: str) -> NoReturn:
 
 
 def _replace_streams(log: str) -> None:
+    close_from(3)  # there may be few
     null = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number, descriptor in enumerate((null, output, output)):

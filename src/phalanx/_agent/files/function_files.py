@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 
 from phalanx import _wire as wire
@@ -25,12 +26,14 @@ class FunctionFiles:
         self._paths: dict[str, str] = {}
         self._arrived: dict[str, asyncio.Future[str]] = {}
         self._unused: list[str] = []
+        self._numbers = itertools.count()
 
     def want(self, digest: str) -> bool:
         """Expect it; whether it has to be asked for."""
         if digest in self._paths:
             return False
-        path = self._unused.pop() if self._unused else os.path.join(self._spool, digest)
+        new = os.path.join(self._spool, f"function-{next(self._numbers)}")
+        path = self._unused.pop() if self._unused else new
         self._paths[digest] = path
         self._arrived[digest] = asyncio.get_running_loop().create_future()
         return True

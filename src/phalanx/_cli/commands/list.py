@@ -94,7 +94,7 @@ def _list_scheduler(options: Any, make_runner: Callable[[], Runner]) -> int:
                     "handle": a.app_handle,
                     "name": a.name,
                     "state": a.state.value,
-                    "seconds": a.seconds,
+                    "seconds": getattr(a, "seconds", None),
                 }
                 for a in known
             ]
@@ -102,7 +102,9 @@ def _list_scheduler(options: Any, make_runner: Callable[[], Runner]) -> int:
     elif not known:
         print(f"no apps on {options.scheduler}")
     else:
-        rows = [(a.app_handle, a.name, a.state.value, _ago(a.seconds)) for a in known]
+        rows = [
+            (a.app_handle, a.name, a.state.value, _ago(getattr(a, "seconds", None))) for a in known
+        ]
         parsing.print_table(("HANDLE", "NAME", "STATE", "TIME"), rows)
     return 0
 
