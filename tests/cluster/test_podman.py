@@ -117,7 +117,6 @@ test_secret_of_a_rendezvous = (
 )
 test_variables_of_a_role = in_dockerd.test_the_variables_of_a_role_are_in_its_own_containers_alone
 test_names = in_dockerd.test_names_of_every_kind
-test_fifty_replicas = in_dockerd.test_fifty_replicas
 test_error_of_a_worker = in_dockerd.test_the_first_error_of_a_worker_is_told_from_its_own_file
 test_killed_container = in_dockerd.test_a_killed_container_fails_the_app_and_ends_the_others
 test_paused_container = in_dockerd.test_a_paused_container_runs_and_can_be_cancelled
