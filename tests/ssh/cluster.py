@@ -5,6 +5,7 @@ machine's, in which homes, /tmp, and this repository are hidden, and the interpr
 read-only: nothing of ours is installed there, and nothing is shared. Needs root.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -254,7 +255,8 @@ class Host:
     def kill(self):
         """End all its processes; its peers are told so."""
         if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
             self.starter.wait()
             wait_until(lambda: not is_alive(self.pid))
             self.pid = None
