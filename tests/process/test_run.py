@@ -1491,6 +1491,24 @@ def test_what_components_and_their_children_print_is_not_the_handle(tmp_path):
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_a_supervisor_that_dies_in_its_first_steps_is_not_waited_for(script):
+    """It was gone before it could be recorded: nothing tells it from one that never was."""
+    done = script("""
+        import sys
+        from phalanx import _cli
+        from phalanx._system import sessions
+
+        def fail(log):
+            raise OSError("no descriptor is left")
+
+        sessions._replace_streams = fail
+        sys.argv = ["phalanx", "run", "--wait", "utils.echo"]
+        _cli.run()
+    """)
+    assert done.returncode == 1
+    assert "FAILED" in done.stderr and "supervisor" in done.stderr
+
+
 def test_an_app_that_a_replica_submits_outlives_it():
     """Though whatever else it leaves behind does not."""
     inner = f"{sys.executable} -m phalanx run utils.sh 'sleep 2; echo inner is done'"

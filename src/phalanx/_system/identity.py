@@ -52,6 +52,8 @@ def is_local(known: Mapping[str, Any]) -> bool:
 
 def is_alive(known: Mapping[str, Any]) -> bool:
     """A process of this machine, as it was recorded, is there."""
+    if known["start"] is None:  # it had ended before it was recorded
+        return False
     return bool(known["boot"] == _or_empty(boot) and start_time(known["pid"]) == known["start"])
 
 
