@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -771,3 +772,86 @@ def test_a_command_that_is_a_class(environment):
     done = environment("greet")
     assert done.returncode == 2
     assert "phalanx greet: error" in done.stderr
+
+
+SLOW = """
+import os, time
+from dataclasses import dataclass
+
+from phalanx.schedulers import Scheduler
+from phalanx.specs import AppState, AppStatus, AppSummary
+
+def answer():
+    while not os.path.exists("answer"):
+        time.sleep(0.01)
+
+@dataclass
+class Options:
+    pass
+
+class Slow(Scheduler):
+    options = Options
+    def dryrun(self, app, options):
+        return {}
+    def submit(self, request):
+        answer()
+        return "one"
+    def describe(self, app_id):
+        if not os.path.exists("quick"):
+            answer()
+        return AppStatus(app="one", state=AppState.RUNNING)
+    def list(self):
+        answer()
+        return []
+    def logs(self, app_id, role, replica, **_):
+        answer()
+        return iter(())
+    def cancel(self, app_id):
+        answer()
+    def delete(self, app_id):
+        answer()
+
+def create(session_name, **kwargs):
+    return Slow(session_name)
+"""
+
+
+def test_commands_say_what_they_wait_for(environment):
+    """A scheduler that takes its time is named, with what it is to do, by every command."""
+    files = {"my/__init__.py": "", "my/slow.py": SLOW}
+    environment.install("p", files, {"phalanx.schedulers": ["slow = my.slow:create"]})
+    answer, quick = Path("answer"), Path("quick")
+
+    def waits_for(*words):
+        """What the command says before it is answered."""
+        answer.unlink(missing_ok=True)
+        run = [environment.python, "-m", "phalanx", *words]
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(run, **streams) as process:
+            give_up = threading.Timer(60, process.kill)
+            give_up.start()
+            line = process.stderr.readline().rstrip()
+            answer.touch()
+            process.communicate()
+            give_up.cancel()
+        return line
+
+    waiting = "phalanx run: waiting for slow to accept the app"
+    assert waits_for("run", "-s", "slow", "utils.echo") == waiting
+    assert waits_for("status") == "phalanx status: waiting for an answer from slow"
+    assert waits_for("list") == "phalanx list: waiting for answers from the schedulers of your apps"
+    assert waits_for("list", "-s", "slow") == "phalanx list: waiting for an answer from slow"
+    assert waits_for("log") == "phalanx log: waiting for an answer from slow"
+    quick.touch()
+    assert waits_for("cancel", "one") == "phalanx cancel: waiting for slow to cancel one"
+    waiting = "phalanx delete: waiting for slow to delete slow://phalanx/one"
+    assert waits_for("delete", "one") == waiting
+
+
+def test_a_quick_answer_needs_no_words(environment):
+    """Nothing but the answer is printed then."""
+    files = {"my/__init__.py": "", "my/slow.py": SLOW}
+    environment.install("p", files, {"phalanx.schedulers": ["slow = my.slow:create"]})
+    Path("answer").touch()
+    assert environment("run", "-s", "slow", "utils.echo").stderr == ""
+    assert environment("list").stderr == ""

@@ -207,6 +207,33 @@ def test_cancel_while_one_hangs(script, tmp_path, find_it, monkeypatch):
     sleepers_gone(pids)
 
 
+def test_cancel_says_what_it_waits_for(script, tmp_path, monkeypatch):
+    """A worker that ignores SIGTERM has its grace: its end is waited for, and what then follows."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    process = script.start("""
+        import os, pathlib, signal, time, phalanx
+
+        def f():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            pathlib.Path("pid.tmp").write_text(str(os.getpid()))
+            os.rename("pid.tmp", "pid")
+            time.sleep(300)
+
+        if __name__ == "__main__":
+            phalanx.launch(f, workers_per_host=1, stop_grace=600)
+    """)
+    wait_until((tmp_path / "pid").exists)
+    command = [sys.executable, "-m", "phalanx", "cancel"]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **streams) as cancel:
+        said = cancel.stderr.readline()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        cancel.communicate(timeout=30)
+    process.communicate(timeout=30)
+    assert said.startswith("phalanx cancel: waiting for ")
+    assert said.rstrip().endswith(" to end; what still runs after 600 s is killed")
+
+
 def test_a_warm_agent_that_hangs_is_replaced_and_ended():
     """With its zygote, which hangs as well."""
     with phalanx.Launcher(workers_per_host=1) as launcher:

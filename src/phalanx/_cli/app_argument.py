@@ -22,6 +22,11 @@ class FoundApp:
         """A function's launch."""
         return self.record is not None and self.record.is_launch
 
+    @property
+    def scheduler(self) -> str:
+        """Where it runs, by name."""
+        return self.handle.partition("://")[0]
+
 
 def only_running() -> RecordedApp:
     """The app that runs, if it is the only one. Raises `LookupError`."""

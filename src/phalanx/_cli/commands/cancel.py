@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import find_app
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._registry.recorded_app import RecordedApp, apps
 from phalanx._runner.runner import Runner, get_runner
@@ -87,7 +88,8 @@ def _end(text: str | None, grace: float | None) -> _Answer:
         handle = app.handle if app is not None else str(text)
         before = _state(runner, app, handle)
         if not before.is_final:
-            _cancel(runner, app, handle, grace)
+            with say_if_long("cancel", _awaited(app, handle, grace)):
+                _cancel(runner, app, handle, grace)
         after = _state(runner, app, handle)
     stays = app is not None and _has_owner(app) and not after.is_final
     excuse = _excuse(app) if app is not None and stays else ""
@@ -126,6 +128,17 @@ def _cancel(runner: Runner, app: RecordedApp | None, handle: str, grace: float |
         app.cancel(grace)
     else:
         runner.cancel(handle, grace)
+
+
+def _awaited(app: RecordedApp | None, handle: str, grace: float | None) -> str:
+    """What a long wait is for."""
+    name = handle.rpartition("/")[2]
+    if not _has_owner(app):
+        return f"{handle.partition('://')[0]} to cancel {name}"
+    if grace is None and app is not None and app.is_launch:
+        grace = float(app.facts.get("stop_grace", 5.0))
+    killed = "" if grace is None else f"; what still runs after {grace:g} s is killed"
+    return f"{name} to end{killed}"
 
 
 def _excuse(app: RecordedApp) -> str:

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from phalanx._cli import parsing
+from phalanx._cli.long_waits import say_if_long
 from phalanx._registry import LAUNCH
 from phalanx._registry.recorded_app import RecordedApp, apps, unreadable
 from phalanx.errors import PhalanxError, UnknownScheduler
@@ -45,7 +46,8 @@ def main(arguments: list[str]) -> int:
     limit = time.time() - options.older_than
     old = [app for app in apps(parts=True) if app.created <= limit]
     old = [app for app in old if app.facts["owner"] is None or app.state.is_final]
-    kept, staying, failed = _asked(old)
+    with say_if_long("clean", "answers from the schedulers of your apps"):
+        kept, staying, failed = _asked(old)
     old = [app for app in old if app.id not in staying]
     rubbish = [path for path in unreadable() if path.lstat().st_mtime <= limit]
     if not options.dryrun:
@@ -86,7 +88,8 @@ def _clean_engine() -> None:
     from phalanx._schedulers.docker.engine import Engine
     from phalanx._schedulers.docker.leftovers import remove_leftovers
 
-    with suppress(PhalanxError), Engine(timeout=_PATIENCE) as engine:
+    asked = say_if_long("clean", "the container engine")
+    with asked, suppress(PhalanxError), Engine(timeout=_PATIENCE) as engine:
         remove_leftovers(engine)
 
 
@@ -130,5 +133,6 @@ def _asked(old: list[RecordedApp]) -> tuple[set[str], set[str], bool]:
 def _delete(app: RecordedApp) -> None:
     from phalanx._runner.runner import get_runner
 
-    with get_runner() as runner:
+    deleted = say_if_long("clean", f"{app.scheduler} to delete {app.id}")
+    with get_runner() as runner, deleted:
         runner.delete(app.handle)

@@ -6,6 +6,7 @@ import sys
 
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import FoundApp, find_app
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.runner import get_runner
@@ -48,7 +49,8 @@ def _delete(found: FoundApp) -> None:
     with stdout_to_stderr(), get_runner() as runner:
         if found.record is None and runner.status(found.handle) is None:
             raise LookupError(f"no such app: {found.handle}")
-        runner.delete(found.handle)
+        with say_if_long("delete", f"{found.scheduler} to delete {found.handle}"):
+            runner.delete(found.handle)
 
 
 def _delete_launch(app: RecordedApp) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from phalanx._cli import parsing
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._logs.console import is_terminal
 from phalanx._registry.recorded_app import RecordedApp, apps
@@ -40,7 +41,8 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
     options = parser.parse_args(arguments)
     if options.scheduler is not None:
         return _list_scheduler(options, make_runner)
-    with stdout_to_stderr(), get_runner() as runner:
+    asked = say_if_long("list", "answers from the schedulers of your apps")
+    with stdout_to_stderr(), get_runner() as runner, asked:
         found = overview(runner, apps())
     if options.running:
         ended = ("UNKNOWN", *(state.value for state in AppState if state.is_final))
@@ -80,7 +82,8 @@ def main(arguments: list[str], make_runner: Callable[[], Runner] = get_runner) -
 
 def _list_scheduler(options: Any, make_runner: Callable[[], Runner]) -> int:
     try:
-        with stdout_to_stderr(), make_runner() as runner:
+        asked = say_if_long("list", f"an answer from {options.scheduler}")
+        with stdout_to_stderr(), make_runner() as runner, asked:
             known = runner.list(options.scheduler)
     except PhalanxError as error:
         print(f"phalanx list: {error}", file=sys.stderr)

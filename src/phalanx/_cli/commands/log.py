@@ -10,11 +10,13 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from phalanx._cli import live_log, parsing, replica_log
 from phalanx._cli.app_argument import find_app
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core.values import numbers
 from phalanx._logs.console import is_terminal
@@ -139,40 +141,25 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
             f"{handle} runs on a scheduler: select replicas with {selector.app}/ROLE/REPLICAS"
         )
     with get_runner() as runner:
-        with stdout_to_stderr():
-            known = runner.replicas(handle)
-        selector = _with_role(selector, known)
-        if selector.role is not None and selector.role not in known:
-            raise LookupError(f"{handle} has no role {selector.role!r}; it has {', '.join(known)}")
-        chosen = [
-            (role, i)
-            for role, count in known.items()
-            if selector.role in (None, role)
-            for i in (range(count) if selector.replicas is None else selector.replicas)
-        ]
-        stream = Stream(options.streams or "combined")
-        found: Iterator[LogLine]
-        if options.tail is not None and not options.follow:
-            each = (_last_of_replica(runner, handle, one, stream, options) for one in chosen)
-            found = heapq.merge(*each, key=by_time)
-        else:
-            found = replica_log.lines(
-                runner,
-                handle,
-                chosen,
-                stream=stream,
-                since=options.since,
-                until=options.until,
-                follow=options.follow,
-            )
-            found = _matching(found, options)
-            if options.tail is not None:
-                there = Counter(
-                    {one: _count_of_replica(runner, handle, one, stream, options) for one in chosen}
-                )
-                found = _from_the_last(found, _replica_of, there, options.tail)
-        if options.follow:
-            _print_queued(runner, handle)
+        with _say_if_long(handle):
+            with stdout_to_stderr():
+                known = runner.replicas(handle)
+            selector = _with_role(selector, known)
+            if selector.role is not None and selector.role not in known:
+                roles = ", ".join(known)
+                raise LookupError(f"{handle} has no role {selector.role!r}; it has {roles}")
+            chosen = [
+                (role, i)
+                for role, count in known.items()
+                if selector.role in (None, role)
+                for i in (range(count) if selector.replicas is None else selector.replicas)
+            ]
+            stream = Stream(options.streams or "combined")
+            found = _lines_of_replicas(runner, handle, chosen, stream, options)
+            if options.follow:
+                _print_queued(runner, handle)
+            else:
+                found = itertools.chain(list(itertools.islice(found, 1)), found)
         printer = replica_log.Printer(sys.stdout, at_once=options.follow)
         plain = not (options.json or options.regex or options.since or options.until)
         live = options.follow and plain and is_terminal(sys.stdout)
@@ -189,6 +176,40 @@ def _of_replicas(handle: str, selector: LogSelector, options: Any) -> int:
     return 0
 
 
+def _say_if_long(handle: str) -> AbstractContextManager[None]:
+    return say_if_long("log", f"an answer from {handle.partition('://')[0]}")
+
+
+def _lines_of_replicas(
+    runner: Runner,
+    handle: str,
+    chosen: list[tuple[str, int]],
+    stream: Stream,
+    options: Any,
+) -> Iterator[LogLine]:
+    if options.tail is not None and not options.follow:
+        each = (_last_of_replica(runner, handle, one, stream, options) for one in chosen)
+        return heapq.merge(*each, key=by_time)
+    found = _matching(
+        replica_log.lines(
+            runner,
+            handle,
+            chosen,
+            stream=stream,
+            since=options.since,
+            until=options.until,
+            follow=options.follow,
+        ),
+        options,
+    )
+    if options.tail is None:
+        return found
+    there = Counter(
+        {one: _count_of_replica(runner, handle, one, stream, options) for one in chosen}
+    )
+    return _from_the_last(found, _replica_of, there, options.tail)
+
+
 def _print_queued(runner: Runner, handle: str) -> None:
     """Whoever follows an app that is queued sees nothing for a while: say why."""
     with stdout_to_stderr():
@@ -199,7 +220,8 @@ def _print_queued(runner: Runner, handle: str) -> None:
 
 def _print_end(runner: Runner, handle: str) -> None:
     """Whoever has followed an app wants to know that it failed; who finds nothing, too."""
-    status = runner.status(handle)
+    with _say_if_long(handle):
+        status = runner.status(handle)
     if status is not None and status.state is AppState.FAILED:
         print(f"phalanx log: {status.app}: FAILED: {status.message}".rstrip(": "), file=sys.stderr)
 

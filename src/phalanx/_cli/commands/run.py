@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx._cli import parsing
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import is_raised_outright, print_users_part
 from phalanx._core.suggestions import closest, did_you_mean
@@ -373,7 +374,8 @@ def _run(wanted: _Wanted, habits: Habits) -> int:
         if is_ended:
             wanted.wait = wanted.log = True
         try:
-            with stdout_to_stderr():
+            taken = say_if_long("run", f"{info.scheduler} to accept the app")
+            with stdout_to_stderr(), taken:
                 handle = runner.schedule(info)
             printed = _print_handle(handle)
             for note in _placement_notes(info, typed="hosts" in wanted.cfg):

@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import FoundApp, find_app
+from phalanx._cli.long_waits import say_if_long
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._core.ranks import ranges
 from phalanx._core.suggestions import closest, did_you_mean
@@ -49,7 +50,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_scheduler(found: FoundApp, roles: list[str], *, as_json: bool) -> int:
-    with stdout_to_stderr(), get_runner() as runner:
+    asked = say_if_long("status", f"an answer from {found.scheduler}")
+    with stdout_to_stderr(), get_runner() as runner, asked:
         status = runner.status(found.handle)
     if status is None:
         raise UnknownApp(f"no such app: {found.handle}")
