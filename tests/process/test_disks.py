@@ -523,8 +523,13 @@ def error_files(disk, case, trouble):
 
 
 def values_on_their_way_in(disk, case, trouble):
-    """The launcher has another place for them than the workers."""
+    """Of another host: the launcher has another place for them than the workers."""
     (disk / "tmp").mkdir()
+    ssh = case.place / "bin" / "ssh"  # an agent as another host's, with a disk of its own
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
+    ssh.chmod(0o755)
+    case.environ["PATH"] = f"{ssh.parent}:{os.environ['PATH']}"
     (case.place / "large.py").write_text(
         textwrap.dedent("""
             import os, sys, tempfile, time
@@ -539,7 +544,7 @@ def values_on_their_way_in(disk, case, trouble):
             if __name__ == "__main__":
                 tempfile.tempdir = sys.argv[1]
                 try:
-                    phalanx.launch(large, workers_per_host=1)
+                    phalanx.launch(large, hostnames=["other"], workers_per_host=1)
                 except phalanx.LaunchError as error:
                     print(type(error).__name__, error)
         """)
@@ -784,7 +789,7 @@ TABLE = {
     "times of lines": times_of_lines,
     "GPU assignments": gpus_that_are_given,
     "error files": error_files,
-    "results over 4 MiB in transit": values_on_their_way_in,
+    "results over 4 MiB of other hosts, in transit": values_on_their_way_in,
     "rendezvous token of this machine": token_of_hosts_that_meet_here,
     "events": events_as_lines,
     "checkpoint of `map`": checkpoint_of_a_map,

@@ -1,9 +1,12 @@
 """What agents, hosts and workers say: what can be true, and what is shown of it."""
 
+import dataclasses
 import itertools
 import json
 import logging
 import math
+import os
+import pickle
 
 import pytest
 from hypothesis import given
@@ -113,6 +116,52 @@ def test_pieces_come_in_order_or_not_at_all():
     inboxes.collect(piece(2, b"cd"), 0)
     assert inboxes.complete(ended) is ended
     assert inboxes.complete(Outcome(1, Ended.RETURNED, 0.0)).kind is Ended.RAISED
+    inboxes.forget(None)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc/passwd"])
+def test_a_payload_file_is_one_of_the_spool(name):
+    """It is removed when it is taken."""
+    checker = FrameChecker(shipped=False, began=0.0, local=True)
+    checker.check(hello(), member_of, 0.0)
+    good = wire.PayloadFile(round=1, rank=2, name="app-1-payload-2", total=1)
+    assert checker.check(good, member_of, 0.0) is good
+    with pytest.raises(WireError, match="as a file of its spool"):
+        checker.check(dataclasses.replace(good, name=name), member_of, 0.0)
+
+
+def test_another_host_has_no_files_here(agent):
+    """Whatever it names, nothing on this machine is opened, or removed."""
+    file = wire.PayloadFile(round=1, rank=2, name="app-1-payload-2", total=1)
+    with pytest.raises(WireError, match="on another host"):
+        agent.check(file, member_of, 0.0)
+
+
+def test_a_payload_file_is_taken_whole_or_not_at_all(tmp_path):
+    """Shorter than was said, a link, or not there: the value is missing, and nothing else."""
+    ended = Outcome(0, Ended.RETURNED, 0.0)
+    inboxes = Inboxes()
+    file = wire.PayloadFile(name="payload", total=10)
+    path = tmp_path / "payload"
+    target = tmp_path / "target"
+    for prepare in (
+        lambda: None,
+        lambda: path.write_bytes(b"short"),
+        lambda: path.symlink_to(target),
+        lambda: os.mkfifo(path),
+    ):
+        target.write_bytes(b"0123456789")
+        prepare()
+        inboxes.adopt(file, 0, str(tmp_path))
+        assert inboxes.complete(ended).exception.result
+        assert target.read_bytes() == b"0123456789"
+        path.unlink(missing_ok=True)
+        inboxes.forget(None)
+    path.write_bytes(pickle.dumps(1) + b"written later by a process of the worker's")
+    inboxes.adopt(file, 0, str(tmp_path))
+    assert not path.exists()
+    assert inboxes.complete(ended) is ended
+    assert inboxes[0].load() == 1
     inboxes.forget(None)
 
 

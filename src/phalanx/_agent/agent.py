@@ -302,7 +302,10 @@ class Agent:
         name = "call" if begin.is_call else str(begin.round)
         directory = os.path.join(self._spool, f"{begin.app}-{name}")
         environment = {**self._zygote.environment, **self._prepare.environment}
-        host_round = HostRound(begin, directory, environment, self._tell, self._spawn)
+        local = self._prepare.remote is None
+        host_round = HostRound(
+            begin, directory, environment, self._tell, self._spawn, with_launcher=local
+        )
         self._host_rounds.begin(host_round)
         self._functions.forget()
         is_new = self._functions.want(begin.function)

@@ -23,10 +23,8 @@ from phalanx import _wire as wire
 from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
 from phalanx._launcher.planning.imports import Needs
 from phalanx._worker import outcome
+from phalanx._worker.outcome import LARGE
 from phalanx.errors import ConfigError, WireError
-
-_IN_MEMORY = 4 << 20
-"""Payloads up to this size stay in memory; larger ones go through a file without a name."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,17 @@ class Inboxes(dict[int, "Inbox"]):
             self.forget((rank,))
             self._refused[rank] = piece.total, error.strerror or str(error)
 
+    def adopt(self, file: wire.PayloadFile, rank: int, spool: str) -> None:
+        """Take a rank's payload from where its agent has put it, on this machine."""
+        path = os.path.join(spool, file.name)
+        self.forget((rank,))
+        try:
+            opened = outcome.open_regular(path)
+            os.unlink(path)
+            self[rank] = Inbox(file.total, io.BufferedReader(opened))
+        except OSError as error:
+            self._refused[rank] = file.total, error.strerror or str(error)
+
     def complete(self, ended: Outcome) -> Outcome:
         """The outcome of a rank that has returned: a failure unless its value is here, whole."""
         rank = ended.rank
@@ -167,12 +176,12 @@ class Inboxes(dict[int, "Inbox"]):
 class Inbox:
     """Collects the pieces of one rank's payload, in memory or, if large, in a nameless file."""
 
-    def __init__(self, total: int) -> None:
-        """Expect so many bytes. Raises `OSError` if there is no room for them."""
+    def __init__(self, total: int, whole: IO[bytes] | None = None) -> None:
+        """Expect so many bytes, unless a file has them. Raises `OSError` if there is no room."""
         self._total = total
-        self._size = 0
-        self._file: IO[bytes] = io.BytesIO()
-        if total > _IN_MEMORY:
+        self._size = 0 if whole is None else min(total, os.fstat(whole.fileno()).st_size)
+        self._file: IO[bytes] = io.BytesIO() if whole is None else whole
+        if whole is None and total > LARGE:
             if total > shutil.disk_usage(tempfile.gettempdir()).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`

@@ -524,6 +524,16 @@ class Piece(Frame):
 
 
 @frame
+class PayloadFile(Frame):
+    """The payload of a rank as a file of the agent's spool, for a launcher on the same machine: it
+    takes the file and removes its name.
+    """
+
+    name: Name
+    total: Size
+
+
+@frame
 class FetchFile(Frame):
     """Send so many bytes of a file, as `FilePart`s."""
 
@@ -631,6 +641,7 @@ MESSAGES: tuple[type[Frame], ...] = (
     AgentGone,
     Pong,
     Piece,
+    PayloadFile,
     FetchFile,
     FilePart,
     ForkWorkers,

@@ -38,6 +38,9 @@ RAISED = "raised"
 SMALL = 32 << 10
 """Bytes of a payload that a report carries; it must fit into one message, with a traceback."""
 
+LARGE = 4 << 20
+"""Bytes up to which a payload stays in the launcher's memory; a larger one is in a file there."""
+
 _TEXT_LIMIT = 32 << 10
 _WRITE = 1 << 20
 _NOT_RAISED_AGAIN = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -94,7 +97,7 @@ def load(file: IO[bytes]) -> Any:
     return pickle.load(file)  # noqa: S301
 
 
-def open_regular(path: str) -> IO[bytes]:
+def open_regular(path: str) -> io.FileIO:
     """Open a worker's file to read, and nothing that would block or be without end. Raises
     `OSError`.
     """
@@ -102,7 +105,7 @@ def open_regular(path: str) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "not a file", path)
-    return open(number, "rb", buffering=0)
+    return io.FileIO(number, "rb")
 
 
 def is_exhausted(error: OSError) -> bool:

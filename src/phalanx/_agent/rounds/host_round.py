@@ -34,7 +34,15 @@ from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome, signal_n
 from phalanx._core.stacks import RankStacks, describe_hung, describe_with, parse
 from phalanx._system import cgroup, processes
 from phalanx._worker import error_file
-from phalanx._worker.outcome import PAYLOAD, RAISED, REPORT, SMALL, is_exhausted, open_regular
+from phalanx._worker.outcome import (
+    LARGE,
+    PAYLOAD,
+    RAISED,
+    REPORT,
+    SMALL,
+    is_exhausted,
+    open_regular,
+)
 from phalanx._worker.shutdown import UNWRITTEN
 from phalanx.errors import WireError
 
@@ -65,11 +73,15 @@ class HostRound:
         environment: Mapping[str, str],
         send: Send,
         spawn: Spawn,
+        *,
+        with_launcher: bool = False,
     ) -> None:
         """Make the directory that the workers' own are put in.
 
         `environment` is the workers'; `spawn` runs something whose failure is not overlooked.
+        `with_launcher`: it is on the same machine, and can read our files.
         """
+        self._with_launcher = with_launcher
         self.begin = begin
         self.member: Member = begin.membership.member(begin.agent)
         self.directory = directory
@@ -406,6 +418,12 @@ class HostRound:
             return
         with file:
             total = os.fstat(file.fileno()).st_size
+            if self._with_launcher and total > LARGE:
+                # Out of the round's directory, which may be gone before it is taken.
+                name = f"{os.path.basename(self.directory)}-{self.begin.round}-payload-{rank}"
+                os.rename(path, os.path.join(os.path.dirname(self.directory), name))
+                await self._send(self._stamp(wire.PayloadFile(name=name, total=total, rank=rank)))
+                return
             offset = 0
             # Not more than was announced, though the worker may still write.
             while offset < total and (data := file.read(min(wire.PIECE, total - offset))):

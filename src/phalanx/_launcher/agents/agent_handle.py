@@ -45,7 +45,9 @@ class AgentHandle:
         self.clock = ClockOffset()
         self._silence = Silence()
         self.last_heard = time.monotonic()
-        self.checker = FrameChecker(shipped=shipped, began=self.last_heard)
+        self.checker = FrameChecker(
+            shipped=shipped, began=self.last_heard, local=not placed.is_remote
+        )
         self.is_gone = False
         """Its channel has ended, or it was given up: it is not spoken to any more."""
         self.has_left = False

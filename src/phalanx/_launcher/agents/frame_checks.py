@@ -57,6 +57,7 @@ _SAID = (
     wire.AgentGone,
     wire.Pong,
     wire.Piece,
+    wire.PayloadFile,
     wire.WorkerStacks,
     wire.WorkerSteps,
     wire.WrittenList,
@@ -75,8 +76,13 @@ MemberOf = Callable[[int], Member | None]
 class FrameChecker:
     """What one agent has said to one app so far."""
 
-    def __init__(self, *, shipped: bool, began: float, greeted: bool = False) -> None:
-        """`shipped`: the project may have to be sent to it. `greeted`: it has said hello before."""
+    def __init__(
+        self, *, shipped: bool, began: float, greeted: bool = False, local: bool = False
+    ) -> None:
+        """`shipped`: the project may have to be sent to it. `greeted`: it has said hello before.
+        `local`: it is on this machine.
+        """
+        self._local = local
         self._shipped = shipped
         self._began = began
         self._frames = 0
@@ -121,6 +127,8 @@ class FrameChecker:
                 self._log(frame)
             case wire.Piece():
                 self._piece(frame)
+            case wire.PayloadFile():
+                self._payload_file(frame)
             case wire.WorkersStarted():
                 self._start(frame, member_of)
             case wire.WorkerStacks():
@@ -235,6 +243,16 @@ class FrameChecker:
             raise WireError(f"an empty piece of a value of rank {piece.rank}")
         if (piece.round, piece.rank) in self._ended:
             raise WireError(f"a piece of a value of rank {piece.rank} after its end")
+
+    def _payload_file(self, file: wire.PayloadFile) -> None:
+        if not self._local:
+            raise WireError("a PayloadFile, though it is on another host")
+        if (
+            file.rank is None
+            or os.path.basename(file.name) != file.name
+            or not file.name.strip(".")
+        ):
+            raise WireError(f"{sanitize_line(repr(file.name))} as a file of its spool")
 
     def _start(self, started: wire.WorkersStarted, member_of: MemberOf) -> None:
         if started.round in self._started:

@@ -388,6 +388,8 @@ class Session:
                 self.progress.stepped(frame.ranks)
             case wire.Piece() if frame.rank is not None:
                 self.inboxes.collect(frame, frame.rank)
+            case wire.PayloadFile() if frame.rank is not None and agent.hello is not None:
+                self.inboxes.adopt(frame, frame.rank, agent.hello.spool)
             case wire.WorkerEnded():
                 # Whatever its clock says: not before the round began, and not after now.
                 heard = agent.clock.interval(frame.outcome.clock)

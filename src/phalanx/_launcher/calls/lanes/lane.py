@@ -226,14 +226,18 @@ class Lane:
                 self._note([frame.message])
             case wire.RoundCleared():
                 self._port = frame.port or self._port
-                call.hear(frame)
+                call.hear(frame, self._spool)
             case wire.AgentGone():
                 child = self._child
                 if child is not None:
                     self._lose(child)
                 self._gone(call, frame.message)
             case _:
-                call.hear(frame)
+                call.hear(frame, self._spool)
+
+    @property
+    def _spool(self) -> str:
+        return "" if self._hello is None else self._hello.spool
 
     def _note(self, notes: Sequence[str]) -> None:
         for note in notes:

@@ -56,7 +56,7 @@ class LaneCall:
         self._torch = False
         self._preempted = False
         self._began = time.monotonic()
-        self._checker = FrameChecker(shipped=False, began=self._began, greeted=True)
+        self._checker = FrameChecker(shipped=False, began=self._began, greeted=True, local=True)
 
     @property
     def deadline(self) -> float | None:
@@ -105,8 +105,8 @@ class LaneCall:
         self.outgoing.append(begin)
         self.outgoing += (dataclasses.replace(piece, key=key) for piece in self._function.pieces())
 
-    def hear(self, frame: wire.Frame) -> None:
-        """Take what the agent has said of this call. Raises `WireError`."""
+    def hear(self, frame: wire.Frame, spool: str) -> None:
+        """Take what the agent that has this spool has said of the call. Raises `WireError`."""
         if frame.round != self.number:
             return
         frame = self._checker.check(frame, self._member_of, time.monotonic())
@@ -115,6 +115,8 @@ class LaneCall:
                 self.feed(p.WorkersStartedEvent(self._agent, frame.round))
             case wire.Piece() if frame.rank is not None:
                 self._inboxes.collect(frame, frame.rank)
+            case wire.PayloadFile() if frame.rank is not None:
+                self._inboxes.adopt(frame, frame.rank, spool)
             case wire.WorkerEnded():
                 outcome = frame.outcome
                 if outcome.succeeded:
