@@ -41,6 +41,8 @@ _STACKS_BEFORE_STOP = 1.0
 """Seconds for workers to tell where they are before they are stopped."""
 _AWAKE = 1.0
 """Seconds between looks at whether the zygote is stopped."""
+_UNREAD = 3.0
+"""Seconds in which nothing of the last output is taken until the rest of it is given up."""
 _ENFORCED = 0.3
 """Seconds past the grace after which a zygote that does nothing is not waited for."""
 
@@ -73,6 +75,7 @@ class Agent:
         self._stay_warm: wire.StayWarm | None = None
         self._parted = asyncio.Event()
         self._ending = asyncio.Event()
+        self._is_breaking = False
         self._spawn = Background(self._failed).do
         self._take_up(prepare, tree)
 
@@ -501,10 +504,16 @@ class Agent:
             host_round.cleared.set()
 
     async def _break(self, message: str, *, left: bool = False) -> None:
+        """End by ourselves: others hear of it at once, and then what the workers have printed."""
+        if self._is_breaking:
+            return
+        self._is_breaking = True
         self._note(message, logging.ERROR)
         with contextlib.suppress(TimeoutError):  # a launcher that does not read must not hold us
             async with asyncio.timeout(1.0):
                 await self._tell(wire.AgentGone(message=message, left=left))
+        await self._end_round()
+        await self._host_rounds.hand_on_rest(_UNREAD)
         self._ending.set()
 
     # ── silence and ends ──────────────────────────────────────────────────────
@@ -523,16 +532,22 @@ class Agent:
         silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
         await self._break(f"no contact to its launcher for {silent:g} s")
 
-    async def _end(self) -> None:
+    async def _end_round(self) -> None:
+        """Have the workers end, with their grace."""
         host_round = self._host_rounds.current
-        if host_round is not None and host_round.started and not host_round.cleared.is_set():
-            if self._zygote.is_alive():
-                grace = self._prepare.stop_grace
-                begin = host_round.begin
-                await self._stop(wire.HaltRound(app=begin.app, round=begin.round, grace=grace))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(grace + 1.0):
-                        await host_round.cleared.wait()
+        if host_round is None or not host_round.started or host_round.cleared.is_set():
+            return
+        if not self._zygote.is_alive():
+            host_round.cleared.set()
+            return
+        grace, begin = self._prepare.stop_grace, host_round.begin
+        await self._stop(wire.HaltRound(app=begin.app, round=begin.round, grace=grace))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace + 1.0):
+                await host_round.cleared.wait()
+
+    async def _end(self) -> None:
+        await self._end_round()
         await self._host_rounds.close(drain=False)
         if self._zygote.control.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._zygote.control)

@@ -32,7 +32,8 @@ class ZygoteHandle:
         os.write(first, wire.encode(prepare))
         os.lseek(first, 0, os.SEEK_SET)
         numbers = [str(theirs.fileno()), str(first)]
-        command = python_command("phalanx._worker.zygote", *numbers, spool, TITLE_ROOM)
+        launcher = str(os.getppid() if prepare.remote is None else 0)
+        command = python_command("phalanx._worker.zygote", *numbers, spool, launcher, TITLE_ROOM)
         self._process = subprocess.Popen(
             command,
             env={**self.environment, SPOOL: spool},

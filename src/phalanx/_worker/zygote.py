@@ -422,12 +422,14 @@ def _take_streams(spool: str) -> None:
 
 
 def main() -> None:
-    """Run as the zygote. Arguments: descriptors of the socket and the first frame; the spool."""
+    """Run as the zygote. Arguments: descriptors of the socket and the first frame; the spool; the
+    launcher's process, if it is on this machine.
+    """
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     with open(int(sys.argv[2]), "rb") as file:
         (prepare,) = wire.Decoder().feed(file.read())
-    spool = sys.argv[3]
+    spool, launcher = sys.argv[3], int(sys.argv[4])
     if not isinstance(prepare, wire.Prepare):
         raise TypeError(f"the zygote was started with {type(prepare).__name__}, not Prepare")
     processes.reset_signals()
@@ -441,7 +443,9 @@ def main() -> None:
     zygote.warm()
     assignment = zygote.serve()
     if assignment is None:
-        # The agent removes its spool itself, unless it was killed.
-        leftovers.remove(spool)
+        # The agent removes its spool itself, unless it was killed: then the launcher does, which
+        # reads first what workers have printed.
+        if not launcher or processes.start_time(launcher) is None:
+            leftovers.remove(spool)
         os._exit(0)
     worker.run(assignment, preloaded=zygote.preloaded)

@@ -109,6 +109,8 @@ class HostRound:
         self._watchdog = Watchdog(directory, timeout, self._running, self._look_at)
         self._watching: asyncio.Task[None] | None = None
         self._window = wire.LOG_WINDOW
+        self.handed_on = 0
+        """How much of the output was sent."""
         self._room = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._streams = list(
@@ -470,7 +472,7 @@ class HostRound:
                     if stream.name == RAISED:  # what was printed before comes first
                         await self._send_rest(o for o in streams if o.rank == stream.rank)
                     await self._send_log(stream, data)
-                    stream.free()
+                    stream.free(wire.LOG_WINDOW - self._window)
                 if stream.is_cut and stream not in self._cut:
                     self._cut.append(stream)
                     await self._send_log(stream, output_files.GAP, is_cut=True)
@@ -504,6 +506,7 @@ class HostRound:
             await self._room.wait()
         log = wire.LogData(rank=stream.rank, stream=stream.name, data=data, is_cut=is_cut)
         self._window -= wire.cost_of(log)
+        self.handed_on += len(data)
         await self._send(self._stamp(log))
 
     def _stamp(self, frame: wire.Frame) -> wire.Frame:

@@ -86,6 +86,20 @@ class HostRounds:
         while drain and self._finishing:
             await asyncio.wait(self._finishing)
 
+    async def hand_on_rest(self, patience: float) -> None:
+        """Hand on everything printed, until nothing of it is taken for so long."""
+        closing = asyncio.ensure_future(self.close(drain=True))
+        before = None
+        while not closing.done() and before != self._handed_on:
+            before = self._handed_on
+            await asyncio.wait({closing}, timeout=patience)
+        closing.cancel()
+
+    @property
+    def _handed_on(self) -> int:
+        current = [] if self.current is None else [self.current]
+        return sum(one.handed_on for one in (*self._past.values(), *current))
+
     async def forget(self) -> None:
         """Hand on what is left of the logs, and remove all that there is."""
         await self.wait_until_clear()

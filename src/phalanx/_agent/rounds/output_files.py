@@ -57,7 +57,7 @@ class OutputFile:
         Progress bars end their lines with a carriage return: that counts as an end too. Raises
         `OSError` when the file cannot be opened though it may be there.
         """
-        if self._file is None and not self._open():
+        if self._file is None and not self.open():
             return b""
         assert self._file is not None
         size = os.fstat(self._file).st_size
@@ -82,9 +82,16 @@ class OutputFile:
         self._at += len(data)
         return data
 
-    def free(self) -> None:
-        """Give back the disk that what was handed on takes, but for the end of it."""
-        start, end = self._freed, (self._at - KEPT) & ~0xFFF
+    def skip(self, size: int) -> None:
+        """So much of it was handed on by another."""
+        self._at = self._freed = size
+
+    def free(self, on_its_way: int) -> None:
+        """Give back the disk that what was handed on takes, but for the end of it.
+
+        Of what was handed on so much may not have arrived.
+        """
+        start, end = self._freed, (self._at - max(KEPT, on_its_way)) & ~0xFFF
         if self._file is not None and end - start >= LOG_CHUNK:
             self._look_for_gap(os.fstat(self._file).st_size)  # while the disk is as it was
             self._allocate(_KEEP_SIZE | _PUNCH_HOLE, start, end - start)
@@ -111,7 +118,8 @@ class OutputFile:
             os.close(self._file)
             self._file = None
 
-    def _open(self) -> bool:
+    def open(self) -> bool:
+        """Have the file open, if it is there. Raises `OSError` when it cannot be opened."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
             number = os.open(self._path, flags)
@@ -132,7 +140,7 @@ class OutputFile:
     def limit(self) -> None:
         """Give back the disk that is over the limit, though nobody takes what comes before it."""
         with contextlib.suppress(OSError):  # no descriptor: whoever reads it next makes room
-            if self._file is not None or self._open():
+            if self._file is not None or self.open():
                 assert self._file is not None
                 self._drop(os.fstat(self._file).st_size)
 

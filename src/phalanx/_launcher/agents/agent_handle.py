@@ -52,6 +52,8 @@ class AgentHandle:
         """Its channel has ended, or it was given up: it is not spoken to any more."""
         self.has_left = False
         """It goes for good, by its own word or ours: its host is not wanted back."""
+        self.is_ending = False
+        """It goes by its own word, and first says what its workers have printed."""
         self.was_preempted = False
         """By its own word: somebody else ends what runs on its host."""
         self.is_released = False
@@ -172,6 +174,8 @@ class AgentHandle:
             self.is_cleared = not self.is_silent and await self.placed.end(2.0)
             if self.is_cleared:
                 return
+        if self.is_ending:
+            await self._hear_last(gave_up, grace + ANSWER)
         self.channel.close()
         patience = grace + 3.0
         if self.is_silent:
@@ -233,6 +237,16 @@ class AgentHandle:
                 )
                 return False
         return True
+
+    async def _hear_last(self, gave_up: asyncio.Event, patience: float) -> None:
+        """Listen to one that ends, for as long as it says something of use."""
+        before = -1
+        while self.listening is not None and not self.listening.done():
+            if self.checker.output == before and (gave_up.is_set() or not self.checker.unwritten):
+                logger.warning("phalanx: the last worker output was dropped")
+                return
+            before = self.checker.output
+            await asyncio.wait({self.listening}, timeout=patience)
 
     async def _wait_for_silence(self) -> None:
         """Until it has not answered for a moment in which it was asked again and again."""

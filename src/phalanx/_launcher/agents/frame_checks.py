@@ -162,6 +162,10 @@ class FrameChecker:
         """How much of its workers' logs has come."""
         return sum(self._streams.values())
 
+    def received(self, number: int, rank: int, stream: str) -> int:
+        """How much of a stream has come, by its round, rank and name."""
+        return self._streams[number, rank, stream]
+
     def fit_notes(self, notes: Collection[str]) -> list[str]:
         """As many of these as one agent may have the user read, made plain."""
         room = _NOTES - self._notes

@@ -36,6 +36,10 @@ class LogSlots:
         """An agent's part in a round that has begun; None if it has none."""
         return self._members.get(number, {}).get(agent)
 
+    def members(self, agent: AgentId) -> dict[int, Member]:
+        """An agent's part in each round that it was in."""
+        return {n: members[agent] for n, members in self._members.items() if agent in members}
+
     def begun_at(self, number: int) -> float:
         """When a round began here, by the monotonic clock."""
         return self._begun_at.get(number, -math.inf)

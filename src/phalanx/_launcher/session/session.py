@@ -25,13 +25,14 @@ from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._core.sanitize import sanitize
 from phalanx._core.stacks import RankStacks
-from phalanx._launcher.agents.agent_handle import ANSWER, AgentHandle
+from phalanx._launcher.agents.agent_handle import ANSWER, LAST_LOGS, AgentHandle
 from phalanx._launcher.agents.content import AgentContent
 from phalanx._launcher.agents.host_checks import HostChecks
 from phalanx._launcher.agents.log_slots import LogSlots
 from phalanx._launcher.agents.round_setup import RoundSetup
 from phalanx._launcher.agents.stack_collector import StackCollector
 from phalanx._launcher.agents.store_address import StoreAddress
+from phalanx._launcher.agents.unsent_output import UnsentOutput
 from phalanx._launcher.agents.wait_messages import describe_waits
 from phalanx._launcher.payload import Function, Inboxes
 from phalanx._launcher.placement import NotPlaced, PlacedAgent, Placement
@@ -369,6 +370,7 @@ class Session:
                 self.preempted.add(agent_id)
                 self._feed(p.PreemptedEvent(agent_id))
             case wire.AgentGone():
+                agent.is_ending = True
                 agent.has_left = agent.was_preempted = frame.left
                 if frame.left:
                     self.preempted.add(agent_id)
@@ -486,9 +488,9 @@ class Session:
 
     def _lose_contact(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         """Lose an agent that has not said that it ends, nor sent all that its workers printed."""
-        if not agent.is_gone and not self._verdict.done() and self.decider.round_of(agent_id):
-            hostname = self.plan.member(agent_id).hostname
-            logger.warning("phalanx: %s: the last output of its workers may be missing", hostname)
+        is_missed = not agent.is_gone and not self._verdict.done() and agent.placed.is_remote
+        if is_missed and self.decider.round_of(agent_id):
+            self._miss_output(agent_id)
         self._lose(agent_id, agent, reason)
 
     def _lose(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
@@ -533,7 +535,7 @@ class Session:
     async def _replace(self, agent_id: AgentId, agent: AgentHandle) -> None:
         """Leave nothing of a lost agent behind, and try to have another in its place."""
         self._former.append(agent)
-        await agent.release(self._gave_up, self.plan.options.stop_grace, orderly=False)
+        await self._release(agent_id, agent, orderly=False)
         index = self.plan.index(agent_id)
         if self.plan.meets_others or not agent.has_left:
             await self._recalls.recall(self.plan, index)
@@ -629,14 +631,10 @@ class Session:
         self._placement.abandon()
         await self._recalls.wait()  # one that is there already has to be let go as well
         agents, former = list(self._agents.items()), [a for a in self._former if not a.is_cleared]
-        grace = self.plan.options.stop_grace
         await asyncio.gather(
             *(
-                agent.release(
-                    self._gave_up,
-                    grace,
-                    orderly=not agent.is_gone and agent_id not in by_force,
-                    patience=self.plan.options.host_timeout,
+                self._release(
+                    agent_id, agent, orderly=not agent.is_gone and agent_id not in by_force
                 )
                 for agent_id, agent in agents
             ),
@@ -646,6 +644,57 @@ class Session:
         gone = [a for a in (*former, *self._agents.values()) if not a.is_cleared]
         names = [self.plan.hosts[agent.placed.index].member.hostname for agent in gone]
         self.left = list(dict.fromkeys(names))
+
+    async def _release(self, agent_id: AgentId, agent: AgentHandle, *, orderly: bool) -> None:
+        """Let an agent go; what it has not sent of its workers' output is still in its files."""
+        unsent = None if orderly else self._find_unsent(agent_id, agent)
+        options = self.plan.options
+        await agent.release(
+            self._gave_up, options.stop_grace, orderly=orderly, patience=options.host_timeout
+        )
+        if unsent is not None:
+            try:
+                await self._write_unsent(agent_id, agent, unsent)
+            except OSError:
+                self._miss_output(agent_id)
+            finally:
+                unsent.close()
+
+    def _find_unsent(self, agent_id: AgentId, agent: AgentHandle) -> UnsentOutput | None:
+        if agent.placed.is_remote or agent.hello is None:
+            return None
+        members = self._log_slots.members(agent_id)
+        records = functools.partial(self._log_slots.wanted_records, self.plan)
+        try:
+            return UnsentOutput(agent.hello.spool, self.plan.app, members, records)
+        except OSError:
+            if not agent.is_ending:  # else it has sent all, and removed them
+                self._miss_output(agent_id)
+            return None
+
+    async def _write_unsent(
+        self, agent_id: AgentId, agent: AgentHandle, unsent: UnsentOutput
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        frames = unsent.frames(agent.checker.received)
+        while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+            written = asyncio.Event()
+
+            def done(written: asyncio.Event = written) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(written.set)
+
+            self._log_slots.write(self.plan, agent_id, frame, done)
+            try:
+                async with asyncio.timeout(LAST_LOGS):
+                    await written.wait()
+            except TimeoutError:
+                logger.warning("phalanx: the last worker output was dropped")
+                return
+
+    def _miss_output(self, agent_id: AgentId) -> None:
+        hostname = self.plan.member(agent_id).hostname
+        logger.warning("phalanx: %s: the last output of its workers may be missing", hostname)
 
     # ── time ──────────────────────────────────────────────────────────────────
 
