@@ -939,6 +939,33 @@ def test_a_launch_whose_output_cannot_be_written(words, case):
         assert case.finish().code == 1
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launch", "program.py:main"],
+        ["torchrun", "--nproc-per-node", "2", "program.py"],  # has a note on OMP_NUM_THREADS
+        ["torchrun", "--nnodes", "1:2", "--rdzv-backend", "c10d", "program.py"],  # on the token
+    ],
+    ids=["launch", "torchrun", "hosts"],
+)
+def test_what_we_say_ourselves_may_find_no_room(words, unbuffered, case):
+    """The program runs, and its end is the command's."""
+    case.go()
+    if "c10d" in words:
+        endpoint = f"localhost:{free_port()}"
+        words[-1:-1] = ["--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=0.1"]
+    case.environ.pop("OMP_NUM_THREADS", None)
+    case.environ["PYTHONUNBUFFERED"] = unbuffered
+    (case.place / "program.py").write_text(
+        "def main():\n    print('runs')\n\nif __name__ == '__main__':\n    main()\n"
+    )
+    with open("/dev/full", "wb") as full:
+        case.start(*words, stderr=full)
+        case.finish()
+    assert (case.code, "runs" in case.out) == (0, True)
+
+
 @pytest.mark.parametrize(
     "words", [["launch", "program.py:main"], ["torchrun", "program.py"]], ids=lambda words: words[0]
 )

@@ -13,6 +13,7 @@ import pytest
 import phalanx
 from phalanx import AgentLost, ConfigError, LaunchError, WorkerFailed
 from tests.conftest import is_alive, phalanx_processes, wait_until
+from tests.process.commands import phalanx as command
 from tests.process.test_cleanup import agents, find
 
 
@@ -312,3 +313,29 @@ def test_temporary_files_are_where_other_users_cannot_replace_them(
     assert (str(place) in done.stdout) == safe, done.stderr
     said = f"{place} is open to other users: temporary files are in /tmp"
     assert (said in done.stderr) != safe
+
+
+def test_a_relative_temporary_directory(script, tmp_path):
+    """As for everybody else, from where the program was started."""
+    done = script(
+        """
+            import os, phalanx
+
+            def f():
+                return os.readlink("/proc/self/fd/1")
+
+            print(phalanx.launch(f, workers_per_host=1).rank(0))
+        """,
+        env={**os.environ, "TMPDIR": "."},
+    )
+    assert done.stdout.startswith(f"{tmp_path}{os.sep}phalanx-"), done.stderr
+
+
+def test_a_home_that_is_no_directory(tmp_path):
+    """Daemons have `/dev/null`: it is said what stands in the way."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("XDG_")}
+    done = command("run", "utils.echo", env={**environ, "HOME": os.devnull})
+    assert done.returncode == 1
+    assert done.stderr == (
+        "phalanx run: cannot record apps: [Errno 20] Not a directory: '/dev/null'\n"
+    )

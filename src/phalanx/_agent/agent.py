@@ -111,7 +111,7 @@ class Agent:
             **(whereabouts(prepare.interface) if prepare.networked else {}),
         )
         self._spawn(self._tell(hello))
-        if (place := leftovers.place()) != (wanted := tempfile.gettempdir()):
+        if (place := leftovers.place()) != (wanted := os.path.abspath(tempfile.gettempdir())):
             text = f"{wanted} is open to other users: temporary files are in {place}"
             self._spawn(self._tell(wire.UserNote(app=prepare.app, message=text)))
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")

@@ -68,7 +68,7 @@ def run() -> NoReturn:
     from phalanx._worker.shutdown import exit_worker  # now: later no file may be left to open
 
     try:
-        _prepare_stdout()
+        _prepare_streams()
         code = main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -121,23 +121,38 @@ class _Stdout(io.FileIO):
             raise
 
 
-def _prepare_stdout() -> None:
+class _Stderr(io.FileIO):
+    """Our own words: that a full disk does not take them fails nothing."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return memoryview(data).nbytes
+
+
+def _prepare_streams() -> None:
     """What replicas print may be anything; and of what does not fit on a disk nothing is lost
     unheard, as it is without a buffer (`PYTHONUNBUFFERED`).
     """
-    stdout = sys.stdout
-    if isinstance(stdout, io.TextIOWrapper):
-        stdout.reconfigure(errors="backslashreplace")
-        buffer: Any = stdout.buffer
+    for name, kind in (("stdout", _Stdout), ("stderr", _Stderr)):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        stream.reconfigure(errors="backslashreplace")
+        buffer: Any = stream.buffer
         is_unbuffered = isinstance(buffer, io.FileIO)
         if isinstance(buffer if is_unbuffered else getattr(buffer, "raw", None), io.FileIO):
-            stdout.flush()
-            sys.stdout = io.TextIOWrapper(  # it lives as long as the process
-                io.BufferedWriter(_Stdout(buffer.fileno(), "w", closefd=False)),
-                encoding=stdout.encoding,
+            stream.flush()
+            wrapped = io.TextIOWrapper(  # it lives as long as the process
+                io.BufferedWriter(kind(buffer.fileno(), "w", closefd=False)),
+                encoding=stream.encoding,
                 errors="backslashreplace",
-                line_buffering=is_unbuffered or stdout.line_buffering,
+                line_buffering=is_unbuffered or stream.line_buffering,
             )
+            setattr(sys, name, wrapped)
 
 
 def _finish_stdout() -> OSError | None:

@@ -74,8 +74,13 @@ def make(path: Path) -> None:
     umask is: one that others can write would not be used again. Raises `OSError`.
     """
     for level in (*reversed(path.parents), path):
-        if not level.is_dir():
+        if level.is_dir():
+            continue
+        try:
             level.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError:
+            why = os.strerror(errno.ENOTDIR)
+            raise NotADirectoryError(errno.ENOTDIR, why, str(level)) from None
 
 
 def owner(pid: int | None = None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _PATIENCE = 5.0
 
 def place() -> str:
     """Where spools are: the temporary directory, unless other users can replace what is in it."""
-    chosen = tempfile.gettempdir()
+    chosen = os.path.abspath(tempfile.gettempdir())
     return _PUBLIC if _is_open_to_others(chosen) and not _is_open_to_others(_PUBLIC) else chosen
 
 

@@ -277,7 +277,9 @@ class Supervisor:
             self._do(self._lifecycle.cancel())
         if self._lifeline is None:
             self._grace = 0.0
-            self._message = self._message or "its supervisor was killed"
+            self._message = self._message or (
+                "its supervisor was killed: the last output of its replicas may be missing"
+            )
             self._stop_running()
             self._do(self._lifecycle.fail())
 
