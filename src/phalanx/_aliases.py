@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
 
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    Loader = MetaPathFinder = object  # the module takes 4 ms, in every command
 
 VARIABLE = "PHALANX_COMPAT"
 """The environment variable that has the names, separated by commas."""
@@ -90,7 +95,7 @@ def instead_of(error: BaseException) -> str:
     return ""
 
 
-class AliasFinder(importlib.abc.MetaPathFinder):
+class AliasFinder(MetaPathFinder):
     """Finds modules of ours under others' names."""
 
     def __init__(self) -> None:
@@ -119,7 +124,7 @@ class AliasFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Loaded(importlib.abc.Loader):
+class _Loaded(Loader):
     """Gives a module that is there already, and leaves it as it is."""
 
     def __init__(self, module: ModuleType) -> None:
@@ -135,9 +140,9 @@ class _Loaded(importlib.abc.Loader):
     def get_code(self, fullname: str) -> CodeType | None:
         """For `python -m`, which runs a module anew."""
         loader = self._spec.loader if self._spec is not None else None
-        if not isinstance(loader, importlib.abc.InspectLoader):
-            return None
-        return loader.get_code(self._module.__name__)
+        get = getattr(loader, "get_code", None)
+        code: CodeType | None = None if get is None else get(self._module.__name__)
+        return code
 
 
 def _hint(fullname: str) -> str:

@@ -15,7 +15,8 @@ from phalanx._agent.rounds import output_files
 from phalanx.errors import PhalanxError
 from phalanx._launcher.result import LaunchResult
 from phalanx._logs import spec
-from phalanx._core.rounds import Ended, ExceptionInfo, Outcome, signal_name
+from phalanx._core.rounds import Ended, ExceptionInfo, Outcome
+from phalanx._core.signals import signal_name
 
 SOURCE = Path(phalanx.__file__).parent
 

@@ -28,7 +28,7 @@ from phalanx._agent.rounds.host_rounds import HostRounds
 from phalanx._agent.zygote_handle import ZygoteHandle
 from phalanx._channel.background import Background
 from phalanx._channel.channel import PipeChannel, wait_for_silence
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._logs.records import pack_message
 from phalanx._system import network, processes, shortage
 from phalanx._worker import leftovers

@@ -13,7 +13,7 @@ from phalanx import _wire as wire
 from phalanx._agent.rounds.output_files import tail
 from phalanx._core.environment import acts_at_start, defaults
 from phalanx._core.ranks import RANK_VARIABLES, SPOOL
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._system.machine import python_command
 from phalanx._worker import leftovers
 from phalanx._worker.zygote import TITLE_ROOM

@@ -26,6 +26,7 @@ from phalanx._core.limits import (
     Size,
     WorkerCount,
 )
+from phalanx._core.signals import signal_name
 
 
 class Ended(StrEnum):
@@ -212,13 +213,3 @@ class Outcome:
             if self.exception is not None
             else ""
         )
-
-
-def signal_name(number: int) -> str:
-    """Name a signal as `kill -l` does, real-time ones included."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        if signal.SIGRTMIN < number < signal.SIGRTMAX:
-            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
-        return f"signal {number}"

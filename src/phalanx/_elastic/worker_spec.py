@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._rendezvous.handler_api import problem_of
 from phalanx.errors import ConfigError, LaunchError
 

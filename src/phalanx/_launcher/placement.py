@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from phalanx import _wire as wire
 from phalanx._channel.channel import PipeChannel
 from phalanx._core.ids import HostIndex
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._launcher.planning.plan import HostPlan, Plan
 from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import Fingerprint, local_fingerprint, remote_fingerprint

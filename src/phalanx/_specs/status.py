@@ -7,11 +7,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx._core.heartbeats import median
-from phalanx._core.rounds import Outcome
 from phalanx.errors import AppStatusError
+
+if TYPE_CHECKING:
+    from phalanx._core.rounds import Outcome
 
 
 @functools.total_ordering

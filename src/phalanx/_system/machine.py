@@ -29,8 +29,6 @@ _BOOT = (
     "from {module} import main; main()"
 )
 
-_STDLIB = os.path.dirname(os.__file__) + os.sep
-
 
 def is_this_machine(name: str) -> bool:
     """The name or address means this machine. May ask the resolver."""
@@ -128,11 +126,6 @@ def program_path(path: str) -> str:
         return path
     programs = os.path.join(sys.prefix, "bin")
     return os.pathsep.join([programs, *(p for p in path.split(os.pathsep) if p != programs)])
-
-
-def is_installed(path: str) -> bool:
-    """A file of the standard library or of an installed package, not of the user's own code."""
-    return path.startswith(_STDLIB) or "/site-packages/" in path or "/dist-packages/" in path
 
 
 def _root(package: str) -> str:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._system.libc import libc
 
 _PR_SET_PDEATHSIG = 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx._core.ranks import RANK_VARIABLES
-from phalanx._system.machine import is_installed
+from phalanx._system.installed_files import is_installed
 from phalanx._wire import Import, Prepare
 
 _POOLS = ("openblas", "libmkl", "libgomp", "libomp", "libiomp")

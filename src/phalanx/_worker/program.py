@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from phalanx._core.environment import users
 from phalanx._core.launch_guard import DEPTH
 from phalanx._core.ranks import HOST, RANK_VARIABLES
-from phalanx._system.machine import is_installed, program_path
+from phalanx._system.installed_files import is_installed
+from phalanx._system.machine import program_path
 from phalanx._system.network import address_towards, free_port, listen
 
 ADDRESS = "PHALANX_ADDRESS"

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from phalanx._system.machine import is_installed
+from phalanx._system.installed_files import is_installed
 
 UNWRITTEN = 120
 """The exit code of an interpreter that could not write what was printed, as Python has it."""

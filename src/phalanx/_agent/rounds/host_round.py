@@ -30,7 +30,8 @@ from phalanx._core.ranks import (
     jax_environment,
     worker_environment,
 )
-from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome, signal_name
+from phalanx._core.rounds import Ended, ExceptionInfo, Member, Outcome
+from phalanx._core.signals import signal_name
 from phalanx._core.stacks import RankStacks, describe_hung, describe_with, parse
 from phalanx._system import cgroup, processes
 from phalanx._worker import error_file

@@ -25,7 +25,7 @@ from phalanx._cli.function_target import FunctionTarget
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._core.option_names import as_flags
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 from phalanx._launcher import payload
 from phalanx._launcher.interrupts import hide_traceback, interruptible
 from phalanx._launcher.launcher import Launcher, begin, check_call

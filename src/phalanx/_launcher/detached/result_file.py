@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx._launcher.result import LaunchResult
-from phalanx._system.machine import is_installed
+from phalanx._system.installed_files import is_installed
 from phalanx.errors import LaunchError
 
 LOG = "detached.log"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx._system.machine import is_installed
+from phalanx._system.installed_files import is_installed
 from phalanx._wire import Import
 
 _FILE_LIMIT = 500

@@ -27,7 +27,7 @@ from phalanx._launcher.planning.listed_hosts import HostFacts, ListedHost, count
 from phalanx._launcher.planning.validation import check, check_host_count, need_torch
 from phalanx._launcher.project.shared_directories import SharedDirectories
 from phalanx._logs.spec import DefaultLogSpec
-from phalanx._system import machine
+from phalanx._system.installed_files import is_installed
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _python_path(directory: str | None) -> Iterator[str]:
 
 def _is_users(path: str) -> bool:
     """An entry for the user's own code, not one that every interpreter has of its own."""
-    return not machine.is_installed(path + os.sep) and not path.endswith(".zip")
+    return not is_installed(path + os.sep) and not path.endswith(".zip")
 
 
 def _remote_setup(options: LaunchOptions, env_file: str | None) -> RemoteSetup:

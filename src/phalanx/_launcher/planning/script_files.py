@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from phalanx._system.machine import is_installed
+from phalanx._system.installed_files import is_installed
 
 _FILE_LIMIT = 2000
 """How many files are read at most."""

@@ -13,7 +13,8 @@ from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
-from phalanx._core.rounds import Ended, Member, signal_name
+from phalanx._core.rounds import Ended, Member
+from phalanx._core.signals import signal_name
 from phalanx._core.stacks import RankStacks, describe_missed, describe_stopped, in_short
 from phalanx._launcher.transport.start_errors import not_started
 from phalanx._rendezvous.causes import Failure, misses_others

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from phalanx._core.rounds import signal_name
+from phalanx._core.signals import signal_name
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 from phalanx._channel import tokens
 from phalanx._core.option_names import as_scheduler_options
-from phalanx._core.rounds import Member, signal_name
+from phalanx._core.rounds import Member
+from phalanx._core.signals import signal_name
 from phalanx._launcher import payload
 from phalanx._launcher.launch_options import LaunchOptions
 from phalanx._launcher.planning import imports

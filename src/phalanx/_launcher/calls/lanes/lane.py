@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx import _wire as wire
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import Endpoint, signal_name
+from phalanx._core.rounds import Endpoint
+from phalanx._core.signals import signal_name
 from phalanx._core.silence import Silence
 from phalanx._launcher.agents.store_address import LOOPBACK
 from phalanx._launcher.calls.call_runner import CallLost
