@@ -30,7 +30,7 @@ from phalanx._channel.background import Background
 from phalanx._channel.channel import PipeChannel, wait_for_silence
 from phalanx._core.signals import signal_name
 from phalanx._logs.records import pack_message
-from phalanx._system import network, processes, shortage
+from phalanx._system import network, processes, shortage, temporary_directory
 from phalanx._worker import leftovers
 from phalanx.errors import WireError
 
@@ -111,7 +111,9 @@ class Agent:
             **(whereabouts(prepare.interface) if prepare.networked else {}),
         )
         self._spawn(self._tell(hello))
-        if (place := leftovers.place()) != (wanted := os.path.abspath(tempfile.gettempdir())):
+        if (place := temporary_directory.place()) != (
+            wanted := os.path.abspath(tempfile.gettempdir())
+        ):
             text = f"{wanted} is open to other users: temporary files are in {place}"
             self._spawn(self._tell(wire.UserNote(app=prepare.app, message=text)))
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 from phalanx._core.json_text import parse_json
 from phalanx._logs import logger
-from phalanx._system import processes
+from phalanx._system import processes, temporary_directory
 
 ENABLE, FILE = "TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE"
 _INTERVAL = 0.1
@@ -98,7 +97,7 @@ def served(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield {}
         return
     path = environ.get(FILE) or os.path.join(
-        tempfile.gettempdir(), f"watchdog_timer_{os.getpid()}_{os.urandom(4).hex()}"
+        temporary_directory.place(), f"watchdog_timer_{os.getpid()}_{os.urandom(4).hex()}"
     )
     timers = FileTimers(path)
     try:

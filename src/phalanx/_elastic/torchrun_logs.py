@@ -23,6 +23,7 @@ from phalanx._logs import logger
 from phalanx._logs.lines import Source
 from phalanx._logs.losses import Loss, StandardStream
 from phalanx._logs.spec import Handlers, LogSpec, RankFile
+from phalanx._system import temporary_directory
 from phalanx._system.small_files import open_to_append
 from phalanx._worker import error_file
 
@@ -45,9 +46,13 @@ def default_directory(environ: Mapping[str, str], *, redirects: bool) -> str:
     if own and REPLICA in environ and not redirects:
         return os.path.join(os.path.dirname(own), _BESIDE)
     try:
-        return tempfile.mkdtemp(prefix=_TEMPORARY)
+        return _new_directory()
     except OSError:
         return ""
+
+
+def _new_directory() -> str:
+    return tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_directory.place())
 
 
 def tidy(directory: str) -> bool:
@@ -112,7 +117,7 @@ class TorchrunLogSpec(LogSpec):
             return None
         name = f"{self.run_id.replace(os.sep, '_')}_{secrets.token_hex(4)}"
         try:
-            directory = Path(self.log_dir or tempfile.mkdtemp(prefix=_TEMPORARY)) / name
+            directory = Path(self.log_dir or _new_directory()) / name
             directory.mkdir(parents=True)
         except OSError as error:
             logger.warning(

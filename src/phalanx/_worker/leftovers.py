@@ -10,10 +10,8 @@ done to their environment.
 from __future__ import annotations
 
 import contextlib
-import grp
 import json
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -25,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx._core.ranks import SPOOL, STOP_FILE
-from phalanx._system import cgroup, processes
+from phalanx._system import cgroup, processes, temporary_directory
 from phalanx._system.identity import identity, is_gone
 from phalanx._system.processes import start_time
 from phalanx._system.small_files import load_json
@@ -35,39 +33,12 @@ PRELOADING = "preloading"
 _PREFIX = "phalanx-"
 _NAME = re.compile(r"phalanx-([0-9a-f]{8})-(\d+)-(\d+)-\w+")
 """Where its owner's process is, its number and its start."""
-_PUBLIC = "/tmp"  # noqa: S108 everybody's, and each file its owner's
 _OWNER = "owner.json"
 _GROUP = "cgroup"
 """The file that names the control group."""
 _HALF_MADE = 60.0
 """Seconds after which an empty directory is nobody's: an owner is written down at once."""
 _PATIENCE = 5.0
-
-
-def place() -> str:
-    """Where spools are: the temporary directory, unless other users can replace what is in it."""
-    chosen = os.path.abspath(tempfile.gettempdir())
-    return _PUBLIC if _is_open_to_others(chosen) and not _is_open_to_others(_PUBLIC) else chosen
-
-
-def _is_open_to_others(directory: str) -> bool:
-    try:
-        info = os.stat(directory)
-    except OSError:
-        return True
-    if info.st_uid not in (0, os.geteuid()):
-        return True
-    shared = stat.S_IWOTH if _is_own_group(info.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return bool(info.st_mode & shared) and not info.st_mode & stat.S_ISVTX
-
-
-def _is_own_group(number: int) -> bool:
-    """The group that a user has for themselves, as many systems make one for each."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
-    except KeyError:
-        return False
-    return user.pw_gid == number and not set(group.gr_mem) - {user.pw_name}
 
 
 def make_spool(app: str) -> str:
@@ -77,7 +48,7 @@ def make_spool(app: str) -> str:
     """
     own = identity()
     prefix = f"{_PREFIX}{_process_table(own)}-{own['pid']}-{own['start']}-"
-    spool = tempfile.mkdtemp(prefix=prefix, dir=place())
+    spool = tempfile.mkdtemp(prefix=prefix, dir=temporary_directory.place())
     os.chmod(spool, 0o700)  # whatever the umask, so that it can be removed
     try:
         with open(os.path.join(spool, _OWNER), "w") as file:
@@ -117,7 +88,7 @@ def remove(spool: str) -> bool:
 def sweep() -> None:
     """End and remove what this user's agents that are gone have left. Nothing it does fails."""
     processes.wake_orphans()
-    directory = place()
+    directory = temporary_directory.place()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             spool = os.path.join(directory, name)

@@ -146,7 +146,8 @@ class ProjectTree:
             with open(new, "ab" if piece.offset else "wb") as file:  # noqa: ASYNC230 on local disk
                 file.write(piece.data)
                 done = file.tell() >= piece.total
-        except OSError:
+        except OSError as error:
+            error.filename = new
             with contextlib.suppress(OSError):
                 os.unlink(new)
             raise
@@ -181,9 +182,15 @@ class ProjectTree:
                 made.add(parent)
             if entry.link:
                 os.symlink(entry.link, path)
-            elif not self._copy(entry, path):
-                missing[entry.digest] = None
-                continue
+            else:
+                try:
+                    is_here = self._copy(entry, path)
+                except OSError as error:
+                    error.filename = path
+                    raise
+                if not is_here:
+                    missing[entry.digest] = None
+                    continue
             self._built.add(entry.path)
         return list(missing)
 

@@ -14,7 +14,6 @@ import dataclasses
 import os
 import socket
 import stat
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from phalanx._launcher.planning.listed_hosts import HostFacts, list_hosts
 from phalanx._launcher.transport.agent_process import AgentProcess
 from phalanx._launcher.warm.fingerprint import Fingerprint, digest, local_fingerprint
 from phalanx._logs import logger
-from phalanx._system import identity
+from phalanx._system import identity, temporary_directory
 from phalanx._system.processes import start_time
 from phalanx._system.small_files import load_json
 from phalanx._worker import leftovers
@@ -260,7 +259,7 @@ def directory(*, create: bool = True) -> Path | None:
     """The directory, which only its owner may enter, where agents wait; None where it cannot be."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
     own = own if os.path.isabs(own) else ""
-    base = Path(own) if own else Path(tempfile.gettempdir())
+    base = Path(own) if own else Path(temporary_directory.place())
     path = base / (f"phalanx-{os.geteuid()}" if not own else "phalanx")
     try:
         for level in (path, path / "warm"):
