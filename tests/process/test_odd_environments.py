@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -313,6 +314,23 @@ def test_temporary_files_are_where_other_users_cannot_replace_them(
     assert (str(place) in done.stdout) == safe, done.stderr
     said = f"{place} is open to other users: temporary files are in /tmp"
     assert (said in done.stderr) != safe
+
+
+def test_a_torchrun_log_directory_is_where_other_users_cannot_replace_it(tmp_path):
+    """Whoever can rename it has us append to files behind links of theirs."""
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    (tmp_path / "program.py").write_text("print('hi')")
+    done = command(
+        *("torchrun", "--redirects", "3", "program.py"),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(place)},
+    )
+    (directory,) = re.findall(r"worker logs are in (.*)", done.stderr)
+    assert os.path.dirname(directory) == "/tmp"
+    assert not list(place.iterdir())
+    shutil.rmtree(directory)
 
 
 def test_a_relative_temporary_directory(script, tmp_path):

@@ -111,9 +111,8 @@ class Agent:
             **(whereabouts(prepare.interface) if prepare.networked else {}),
         )
         self._spawn(self._tell(hello))
-        if (place := temporary_directory.place()) != (
-            wanted := os.path.abspath(tempfile.gettempdir())
-        ):
+        place, wanted = temporary_directory.place(), os.path.abspath(tempfile.gettempdir())
+        if place != wanted:
             text = f"{wanted} is open to other users: temporary files are in {place}"
             self._spawn(self._tell(wire.UserNote(app=prepare.app, message=text)))
         self._note(f"agent {os.getpid()}, phalanx {__version__}, Python {hello.python}")
