@@ -1,10 +1,13 @@
 """Podman's socket in the place of Docker's: the same suites, and what it does differently."""
 
+import json
+
 import pytest
 
 import phalanx
 from phalanx.errors import SchedulerError
 from phalanx.specs import AppDef, AppState, Resource, Role
+from tests.cluster import test_docker_hosts as in_containers
 from tests.cluster import test_docker_scheduler as in_dockerd
 from tests.cluster.docker import IMAGE
 from tests.cluster.podman import Podman
@@ -48,6 +51,15 @@ def way(in_docker):
         yield made
 
 
+@pytest.fixture
+def launcher(in_docker):
+    def make(num_hosts=2, **options):
+        options = {"workers_per_host": 1, "image": IMAGE, **options}
+        return phalanx.Launcher(scheduler="local_docker", num_hosts=num_hosts, **options)
+
+    return make
+
+
 class TestPodman(TestDocker):
     """Replicas as Podman's containers."""
 
@@ -85,23 +97,23 @@ def test_a_request_for_gpus_that_podman_ignores_is_said(apps, caplog):
     assert "the engine ignores the request for GPUs" in caplog.text
 
 
-def test_out_of_memory_is_a_kill(apps):
-    """Podman does not say why."""
+def test_out_of_memory_is_a_kill_where_podman_does_not_tell(apps, podman):
+    """What watches its containers notes it, and Podman 4 looks for that note elsewhere."""
+    told = json.loads(podman.docker("version", "--format", "{{json .Server}}"))["Components"]
+    version = next(one["Version"] for one in told if one["Name"] == "Podman Engine")
     role = Role("role", image=IMAGE, entrypoint="python", args=["-c", "bytearray(400 << 20)"])
     limited = Role(**{**vars(role), "resource": Resource(cpu=1, gpu=0, memMB=64)})
-    assert apps.run(AppDef("app", [limited])).message.startswith("role/0 was killed by SIGKILL")
+    says = ": out of memory: its limit is 64 MB" if int(version.split(".")[0]) > 4 else ""
+    assert apps.run(AppDef("app", [limited])).message == f"role/0 was killed by SIGKILL{says}"
 
 
-def test_a_function(apps):
+def test_a_function(launcher):
     def work():
         import socket
 
         return socket.gethostname()
 
-    launcher = phalanx.Launcher(
-        scheduler="local_docker", num_hosts=2, image=IMAGE, workers_per_host=1
-    )
-    assert len(set(launcher.run(work))) == 2
+    assert len(set(launcher().run(work))) == 2
 
 
 # What tests of Docker show, shown of Podman.
@@ -124,4 +136,5 @@ test_removed_container = in_dockerd.test_a_removed_container_is_a_failure_that_s
 test_another_users_app = (
     in_dockerd.test_apps_of_another_user_are_not_listed_and_not_ended_by_mistake
 )
+test_worker_out_of_memory = in_containers.test_a_worker_that_takes_more_memory_than_its_container_has_is_said_to_have_done_so
 test_nothing_is_left = in_dockerd.test_nothing_is_left_by_delete
