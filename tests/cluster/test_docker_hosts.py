@@ -10,17 +10,21 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import phalanx
+from phalanx._launcher.transport import bundle, dial
+from phalanx._launcher.transport.bundle import Bundle
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.docker import lease as docker_lease
 from phalanx._schedulers.docker import labels, leftovers
 from phalanx._schedulers.docker.request import user_name
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
+from tests import ways_to_hosts
 from tests.cluster.docker import IMAGE, NO_SHELL, Engine
 from tests.conftest import wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
@@ -89,6 +93,47 @@ def _way(host):
 
 class TestDockerExec(HostSuite, ReconnectSuite):
     """A command by `docker exec`."""
+
+
+def test_output_that_nobody_takes_is_bounded_on_disk(way, in_docker, monkeypatch):
+    """What is within the limit waits in files, and none of it is lost; the rest is counted."""
+    limit, portion, portions = 32 << 20, 16 << 20, 6
+    code = bundle.make_bundle().files
+    wire = "phalanx/_wire/frames.py"
+    smaller = code[wire].replace(b"LOG_CAP = 4 << 30", b"LOG_CAP = %d" % limit)
+    assert smaller != code[wire]
+    monkeypatch.setattr(bundle, "make_bundle", lambda: Bundle.of({**code, wire: smaller}))
+    reattach, is_back = dial.reattach, threading.Event()
+    back = lambda *words: reattach(*words) if is_back.is_set() else ways_to_hosts._refuse(way)
+    monkeypatch.setattr(dial, "reattach", back)
+
+    def work():
+        print("here", flush=True)
+        while not os.path.exists("/tmp/is-broken"):
+            time.sleep(0.05)
+        for number in range(portions):
+            os.write(1, b"%1023d\n" % number * (portion >> 10))
+            while os.fstat(1).st_blocks * 512 > limit + (1 << 20):
+                time.sleep(0.05)
+        Path("/tmp/is-printed").touch()
+
+    on_host = lambda *words: in_docker.docker("exec", way.target.name, *words)
+    with ways_to_hosts.cuttable(way, work, reconnect_timeout=300.0) as (app, cut):
+        logs = app.logs(follow=True)
+        assert next(logs).text == "here"
+        cut()
+        on_host("touch", "/tmp/is-broken")
+        is_printed = lambda: "is-printed" in on_host("ls", "/tmp")
+        wait_until(is_printed, 60, "more is kept than the limit")
+        is_back.set()
+        *whole, cut_off, marker = (line.text for line in logs)
+        app.result(60)
+    numbers = [int(text) for text in whole]
+    assert numbers == [number * 1024 // portion for number in range(len(numbers))]
+    came = len("here\n") + 1024 * len(whole) + len(cut_off)
+    assert came == limit
+    left_out = len("here\n") + portions * portion - limit
+    assert marker == f"[phalanx: {left_out} bytes left out: over the limit for one rank]"
 
 
 def test_without_dockers_command_the_api_leads_there(way, monkeypatch, tmp_path):

@@ -22,6 +22,14 @@ class Bundle:
     files: dict[str, bytes]
     digest: str
 
+    @classmethod
+    def of(cls, files: dict[str, bytes]) -> Bundle:
+        """These, by their paths."""
+        digest = hashlib.sha256()
+        for name in sorted(files):
+            digest.update(f"{name} {hashlib.sha256(files[name]).hexdigest()}\n".encode())
+        return cls(files, digest.hexdigest())
+
     def archive(self) -> bytes:
         """As a zip file; made once for all hosts."""
         with _MAKING:
@@ -52,7 +60,4 @@ def make_bundle() -> Bundle:
         root = Path(spec.origin).parent
         for path in root.rglob("*.py"):
             files[os.path.join(package, path.relative_to(root))] = path.read_bytes()
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name} {hashlib.sha256(files[name]).hexdigest()}\n".encode())
-    return Bundle(files, digest.hexdigest())
+    return Bundle.of(files)
