@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import tarfile
 import time
 import uuid
@@ -20,6 +22,7 @@ from phalanx._images.plan import plan_image
 from phalanx.errors import SchedulerError
 from tests.cluster.docker import IMAGE, Engine
 from tests.cluster.registry import PASSWORD, USER, Registry
+from tests.process.terminal import Terminal
 
 
 @pytest.fixture
@@ -397,6 +400,42 @@ def test_an_image_is_pushed_once(in_docker, engine, project, pushed, registry):
     changed = provide(pushed(registry), engine)
     assert registry.requests("PUT") > uploads
     forget(in_docker, image, changed)
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_how_far_a_push_is_is_said(in_docker, project, pushed, registry, has_terminal):
+    """Line by line, on a terminal and off one; here sooner, and more often."""
+    (project / "large").write_bytes(os.urandom(24 << 20))
+    plan = pushed(registry)
+    program = f"""if True:
+        import docker
+        from phalanx._images import progress
+        from phalanx._images.builder import provide
+        from phalanx._images.plan import plan_image
+        progress._QUIET = progress._PAUSE = 0.005
+        engine = docker.APIClient(base_url={in_docker.host!r}, version="auto")
+        plan = plan_image({plan.base!r}, {str(project)!r}, image_repo={plan.repository!r})
+        print("pushed", provide(plan, engine))
+        engine.close()
+    """
+    command = [sys.executable, "-c", program]
+    if has_terminal:
+        shown = Terminal(*command)
+        assert shown.finish() == 0, shown.raw
+        said = shown.lines
+    else:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        said = said.splitlines()
+    (image,) = in_docker.docker(
+        "images", "--format", "{{.Repository}}:{{.Tag}}", plan.repository
+    ).split()
+    at = said.index(f"phalanx: pushing the image {image}")
+    far = [re.fullmatch(r"phalanx: (\d+) of (\d+) MiB", line) for line in said[at + 1 :]]
+    far = [tuple(map(int, found.groups())) for found in far if found]
+    assert far
+    assert far == sorted(far)
+    assert far[-1][1] >= 24
+    forget(in_docker, image)
 
 
 def test_an_image_that_was_built_and_not_pushed_is_pushed(
