@@ -71,6 +71,7 @@ class Node(DockerMachine):
             "eventRecordQPS": 0,
             "registryPullQPS": 0,
             "serializeImagePulls": False,
+            "volumeStatsAggPeriod": "5s",
             "kubeAPIQPS": 50,
             "kubeAPIBurst": 100,
             "imageGCHighThresholdPercent": 100,
@@ -123,6 +124,7 @@ class Node(DockerMachine):
             *("--hostname-override", self.name, "--node-ip", self.address),
             *("--root-dir", self.place / "kubelet", "--cert-dir", self.place / "certificates"),
             *("--container-runtime", "docker", "--docker-endpoint", self.host),
+            *("--docker", self.host),  # of which it asks what containers use
             *("--container-runtime-endpoint", f"unix://{self.place}/dockershim.sock"),
             *("--experimental-dockershim-root-directory", self.place / "dockershim"),
             *("--pod-infra-container-image", _PAUSE, "--network-plugin", ""),

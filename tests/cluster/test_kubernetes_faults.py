@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -126,6 +127,21 @@ def test_a_pod_that_is_evicted_is_replaced_and_the_app_goes_on(apps, kube, names
     ]
     apps.scheduler.cancel(app_id)
     assert apps.status(app_id).state is AppState.CANCELLED
+
+
+@pytest.mark.parametrize("policy", [RetryPolicy.APPLICATION, RetryPolicy.REPLICA])
+def test_a_replica_that_the_kubelet_evicts_is_said_to_be_and_is_retried_by_policy(apps, policy):
+    """It has taken more of an `emptyDir` than it may; in the kubelet's words."""
+    take = "echo try; test ${replica_id} = 0 && head -c 8M /dev/zero >/dev/shm/all; sleep 600"
+    retries = {"max_retries": 1, "retry_policy": policy}
+    app_id = apps.submit(app(apps, "sh", "-c", take, replicas=2, **retries), shm_size="1Mi")
+    status = apps.ended(app_id)
+    assert status.state is AppState.FAILED
+    said = r'role/0 failed: evicted from node\d: Usage of EmptyDir volume "shm" exceeds the limit'
+    assert re.match(said, status.message), status.message
+    evicted, other = status.roles[0].replicas
+    assert (evicted.state, other.state) == (AppState.FAILED, AppState.CANCELLED)
+    assert (evicted.retries, other.retries) == (1, policy is RetryPolicy.APPLICATION)
 
 
 def test_a_program_that_takes_more_memory_than_it_may_is_said_to_have_done_so(apps):

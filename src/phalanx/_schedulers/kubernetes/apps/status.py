@@ -209,7 +209,10 @@ def _replica(
     code = pod.exit_code if pod is not None and container is not None else None
     end = None
     if container is not None and container.has_ended:
-        end = container.end if code is None else ReplicaEnd.of(_signed(code))
+        if code is not None:
+            end = ReplicaEnd.of(_signed(code))
+        elif error is None or not error.text:
+            end = container.end  # else the cluster has ended it, and nobody knows its exit code
     return ReplicaStatus(
         key[1],
         key[0],
