@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from phalanx.errors import SchedulerError
 from phalanx.schedulers import create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role, macros
 from tests.cluster.conftest import use_kubeconfig
-from tests.conftest import wait_until
+from tests.conftest import is_alive, wait_until
 
 SMALL = Resource(cpu=0.05, gpu=0, memMB=64)
 COUNT = """if True:
@@ -194,6 +195,50 @@ def test_names_of_every_kind(apps, kube, namespace, monkeypatch, tmp_path):
     (listed,) = again.list()
     again.close()
     assert listed.name == odd[:300]
+
+
+def test_a_killed_supervisor_is_replaced_by_whoever_looks_next(
+    apps, kube, namespace, monkeypatch, tmp_path
+):
+    """By status, list or log; and again by one that goes on looking."""
+    use_kubeconfig(kube, namespace, monkeypatch, tmp_path)  # apps are listed by namespace
+    fails = "until test -e /tmp/told; do sleep 0.1; done; exit 3"
+    policy = {"max_retries": 5, "retry_policy": RetryPolicy.APPLICATION}
+    app_id = apps.submit(app(apps, "sh", "-c", fails, **policy))
+    several = [create_scheduler("kubernetes", apps.scheduler.session_name) for _ in range(4)]
+    by_status, by_list, by_log, twice = several
+    looks = [
+        lambda: by_status.describe(app_id),
+        lambda: by_list.list(),
+        lambda: list(by_log.logs(app_id, "role", 0)),
+        lambda: twice.describe(app_id),
+        lambda: twice.describe(app_id),
+    ]
+    for look in looks:
+        before = apps.pod()["metadata"]["uid"]
+        [supervisor] = wait_until(lambda: supervisors(app_id), 60, "no supervisor")
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: not supervisors(app_id))
+        node, container = apps.container()
+        node.docker("exec", container, "touch", "/tmp/told")
+        wait_until(lambda: (look(), supervisors(app_id))[1], 60, "nobody has started another")
+        wait_until(lambda: apps.pod()["metadata"]["uid"] != before, 60, "no retry")
+    assert apps.running(app_id).num_restarts == len(looks)
+    for scheduler in several:
+        scheduler.close()
+
+
+def supervisors(app_id):
+    """The processes that see to an app."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if b"apps.supervisor" in words and app_id.encode() in words.split(b"\0"):
+            found.append(int(entry))
+    return [pid for pid in found if is_alive(pid)]
 
 
 # ── rights and quotas ─────────────────────────────────────────────────────────

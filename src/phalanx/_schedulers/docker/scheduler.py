@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._schedulers.authoring import check_script, workspace_of
+from phalanx._schedulers.daemon import Successors
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.actions import carry_out, stop_all
 from phalanx._schedulers.docker.creation import create_containers, have_images
@@ -65,8 +66,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
     def __init__(self, session_name: str, **kwargs: object) -> None:
         """Remember the session. Nothing is asked yet."""
         super().__init__(session_name, **kwargs)
-        self._helped: set[str] = set()
-        """Apps for which this object has started a supervisor."""
+        self._successors = Successors(start_supervisor)
 
     # ── submitting ────────────────────────────────────────────────────────────
 
@@ -147,9 +147,7 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
         assessed = assess(app, time.time())
         is_overdue = assessed.is_due and time.time() - (assessed.since or 0.0) > _OVERDUE
         if is_overdue and time.time() - app.lifecycle_record.created > _OVERDUE:
-            if app.app_id not in self._helped:
-                self._helped.add(app.app_id)
-                start_supervisor(app.app_id)
+            self._successors.start(app.app_id)
         return assessed
 
     # ── logs ──────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -20,9 +21,9 @@ _AWAY = 1.0
 _LOG = "local_docker.log"
 
 
-def start_supervisor(app_id: str) -> None:
+def start_supervisor(app_id: str) -> subprocess.Popen[bytes]:
     """Start one, in a session of its own, with nothing of ours but the environment."""
-    start_daemon(_LOG, "phalanx._schedulers.docker.supervisor", app_id)
+    return start_daemon(_LOG, "phalanx._schedulers.docker.supervisor", app_id)
 
 
 def main() -> None:

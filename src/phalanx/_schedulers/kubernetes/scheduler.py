@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx._images.plan import ImagePlan, plan_image
 from phalanx._schedulers.authoring import check_script, need, needs_phalanx, workspace_of
+from phalanx._schedulers.daemon import Successors
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.api.cluster import Cluster, NotInCluster
 from phalanx._schedulers.kubernetes.api.connection import EXTRA
@@ -70,8 +71,7 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         """Remember the session. Nothing is asked yet."""
         super().__init__(session_name, **kwargs)
         self._clusters: dict[tuple[str | None, str | None], Cluster] = {}
-        self._helped: set[str] = set()
-        """Apps for which this object has started a supervisor."""
+        self._successors = Successors(start_supervisor)
 
     def close(self) -> None:
         """Let go of connections. Apps go on."""
@@ -193,9 +193,8 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         """Where something is overdue, whoever was to do it is gone: another is started."""
         assessed = assess(seen.app(app_id), time.time())
         since = max(assessed.since or 0.0, seen.record.created)
-        if is_due(assessed) and time.time() - since > _OVERDUE and app_id not in self._helped:
-            self._helped.add(app_id)
-            start_supervisor(app_id)
+        if is_due(assessed) and time.time() - since > _OVERDUE:
+            self._successors.start(app_id)
         return assessed
 
     # ── logs ──────────────────────────────────────────────────────────────────
@@ -228,6 +227,7 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
             seen = find(cluster, app.name)
             return seen is None or self._assess(app_id, seen).state.is_final
 
+        self._assess(app_id, seen)
         output = PodOutput(app.name, parts[role].word, (role, replica), has_ended)
         return output.read(cluster, since, until, follow=follow)
 

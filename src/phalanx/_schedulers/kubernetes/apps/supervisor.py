@@ -7,6 +7,7 @@ next that asks for the app starts another. It waits for an API server that goes 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 
@@ -24,9 +25,9 @@ _LATER = 3.0
 _A_WHILE = 120.0
 
 
-def start_supervisor(app_id: str) -> None:
+def start_supervisor(app_id: str) -> subprocess.Popen[bytes]:
     """Start one, in a session of its own, with nothing of ours but the environment."""
-    start_daemon(_LOG, "phalanx._schedulers.kubernetes.apps.supervisor", app_id)
+    return start_daemon(_LOG, "phalanx._schedulers.kubernetes.apps.supervisor", app_id)
 
 
 def main() -> None:
