@@ -224,6 +224,15 @@ class Cluster:
         """Have a node on the network again."""
         self._control.inside("ip", "link", "set", node, "up")
 
+    @contextlib.contextmanager
+    def unreachable(self):
+        """Meanwhile nothing goes from here to the API, or back: to it, all here are lost."""
+        _ip("link", "set", self.link, "down")
+        try:
+            yield
+        finally:
+            _ip("link", "set", self.link, "up")
+
     def heal(self, part=None):
         """Have a part as it was, or all that failed; returns when it answers."""
         if part is not None:

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -226,6 +229,54 @@ def test_a_killed_supervisor_is_replaced_by_whoever_looks_next(
     assert apps.running(app_id).num_restarts == len(looks)
     for scheduler in several:
         scheduler.close()
+
+
+def test_an_app_outlives_the_machine_that_has_submitted_it(
+    apps, kube, namespace, monkeypatch, tmp_path
+):
+    """Another sees it, follows it through its retries, and deletes it, by its handle alone."""
+    use_kubeconfig(kube, namespace, monkeypatch, tmp_path)
+
+    def command(home, *words):
+        places = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "phalanx", *words],
+            env={**os.environ, **places},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    say = lambda home, *words: command(home, *words).communicate(timeout=120)[0]
+    lost, other = tmp_path / "lost", tmp_path / "other"
+    for home in (lost, other):
+        home.mkdir()
+    program = "echo try; until test -e /tmp/told; do sleep 0.1; done; exit 3"
+    options = ("--image", kube.image, "--max_retries", "1", "--memMB", "64")
+    run = ("run", "-s", "kubernetes", "-cfg", "pull=never,stop_grace=1", "--workspace", "")
+    said = say(lost, *run, "utils.sh", *options, program)
+    (handle,) = re.findall(r"kubernetes://\S+", said)
+    app_id = handle.rpartition("/")[2]
+    [supervisor] = wait_until(lambda: supervisors(app_id), 60, "no supervisor")
+    os.kill(supervisor, signal.SIGKILL)
+    shutil.rmtree(lost)
+
+    assert app_id in say(other, "list", "-s", "kubernetes")
+    follower = command(other, "log", "--follow", handle)
+    before = None
+    for _ in range(2):
+        wait_until(lambda: apps.pod()["metadata"]["uid"] != before, 60, "no retry")
+        before = apps.pod()["metadata"]["uid"]
+        node, container = apps.container()
+        node.docker("exec", container, "touch", "/tmp/told")
+    followed = follower.communicate(timeout=120)[0]
+    assert followed.count("sh/0 try\n") == 2
+    assert "exited with code 3" in say(other, "status", handle)
+    say(other, "delete", handle)
+    kinds = "services,jobs,pods,secrets"
+    chosen = ("--namespace", namespace, "-l", "phalanx/app", "-o", "name")
+    wait_until(lambda: not kube.kubectl("get", kinds, *chosen), 60, "something is left of it")
 
 
 def supervisors(app_id):

@@ -18,6 +18,7 @@ import phalanx
 from phalanx._launcher.transport.lease import lent_target
 from phalanx._schedulers.kubernetes.hosts import lease as kubernetes_lease
 from phalanx._schedulers.leases import LentHost
+from phalanx._system import processes
 from phalanx.schedulers import LeasePhase, LeaseRequest, create_scheduler
 from tests.cluster.conftest import take_turn
 from tests.cluster.docker import NO_SHELL
@@ -409,6 +410,42 @@ def test_a_replacement_that_never_runs_is_replaced(kube_alone, launcher, namespa
         assert found not in (first, second)
     (wish,) = wishes["preferredDuringSchedulingIgnoredDuringExecution"]
     assert wish["preference"]["matchExpressions"][0]["values"] == [here]
+
+
+def test_a_launch_whose_machine_is_lost_leaves_nothing_that_runs(
+    script, kube_alone, launcher, namespace, monkeypatch
+):
+    """Nobody hears of its end, and none of its processes is left; the next launch tidies up."""
+    monkeypatch.setenv("WORD_FOR_PODS", "xyzzy")
+    options = {"namespace": namespace, "copy_env": ["WORD_FOR_*"]}
+    started = script.start(
+        f"""
+        import time, phalanx
+        phalanx.Launcher(
+            scheduler="kubernetes", num_hosts=2, image={kube_alone.image!r}, workers_per_host=1,
+            host_timeout=3.0, orphan_timeout=4.0, reconnect_timeout=1.0,
+            scheduler_options={options!r},
+        ).run(time.sleep, args=(600,))
+        """
+    )
+    run = lambda: [
+        name
+        for node in kube_alone.nodes
+        for name in node.docker("ps", "--format", "{{.Names}}", "--filter", "name=k8s_main").split()
+        if namespace in name
+    ]
+    names = wait_until(lambda: len(found := pods(kube_alone, namespace)) == 2 and list(found), 60)
+    wait_until(lambda: all(_has_worker(kube_alone, namespace, name) for name in names), 60)
+    assert len(run()) == 2
+    with kube_alone.unreachable():
+        for pid in (*processes.descendants(started.pid), started.pid):
+            os.kill(pid, signal.SIGKILL)
+        started.communicate()
+        wait_until(lambda: not run(), 60, "its pods run on")
+    monkeypatch.setattr(kubernetes_lease, "_OLD", 0.0)
+    assert list(launcher(1).run(int)) == [0]
+    left = kube_alone.get(f"/api/v1/namespaces/{namespace}/secrets")["items"]
+    assert not [one for one in left if "phalanx/lease" in one["metadata"].get("labels", {})]
 
 
 def test_what_cannot_be_given_back_now_is_deleted_later(kube_alone, launcher, namespace):
