@@ -132,6 +132,8 @@ def test_a_missing_image_is_said_before_anything_is_made(apps, docker):
         apps.submit(sh("true", image="no/such:1"))
     with pytest.raises(SchedulerError, match="cannot pull it"):
         apps.submit(sh("true", image="127.0.0.1:1/no/such:1"), pull="missing")
+    with pytest.raises(SchedulerError, match=f"cannot pull it.*docker pull {IMAGE}"):
+        apps.submit(sh("true"), pull="always")  # though it is there
     with pytest.raises(ConfigError, match="role 'role' has no image .*--image"):
         apps.submit(sh("true", image=""))
 
@@ -304,14 +306,14 @@ def test_a_network_of_the_users_and_the_hosts(apps, docker, tmp_path):
 
 def test_secrets_are_in_no_argument_label_or_dry_run(apps, docker, monkeypatch):
     monkeypatch.setenv("TEST_TOKEN", "very-secret")
-    options = apps.scheduler.options(**QUICK, copy_env=["TEST_*"])
-    request = apps.scheduler.dryrun(sh('echo "$$TEST_TOKEN"'), options)
+    options = apps.scheduler.options(**QUICK, copy_env=["TEST_*"], env={"OTHER": "open"})
+    request = apps.scheduler.dryrun(sh('echo "$$TEST_TOKEN $$OTHER"'), options)
     assert "very-secret" not in str(request) + repr(request)
     assert "TEST_TOKEN" in str(request)
     app_id = apps.scheduler.submit(request)
     apps.submitted.append(app_id)
     apps.ended(app_id)
-    assert apps.lines(app_id) == ["very-secret"]
+    assert apps.lines(app_id) == ["very-secret open"]
     known = inspect(docker, app_id)
     shown = json.dumps([known["Config"]["Labels"], known["Args"], known["Path"], known["Name"]])
     assert "very-secret" not in shown

@@ -449,6 +449,25 @@ def _python_of_pods():
     return tuple(map(int, done.stdout.split()))
 
 
+def test_an_app_of_another_context_is_found_by_its_id(apps, monkeypatch, tmp_path):
+    """Whatever the current one is, also by its supervisor."""
+    path = tmp_path / "contexts"
+    path.write_bytes(Path(os.environ["KUBECONFIG"]).read_bytes())
+    config = lambda *words: apps.cluster.kubectl("config", *words, kubeconfig=path)
+    config("rename-context", config("current-context").strip(), "team/a b")
+    config("set-cluster", "nowhere", "--server", "https://127.0.0.1:1")
+    config("set-context", "nowhere", "--cluster", "nowhere", "--namespace", apps.namespace)
+    config("use-context", "nowhere")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    app = apps.app("echo $$OTHER; exit 3", max_retries=1)
+    app_id = apps.submit(app, context="team/a b", env={"OTHER": "open"})
+    status = apps.ended(app_id)
+    assert (status.message, status.num_restarts) == ("role/0 exited with code 3: open", 1)
+    assert apps.lines(app_id) == ["open", "open"]
+    apps.scheduler.delete(app_id)
+    assert apps.scheduler.describe(app_id) is None
+
+
 def test_commands_work_from_another_process(apps):
     """By the handle alone."""
     app_id = apps.submit(apps.app("echo hi; sleep 600"))
