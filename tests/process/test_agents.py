@@ -188,43 +188,70 @@ def test_a_host_that_is_not_needed_ends_well():
     assert (result.is_failed(), result.return_values) == (False, {})
 
 
-def test_torchs_own_handler_is_as_good(script):
-    """Two agents in two processes, meeting at a store of torch's."""
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_torchs_own_handlers_are_as_good(script, backend, tmp_path):
+    """Two agents in two processes, meeting at a store of torch's, in the first round and in those
+    after a failure on either host. Hosts come to these one after the other.
+    """
     code = """
-        import sys
+        import os, pathlib, sys, time
         from torch.distributed.elastic.rendezvous.api import RendezvousParameters
         import torch.distributed.elastic.rendezvous.registry as registry
         import phalanx
         from phalanx.agent import LocalElasticAgent, WorkerSpec
 
+        FAILING = (2, 0, 1, 0)  # which rank, in which round
+
         def work():
             import torch, torch.distributed as dist
+            rank, total = phalanx.context().rank, torch.ones(1)
             dist.init_process_group("gloo")
-            total = torch.ones(1)
             dist.all_reduce(total)
             dist.barrier()
+            number = len(list(pathlib.Path(sys.argv[4]).iterdir()))
+            dist.barrier()
+            if number < len(FAILING) and FAILING[number] == rank:
+                pathlib.Path(sys.argv[4], str(number)).touch()
+                os._exit(3)
+            if number == 3:
+                time.sleep(600)  # it misses nobody: its agent has to see that another waits
+            try:
+                dist.barrier()
+            except RuntimeError:
+                time.sleep(0.5)  # the other host is in the next round by then
+                raise
             dist.destroy_process_group()
-            return phalanx.context().rank, int(total)
+            return rank, int(total), number
 
         if __name__ == "__main__":
+            port, number, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+            more = {"last_call_timeout": 1, "is_host": number == 0, "rank": number}
             parameters = RendezvousParameters(
-                "c10d", f"127.0.0.1:{sys.argv[1]}", "run", 2, 2, last_call_timeout=1, is_host=sys.argv[2]
+                sys.argv[5], f"127.0.0.1:{port}", "run", 2, 2, **more
             )
             handler = registry.get_rendezvous_handler(parameters)
-            spec = WorkerSpec(local_world_size=int(sys.argv[3]), fn=work, rdzv_handler=handler)
-            print(sorted(LocalElasticAgent(spec).run().return_values.items()))
+            spec = WorkerSpec(
+                local_world_size=workers, fn=work, rdzv_handler=handler, max_restarts=8,
+                monitor_interval=0.05,
+            )
+            result = LocalElasticAgent(spec).run()
+            if result.is_failed():
+                sys.exit(str(result.failures))
+            print(sorted(result.return_values.items()))
     """
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    one = script.start(code, port, "1", "1")
-    other = script.start(code, port, "0", "2")
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    one = script.start(code, port, "0", "1", str(failed), backend)
+    other = script.start(code, port, "1", "2", str(failed), backend)
     outs = [process.communicate(timeout=90) for process in (one, other)]
     assert [process.returncode for process in (one, other)] == [0, 0], outs
     values = dict(pair for out, _ in outs for pair in eval(out))
-    assert values == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
+    assert values == {rank: (rank, 3, 4) for rank in range(3)}
 
 
 @pytest.mark.parametrize("end", ["raise", "kill"])

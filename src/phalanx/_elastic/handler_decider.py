@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from phalanx._core import ranks
 from phalanx._core.clock import Interval
 from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Outcome, Round
+from phalanx._elastic.shared_store import SharedStore
 from phalanx._launcher.planning.plan import Plan
 from phalanx._rendezvous import protocol as p
 from phalanx._rendezvous.handler_api import RendezvousInfo, read_info
@@ -27,7 +27,6 @@ from phalanx._rendezvous.round_state import RoundState
 from phalanx._system import network
 from phalanx._system.daemon_thread import in_daemon_thread
 
-_MEMBER, _DONE = "phalanx/member", "phalanx/done"
 _BARRIER_STEP = 0.02
 
 
@@ -54,7 +53,8 @@ class HandlerDecider:
         self.now = now
         options = plan.options
         self._budget = Budget(options.max_restarts, options.restart_backoff, options.same_failures)
-        self._info: RendezvousInfo | None = None
+        self._shared: SharedStore | None = None
+        """The store that this host shares with others, if it does."""
         self._round_state = RoundState(plan.members, now())
         self._restart_causes: list[Any] = []
         self._endpoint = Endpoint("", 0)
@@ -244,9 +244,9 @@ class HandlerDecider:
         if self.is_over:
             return
         await self._present.wait()
-        info = self._info = read_info(value)
+        info = read_info(value)
         round_ = await in_daemon_thread(lambda: self._agree(info))
-        if self.is_over:
+        if round_ is None or self.is_over:
             return
         self.round = round_
         self._changing = self._is_joining = False
@@ -265,7 +265,7 @@ class HandlerDecider:
         self._act(p.BeginRoundAction(round_))
         self._do(self._monitor(round_.number))
 
-    def _agree(self, info: RendezvousInfo) -> Round:
+    def _agree(self, info: RendezvousInfo) -> Round | None:
         """Tell the others of this host, through the rendezvous's store, and hear of them."""
         own = self._plan.members[0]
         alone = info.world_size == 1
@@ -282,11 +282,15 @@ class HandlerDecider:
         ]
         told = [facts] * info.world_size
         torch = bool(self._torch)
+        self._shared = None
         if not alone and info.store is not None:
-            info.store.set(f"{_MEMBER}/{info.rank}", json.dumps(facts))
-            told = [
-                json.loads(info.store.get(f"{_MEMBER}/{rank}")) for rank in range(info.world_size)
-            ]
+            shared = SharedStore(
+                info.store, info.rank, info.world_size, is_kept=_keeps_store(self._handler)
+            )
+            heard = shared.exchange(facts, lambda: self.is_over)
+            if heard is None:
+                return None
+            self._shared, told = shared, heard
             torch = any(item[4] for item in told)
         store = Endpoint(told[0][2], told[0][3])
         if not alone and info.store is None and info.bootstrap_store_info is not None:
@@ -304,23 +308,43 @@ class HandlerDecider:
             await asyncio.sleep(self._interval)
             if self.phase is not p.Phase.RUNNING or self._round_state.all_returned:
                 return
-            if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
+            if await in_daemon_thread(self._others_wait):
                 self._happen("join", round=number)
                 self._changing = True
                 self._halt(self._plan.options.stop_grace)
                 return
 
+    def _others_wait(self) -> bool:
+        if self._handler.num_nodes_waiting() > 0:
+            return True
+        return self._shared is not None and self._shared.is_behind()
+
     async def _wait_for_others(self) -> None:
         """All is done here: the others may still need this host, for a while."""
-        info = self._info
-        if info is not None and info.world_size > 1 and info.store is not None:
-            await in_daemon_thread(lambda: info.store.set(f"{_DONE}/{info.rank}", "1"))
-            keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
-            limit = self.now() + self._barrier
-            while not await in_daemon_thread(lambda: info.store.check(keys)) and self.now() < limit:
-                if await in_daemon_thread(self._handler.num_nodes_waiting) > 0:
-                    self.phase = p.Phase.GATHERING
-                    self._join_next(0.0)
-                    return
-                await asyncio.sleep(_BARRIER_STEP)
-        self._finish(p.Reason.SUCCEEDED)
+        try:
+            is_over = self._shared is None or await self._stay(self._shared)
+        except Exception as error:  # noqa: BLE001 the store's or the handler's own
+            # It may have been on a host that has seen that all are done, and is gone.
+            self._happen("barrier failed", error=f"{type(error).__name__}: {error}")
+            is_over = True
+        if is_over:
+            self._finish(p.Reason.SUCCEEDED)
+            return
+        self.phase = p.Phase.GATHERING
+        self._join_next(0.0)
+
+    async def _stay(self, shared: SharedStore) -> bool:
+        """Until all are done, or for so long; false if another round is to come."""
+        await in_daemon_thread(shared.tell_done)
+        limit = self.now() + self._barrier
+        while not await in_daemon_thread(shared.all_done) and self.now() < limit:
+            if await in_daemon_thread(self._others_wait):
+                return False
+            await asyncio.sleep(_BARRIER_STEP)
+        return True
+
+
+def _keeps_store(handler: Any) -> bool:
+    """It gives the same store for every round, and knows nobody who waits: torch's static one."""
+    backend = getattr(handler, "get_backend", None)
+    return callable(backend) and backend() == "static"
