@@ -18,6 +18,8 @@ from tests.process.disks import Disk
 ROOT = Path(__file__).parents[2]
 CPUS = 4
 """Of each node."""
+GPUS = 2
+"""Of the last of several nodes, as far as Ray knows."""
 OTHER_VERSION = "2.40.0"
 
 
@@ -92,7 +94,14 @@ class RayCluster:
         orphan += "os.execv(sys.argv[1], sys.argv[1:])"
         nodes_of = (python, "-m", "tests.cluster.ray_nodes", f"{files}/ray")
         self._process = subprocess.Popen(
-            [python, "-c", orphan, *nodes_of, str(nodes), str(CPUS), json.dumps(autoscaled)],
+            [
+                python,
+                "-c",
+                orphan,
+                *nodes_of,
+                *map(str, (nodes, CPUS, GPUS)),
+                json.dumps(autoscaled),
+            ],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.PIPE,

@@ -1,7 +1,8 @@
 """The nodes of a Ray cluster, held by this process.
 
-`python -m tests.cluster.ray_nodes DIR NODES CPUS AUTOSCALED`, the last as JSON: the resources of a node
-that an autoscaler may add, or null for none.
+`python -m tests.cluster.ray_nodes DIR NODES CPUS GPUS AUTOSCALED`: the last node has so many GPUs, which
+nobody looks for. AUTOSCALED is JSON: the resources of a node that an autoscaler may add, or null for
+none.
 
 Commands come on stdin, a line each: `kill PID` kills the node of a process as a loss of power would.
 Each is answered by a line of JSON. All nodes end with stdin.
@@ -97,8 +98,8 @@ def autoscaling(directory, resources):
 
 
 def main():
-    directory, count, cpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    scaled = json.loads(sys.argv[4])
+    directory, (count, cpus, gpus) = sys.argv[1], map(int, sys.argv[2:5])
+    scaled = json.loads(sys.argv[5])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     (dashboard,) = free_ports(1)
@@ -123,7 +124,8 @@ def main():
     )
     try:
         for number in range(1, count):
-            cluster.add_node(wait=False, **common, **own(number))
+            own_gpus = gpus if number == count - 1 else 0
+            cluster.add_node(wait=False, num_gpus=own_gpus, **common, **own(number))
         cluster.wait_for_nodes(240)
         print(json.dumps({"dashboard": cluster.webui_url, "head": cluster.address}), file=answers)
         for line in sys.stdin:

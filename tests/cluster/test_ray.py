@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from phalanx.runner import get_runner
 from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, Role
 from phalanx.testing import SchedulerSuite
-from tests.cluster.ray import CPUS, OTHER_VERSION, ROOT
+from tests.cluster.ray import CPUS, GPUS, OTHER_VERSION, ROOT
 from tests.conftest import is_alive, wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -119,12 +120,12 @@ def test_the_head_of_a_cluster_leads_to_its_dashboard(in_ray, tmp_path):
 def test_an_app_that_waits_says_which_resources_are_missing():
     """By the name of the resource, and how much of it there is."""
     runner = get_runner()
-    role = Role("greedy", entrypoint="true", resource=Resource(cpu=1, gpu=2, memMB=-1))
+    role = Role("greedy", entrypoint="true", resource=Resource(cpu=1, gpu=GPUS + 1, memMB=-1))
     handle = runner.run(AppDef("greedy", [role]), "ray")
     try:
         message = lambda: runner.status(handle).message
         wait_until(lambda: "GPU" in message(), 120, "no reason")
-        assert "no node has 1 CPU, 2 GPU" in message()
+        assert "no node has 1 CPU, 3 GPU (the largest: 4 CPU, 2 GPU)" in message()
         assert runner.status(handle).state is AppState.PENDING
     finally:
         runner.delete(handle)
@@ -149,6 +150,33 @@ def test_replicas_beyond_the_least_are_not_waited_for():
         assert sum(printed) <= 4
     finally:
         runner.delete(handle)
+
+
+def test_gpus_are_those_that_ray_has_assigned():
+    """Two replicas on one node have different ones, two hosts of a launch too; all workers of a host
+    have those of its bundle.
+    """
+    runner = get_runner()
+    command = ["-c", "echo has $$CUDA_VISIBLE_DEVICES"]
+    one = Resource(cpu=0, gpu=1, memMB=-1)
+    role = Role("role", entrypoint="sh", args=command, num_replicas=2, resource=one)
+    handle = runner.run(AppDef("app", [role]), "ray")
+    try:
+        status = runner.wait(handle, 0.5)
+        assert status.state is AppState.SUCCEEDED, status
+        said = [text_of(line) for n in range(2) for line in runner.log_lines(handle, "role", n)]
+        assert sorted(said) == ["has 0", "has 1"]
+    finally:
+        runner.delete(handle)
+
+    def assigned():
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    each = {"cpus": 0, "gpus": 1}
+    assert sorted(make_launcher(2, scheduler_options=each).run(assigned)) == ["0", "1"]
+    whole = {"cpus": 0, "gpus": GPUS}
+    launcher = make_launcher(1, workers_per_host=2, scheduler_options=whole)
+    assert [sorted(one) for one in launcher.run(assigned)] == [[",", "0", "1"]] * 2
 
 
 def test_a_directory_or_a_file_of_it_is_what_replicas_run_in(tmp_path):
@@ -260,6 +288,12 @@ def test_a_function_with_an_all_reduce_runs_on_four_nodes(in_ray):
                 nodes.setdefault(actor["job_id"], []).append(actor["node_id"])
         assert 4 in [len({*found}) for found in nodes.values()]
         assert "hidden-value-18" not in json.dumps(asked(in_ray, "/api/jobs/"))
+
+
+def groups_of(cluster, job):
+    """The states of a job's placement groups."""
+    groups = asked(cluster, "/api/v0/placement_groups")["data"]["result"]["result"]
+    return {one["state"] for one in groups if one["creator_job_id"] == job}
 
 
 def asked(cluster, path):
@@ -416,6 +450,85 @@ def test_a_node_that_dies_is_replaced_by_the_autoscaler(in_ray, tmp_path):
         app.cancel(0.0)
         app.wait(60)
         runner.delete(handle)
+
+
+def test_a_lost_replica_without_retries_fails_the_app(in_ray):
+    """The node that it was on is named; of the others nothing is left."""
+    runner = get_runner()
+    command = ["-c", "echo $$$$; sleep 600"]
+    spot = Resource(cpu=0, gpu=0, memMB=-1, devices={"app": 1})
+    roles = [
+        Role("lost", entrypoint="sh", args=command, resource=spot),
+        Role("other", entrypoint="sh", args=command),
+    ]
+    handle = runner.run(AppDef("app", roles), "ray")
+    try:
+        said = {
+            role.name: wait_until(lambda: list(runner.log_lines(handle, role.name, 0)), 120)
+            for role in roles
+        }
+        pids = {name: int(text_of(lines[0])) for name, lines in said.items()}
+        in_ray.kill_node_of(pids["lost"])
+        status = runner.wait(handle, 0.5)
+        assert status.state is AppState.FAILED, status
+        states = {role.role: role.replicas[0] for role in status.roles}
+        node = states["lost"].hostname
+        assert status.message.startswith(f"lost/0 failed: lost with its node {node}: "), status
+        assert states["other"].state is AppState.CANCELLED
+        wait_until(lambda: not is_alive(pids["other"]))
+        name = handle.rpartition(":")[2]
+        job = asked(in_ray, f"/api/jobs/{name}")["job_id"]
+        wait_until(lambda: groups_of(in_ray, job) == {"REMOVED"})
+    finally:
+        runner.delete(handle)
+
+
+def test_a_node_that_dies_within_a_ray_program(script, in_ray, tmp_path):
+    """It is replaced; of a launch that is not elastic, the loss is named."""
+    killed = tmp_path / "killed"
+    program = script.start(
+        f"""
+        import os, time
+        from pathlib import Path
+        import ray
+        import phalanx
+
+        def work():
+            size = phalanx.context().world_size
+            is_whole_again = size == 2 and Path({str(killed)!r}).exists()
+            print("of", size, os.getpid(), flush=True)
+            if not is_whole_again:
+                time.sleep(600)
+            return "whole again"
+
+        def wait():
+            print("of two", os.getpid(), flush=True)
+            time.sleep(600)
+
+        if __name__ == "__main__":
+            ray.init({in_ray.head!r}, log_to_driver=False)
+            options = {{"resources": {{"spot": 1.0}}, "cpus": 0}}
+            hosts = {{"num_hosts": 2, "start_timeout": 120, "scheduler_options": options}}
+            launcher = phalanx.Launcher(scheduler="ray", min_hosts=1, max_restarts=3, **hosts)
+            print(list(launcher.run(work)), flush=True)
+            try:
+                phalanx.Launcher(scheduler="ray", **hosts).run(wait)
+            except phalanx.AgentLost as error:
+                print("AgentLost:", error, flush=True)
+        """,
+        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
+    )
+    with program:
+        pid = iter_until(program.stdout, "of 2").split()[-1]
+        killed.touch()
+        in_ray.kill_node_of(int(pid))
+        assert "['whole again', 'whole again']" in iter_until(program.stdout, "whole again")
+        pid = iter_until(program.stdout, "of two").split()[-1]
+        in_ray.kill_node_of(int(pid))
+        said, errors = program.communicate(timeout=120)
+    assert re.search(r"AgentLost: lost the agent on (\S+): .*connection to \1\.", said), (
+        said + errors
+    )
 
 
 def test_a_cluster_that_wants_a_token(guarded_ray, monkeypatch, tmp_path):
