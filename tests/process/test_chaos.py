@@ -75,21 +75,27 @@ def test_an_agent_is_killed_and_another_takes_its_place(app):
     assert not any(map(is_alive, (worker.pid for worker in before.workers)))
 
 
-def test_torchrun_is_broken_where_it_runs(tmp_path, monkeypatch):
-    """It is an app as any other."""
+@pytest.mark.parametrize("way", ["torchrun", "local_cwd"])
+def test_torchrun_is_broken_where_it_runs(tmp_path, monkeypatch, way):
+    """It is an app as any other, also as what an app of `phalanx run` consists of."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "train.py").write_text(
         "import os, pathlib, time\n"
         "while not pathlib.Path('end').exists():\n    time.sleep(0.01)\n"
         "print('restarts:', os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
     )
-    words = [sys.executable, "-m", "phalanx", "torchrun", "--standalone", "--nproc-per-node", "1"]
-    words += ["--max-restarts", "1000", "train.py"]
+    monkeypatch.setenv("PET_MAX_RESTARTS", "1000")
+    words = [sys.executable, "-m", "phalanx"]
+    if way == "torchrun":
+        words += ["torchrun", "--standalone", "--nproc-per-node", "1", "train.py"]
+    else:
+        words += ["run", "-s", way, "--wait", "--log", "dist.ddp", "-j", "1x1", "train.py"]
     run = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        is_whole = lambda: [app for app in apps() if observation(app.status(), 0.0).running]
+        known = lambda: [app for app in apps(parts=True) if app.is_launch]
+        is_whole = lambda: [app for app in known() if observation(app.status(), 0.0).running]
         wait_until(is_whole, timeout=60)
         flags = ("--kill-worker", "1s", "--duration", "1s", "--seed", str(SEED), "--json")
         done = command(*flags)

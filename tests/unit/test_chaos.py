@@ -70,7 +70,7 @@ def test_mistakes_are_named(kind, text, message):
 
 
 def test_the_page_names_every_scheduler_whose_apps_are_refused():
-    """Only launches are broken."""
+    """Only launches are broken, and what `local_cwd` runs here."""
     page = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
     assert [name for name in BUILT_IN if f"`{name}`" not in page] == []
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from phalanx._registry import LAUNCH
 from phalanx._registry.recorded_app import RecordedApp, apps, by_handle, find
 from phalanx._runner import handles
+from phalanx._system.processes import descendants
 from phalanx.errors import ConfigError
 
 
@@ -56,3 +57,10 @@ def find_app(text: str | None) -> FoundApp:
             return FoundApp(str(handle), None)
     record = find(text)
     return FoundApp(record.handle, record)
+
+
+def launches_below(app: RecordedApp) -> list[RecordedApp]:
+    """The launches that run in the replicas of an app of `local_cwd` on this machine."""
+    below = set(descendants(app.facts["owner"]["pid"])) if app.is_local else set()
+    launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
+    return [one for one in launches if one.is_local and one.facts["owner"]["pid"] in below]

@@ -16,7 +16,7 @@ from phalanx._chaos.fault_history import FaultRecord
 from phalanx._chaos.faults import DURATIONS, Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.hosts import ChaosHost, ChaosHosts
 from phalanx._cli import parsing
-from phalanx._cli.app_argument import find_app, only_running
+from phalanx._cli.app_argument import find_app, launches_below, only_running
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._specs import AppState
 
@@ -173,6 +173,12 @@ def _find(text: str | None) -> RecordedApp:
     """The launch to break. Raises `LookupError`."""
     found = find_app(only_running().handle if text is None else text)
     app = found.record
+    if app is not None and app.scheduler == "local_cwd" and not app.state.is_final:
+        launches = launches_below(app) if app.facts["owner"] else []
+        if len(launches) > 1:
+            names = ", ".join(one.id for one in launches)
+            raise LookupError(f"{app.id} runs several launches; name one of: {names}")
+        app = launches[0] if launches else app
     if app is None or not app.is_launch:
         scheduler = found.handle.partition("://")[0]
         raise LookupError(

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx._cli import parsing
-from phalanx._cli.app_argument import find_app, only_running
+from phalanx._cli.app_argument import find_app, launches_below, only_running
 from phalanx._core.stacks import RankStacks, describe, from_dict
 from phalanx._registry import stack_requests as asking
-from phalanx._registry.recorded_app import RecordedApp, apps
-from phalanx._system.processes import descendants
+from phalanx._registry.recorded_app import RecordedApp
 from phalanx.errors import PhalanxError
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
@@ -99,9 +98,7 @@ def _find(text: str | None) -> list[RecordedApp]:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
     if app.scheduler != "local_cwd":
         return [app]  # its supervisor asks the hosts
-    below = set(descendants(app.facts["owner"]["pid"])) if app.is_local else set()
-    launches = [one for one in apps(parts=True) if one.is_launch and not one.state.is_final]
-    launches = [one for one in launches if one.is_local and one.facts["owner"]["pid"] in below]
+    launches = launches_below(app)
     if not launches:
         raise LookupError(
             f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "
