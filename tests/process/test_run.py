@@ -624,7 +624,19 @@ def test_a_killed_supervisor_leaves_nothing_running(whom):
     os.kill(keeper if whom == "keeper" else int(children[0]), signal.SIGKILL)
     wait_until(lambda: status(handle)["state"] == "FAILED")
     wait_until(lambda: not any(map(is_alive, pids)))
-    assert status(handle)["message"]
+    assert "the last output of its replicas may be missing" in status(handle)["message"]
+
+
+@pytest.mark.parametrize("whom", ["keeper", "supervisor"])
+def test_a_supervisor_that_is_stopped_is_continued(whom):
+    """The app ends as it would have."""
+    handle = submit("utils.sh", "echo up; until test -e go; do sleep 0.05; done")
+    wait_until(lambda: phalanx("log", handle).stdout)
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    os.kill(keeper if whom == "keeper" else int(children[0]), signal.SIGSTOP)
+    Path("go").touch()
+    wait_until(lambda: status(handle)["state"] == "SUCCEEDED")
 
 
 def test_an_app_whose_machine_was_restarted_is_failed(own_registry):

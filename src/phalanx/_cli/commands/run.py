@@ -374,7 +374,9 @@ def _run(wanted: _Wanted, habits: Habits) -> int:
         if is_ended:
             wanted.wait = wanted.log = True
         try:
-            taken = say_if_long("run", f"{info.scheduler} to accept the app")
+            taken: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if not isinstance(info.request, AppRequest):  # its supervisor is forked: no threads
+                taken = say_if_long("run", f"{info.scheduler} to accept the app")
             with stdout_to_stderr(), taken:
                 handle = runner.schedule(info)
             printed = _print_handle(handle)

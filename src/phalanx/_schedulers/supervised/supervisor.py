@@ -95,15 +95,19 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     processes.wake_orphans()
     while True:
-        pid, status = os.wait()  # also those whose parents have gone
-        if pid == supervisor:
+        pid, status = os.waitpid(-1, os.WUNTRACED)  # also those whose parents have gone
+        if os.WIFSTOPPED(status):
+            if pid == supervisor:  # nobody else would see what its app does
+                processes.send(pid, signal.SIGCONT)
+        elif pid == supervisor:
             break
     processes.kill_descendants(processes.reap, sparing=is_supervisor)
     known = read(path / "status.json") or {}
     if not AppState(known.get("state", "PENDING")).is_final:
         how = processes.describe_status(status)
         _say(f"the supervisor (pid {supervisor}) ended: {how}")
-        known["message"] = f"its supervisor ended: {how}{see(path / LOG)}"
+        missing = "the last output of its replicas may be missing"
+        known["message"] = f"its supervisor ended: {how}; {missing}{see(path / LOG)}"
         known |= {"state": "FAILED", "exit_code": 1, "updated": time.time()}
         known["seconds"] = time.monotonic() - began
         for replica in known.get("replicas", ()):
@@ -127,6 +131,7 @@ def _supervise(path: Path, request: AppRequest, lifeline: int) -> NoReturn:
     finally:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
+        processes.send(os.getppid(), signal.SIGCONT)  # it may be stopped, and has to end with us
         os._exit(code)
 
 
