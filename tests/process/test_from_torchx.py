@@ -254,10 +254,27 @@ def test_one_cfg_for_several_schedulers():
 
 def test_mounts_on_this_machine_are_a_warning():
     """The files are there as they are."""
-    done = dryrun("utils.sh", "--mounts", "type=bind,src=~/data,dst=/data", "ls")
+    mounts = ("utils.sh", "--mounts", "type=bind,src=~/data,dst=/data", "ls")
+    done = dryrun(*mounts)
     assert done.returncode == 0
     assert "local_cwd mounts nothing: role 'sh'" in done.stderr
     assert "/home/data" in done.stdout
+
+
+def test_mounts_on_slurm_are_a_warning():
+    """TorchX drops them there, too."""
+    done = phalanx(
+        "run",
+        "--dryrun",
+        "-s",
+        "slurm",
+        "utils.sh",
+        "--mounts",
+        "type=bind,src=/data,dst=/data",
+        "ls",
+    )
+    assert done.returncode == 0
+    assert "slurm mounts nothing: role 'sh'" in done.stderr
 
 
 class TestComponents(ComponentTestCase):

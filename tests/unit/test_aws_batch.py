@@ -99,10 +99,17 @@ def _check_enums(shape, value):
 
 def test_one_replica_is_a_container(taken):
     """Its number is known, so nothing has to be found out."""
-    definition, job = taken(request(changed(args=["${replica_id}", "${app_id}", "$$HOME"])))
+    env = {"PHALANX_JOB_ID": "aws_batch://s/${app_id}"}
+    role = changed(
+        args=["${replica_id}", "${app_id}", "$$HOME"], env=env, resource=Resource(2, 0, -1)
+    )
+    definition, job = taken(request(role))
     assert definition["type"] == "container"
-    name = f"q:{job['jobName']}"
+    name = job["jobName"]
     assert job["containerOverrides"]["command"] == ["python3", "0", name, "$HOME"]
+    assert {"name": "PHALANX_JOB_ID", "value": f"aws_batch://s/q:{name}"} in job[
+        "containerOverrides"
+    ]["environment"]
     assert "command" not in definition["containerProperties"]
     assert {"type": "VCPU", "value": "2"} in definition["containerProperties"][
         "resourceRequirements"

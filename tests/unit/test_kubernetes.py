@@ -114,6 +114,17 @@ def test_two_apps_never_share_a_name():
     assert len({names.make_name("train") for _ in range(100)}) == 100
 
 
+def test_the_macro_of_the_id_is_the_name_alone():
+    """Paths and names are made of it; the handle has the whole id."""
+    env = {"RUN": "/runs/${app_id}", "TORCHX_JOB_ID": "kubernetes://s/${app_id}"}
+    made = request(AppDef("a", [role(args=["${app_id}"], env=env)]), namespace="ns")
+    main_container = main(made.jobs[0])
+    values = {one["name"]: one.get("value") for one in main_container["env"]}
+    assert main_container["command"] == ["sh", made.app.name]
+    assert values["RUN"] == f"/runs/{made.app.name}"
+    assert values["TORCHX_JOB_ID"] == f"kubernetes://s/ns:{made.app.name}"
+
+
 @pytest.mark.parametrize("context", [None, "kind", "arn:aws:eks:eu:1:cluster/a b%"])
 def test_an_id_has_all_that_is_needed_to_find_the_app(context):
     """And no slash, since it is part of a handle."""

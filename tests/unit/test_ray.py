@@ -140,11 +140,13 @@ def make(app, **options):
 def test_a_request_is_plain_data_without_the_environment_in_its_job():
     """Everybody on a cluster sees jobs."""
     role = Role("role", entrypoint="python", args=["${app_id}"], env={"A": "secret"})
+    role = role.with_env(PHALANX_JOB_ID="ray://s/${app_id}")
     request = make(AppDef("a", [role]), stop_grace=3.0)
     assert "secret" not in json.dumps(request.job)
     assert request.job["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "8"}
     (told,) = request.driver["replicas"]
-    assert told["argv"] == ["python", str(request.app)]
+    assert told["argv"] == ["python", request.app.name]
+    assert told["env"]["PHALANX_JOB_ID"] == f"ray://s/{request.app}"
     assert told["env"]["A"] == "secret"
     json.loads(str(request))
 

@@ -39,10 +39,10 @@ def test_frozen_lists_and_dicts_read_as_those_they_replace():
     }
     assert yaml.safe_load(yaml.safe_dump(dataclasses.asdict(ROLE.resource))) == {
         "capabilities": {},
-        "cpu": 2,
+        "cpu": -1,
         "devices": {},
-        "gpu": 0,
-        "memMB": 1024,
+        "gpu": -1,
+        "memMB": -1,
         "tags": {},
     }
     for made in (copy.copy(ROLE.args), copy.deepcopy(ROLE.args), pickle.loads(pickle.dumps(ROLE))):
@@ -171,7 +171,8 @@ def asked_of_aws_batch(role):
 def test_what_is_not_specified_is_not_asked_for(asked, left, given):
     """Of any scheduler that reserves."""
     role = Role("r", image="i:1", entrypoint="true")
-    assert asked(dataclasses.replace(role, resource=specs.NULL_RESOURCE)) == left
+    assert role.resource == specs.NULL_RESOURCE
+    assert asked(role) == left
     assert asked(dataclasses.replace(role, resource=Resource(2, 1, 4096))) == given
 
 

@@ -76,7 +76,7 @@ def check_capabilities(
             )
         if role.mounts and can.host_files:
             logger.warning(
-                "phalanx: %s mounts nothing: role %r sees the files of this machine as they are",
+                "phalanx: %s mounts nothing: role %r sees the files of its host as they are",
                 name,
                 role.name,
             )

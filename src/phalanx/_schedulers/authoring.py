@@ -31,7 +31,7 @@ def make_app_id(name: str) -> str:
 
 
 def replicas(
-    app: AppDef, app_id: str, *, rank0_env: str, root: str | None = None
+    app: AppDef, app_id: str, *, rank0_env: str, root: str | None = None, handle_id: str = ""
 ) -> Iterator[tuple[Role, int]]:
     """Every replica of an app: its role, with the macros replaced, and its number in it.
 
@@ -41,6 +41,7 @@ def replicas(
         rank0_env: The scheduler's `rank0_env`, for `${rank0_env}`.
         root: The directory that replicas start in, for `${img_root}`; by default the role's
             workspace.
+        handle_id: The id in the app's handle, for `PHALANX_JOB_ID`; by default `app_id`.
 
     Yields:
         Pairs of role and number.
@@ -55,7 +56,8 @@ def replicas(
             raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
         for number in range(role.num_replicas):
             directory = workspace_of(role) if root is None else root
-            yield Values(directory, app_id, str(number), rank0_env).apply(role), number
+            values = Values(directory, app_id, str(number), rank0_env, handle_id=handle_id)
+            yield values.apply(role), number
 
 
 def workspace_of(role: Role) -> str:

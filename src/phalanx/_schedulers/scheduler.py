@@ -62,7 +62,7 @@ class Capabilities:
     mounts: bool = False
     """Roles may have mounts."""
     host_files: bool = False
-    """Replicas see this machine's files as they are: mounts are left out, with a warning."""
+    """Replicas see their host's files as they are: mounts are left out, with a warning."""
     grace: bool = False
     """`cancel` takes a `grace`: the seconds between asking replicas to end and making them."""
     retry_policies: frozenset[RetryPolicy] = frozenset()

@@ -113,8 +113,8 @@ class Role:
     """How often it is started again when a replica fails."""
     retry_policy: RetryPolicy = RetryPolicy.APPLICATION
     """What is started again then."""
-    resource: Resource = field(default_factory=lambda: Resource(cpu=2, gpu=0, memMB=1024))
-    """What each replica needs."""
+    resource: Resource = field(default_factory=lambda: NULL_RESOURCE)
+    """What each replica needs; by default nothing is specified, and none is asked for."""
     port_map: Mapping[str, int] = field(default_factory=dict)
     """Ports by name, for schedulers that map them."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -334,5 +334,5 @@ def _check_plain(value: Any, where: str) -> None:
         raise ConfigError(f"{where}: {value!r} is not a string, number, bool, list or dict.")
 
 
-NULL_RESOURCE = Resource(cpu=UNSPECIFIED, gpu=UNSPECIFIED, memMB=UNSPECIFIED)
+NULL_RESOURCE: Resource = Resource(cpu=UNSPECIFIED, gpu=UNSPECIFIED, memMB=UNSPECIFIED)
 """A resource of which nothing is specified."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import Template
 from typing import Any, ClassVar
 
 from phalanx._specs.app_def import Role
+
+_HANDLES = ("PHALANX_JOB_ID", "TORCHX_JOB_ID")
+"""The variables in which a replica finds its app's handle."""
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,28 @@ class Values:
     replica_id: str
     rank0_env: str = ""
     """The *name* of the variable that holds the address of the role's first replica."""
+    handle_id: str = field(default="", kw_only=True)
+    """The id in the app's handle, where that also says on which cluster the app is."""
 
     def apply(self, role: Role) -> Role:
         """The role with all macros replaced, in entrypoint, arguments, environment and metadata."""
+        handle = dataclasses.replace(self, app_id=self.handle_id or self.app_id)
         return dataclasses.replace(
             role,
             entrypoint=self.substitute(role.entrypoint),
             args=[self.substitute(arg) for arg in role.args],
-            env={key: self.substitute(value) for key, value in role.env.items()},
+            env={
+                key: (handle if key in _HANDLES else self).substitute(value)
+                for key, value in role.env.items()
+            },
             metadata=self.substitute_all(role.metadata),
         )
 
     def substitute(self, text: str) -> str:
         """`${name}` by its value, `$$` by `$`; names that are not ours stay."""
-        return Template(text).safe_substitute(dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        del values["handle_id"]
+        return Template(text).safe_substitute(values)
 
     def substitute_all(self, value: Any) -> Any:
         """The same within lists and dicts."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import re
 import tempfile
 import threading
 import time
@@ -195,7 +196,9 @@ class SchedulerSuite(LendingSuite):
             for replica in range(2):
                 (line,) = run.scheduler.logs(app_id, "role", replica)
                 assert (line.role, line.replica) == ("role", replica), "lines say whose they are"
-                assert f"id={replica} app={app_id} env=<{replica}> cost=" in line.text, line
+                said = re.match(rf"id={replica} app=(\S+) env=<{replica}> cost=", line.text)
+                assert said, line
+                assert said[1] in app_id.split(":"), f"{said[1]} is no part of {app_id}"
                 assert line.text.endswith("5 unknown= first=set"), line
 
     # ── what it prints ────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 
 from phalanx._core.ranks import REPLICA
-from phalanx._schedulers.aws_batch.names import JobKind
+from phalanx._schedulers.aws_batch.names import BatchAppId, JobKind
 from phalanx._schedulers.replicas.request import ROLE, with_python
 from phalanx._specs import Role
 from phalanx._specs.substitution import Values
@@ -35,7 +35,7 @@ class ReplicaCommand:
 
 
 def make_command(
-    role: Role, kind: JobKind, app_id: str, rank0_env: str, python: str, first: int
+    role: Role, kind: JobKind, app: BatchAppId, rank0_env: str, python: str, first: int
 ) -> ReplicaCommand:
     """The command of a role whose first replica has that number in the app.
 
@@ -43,7 +43,7 @@ def make_command(
     """
     _check_meeting(role, kind, rank0_env, first)
     number = "0" if kind is JobKind.CONTAINER else _REPLICA_ID
-    meant = Values(".", app_id, number, rank0_env).apply(role)
+    meant = Values(".", app.name, number, rank0_env, handle_id=str(app)).apply(role)
     argv = with_python((meant.entrypoint, *meant.args), python)
     env = {ROLE: role.name, "PYTHONUNBUFFERED": "1", **meant.env}
     if kind is JobKind.CONTAINER:

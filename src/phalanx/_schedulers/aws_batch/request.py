@@ -149,9 +149,7 @@ def make_request(
         plan = plans.get(role.name)
         image = role.image if plan is None else f"{plan.repository}:latest"
         containers.append(container_properties(role, image, options))
-        command = make_command(
-            role, kind, str(app_id), rank0_env, options.python, tags.first(number)
-        )
+        command = make_command(role, kind, app_id, rank0_env, options.python, tags.first(number))
         env = environment({**options.env, **command.env})
         overrides.append({"command": list(command.argv), "environment": env})
         _check_size(role, overrides[-1])

@@ -52,6 +52,7 @@ class RayScheduler(Scheduler[RayOptions, RayRequest]):
         streams=True,
         times=True,
         several_roles=True,
+        host_files=True,
         keeps_apps=True,
         lends_hosts=True,
         retry_policies=frozenset(RetryPolicy),

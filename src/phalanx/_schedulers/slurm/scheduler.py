@@ -61,6 +61,7 @@ class SlurmScheduler(Scheduler[SlurmOptions, SlurmRequest]):
         streams=True,
         times=True,
         several_roles=True,
+        host_files=True,
         # The batch script starts everything again: it is one step for each role.
         retry_policies=frozenset({RetryPolicy.APPLICATION}),
         lends_hosts=True,

@@ -220,7 +220,8 @@ class _ObjectMaker:
         self, role: Role, part: RoleAnnotation, number: int | None, plan: ImagePlan | None
     ) -> dict[str, Any]:
         replica = REPLICA_ID if number is None else str(number)
-        meant = Values(".", str(self.app), replica, self.rank0_env).apply(role)
+        values = Values(".", self.app.name, replica, self.rank0_env, handle_id=str(self.app))
+        meant = values.apply(role)
         own = {
             **self.labels,
             names.ROLE: part.word,

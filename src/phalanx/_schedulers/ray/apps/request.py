@@ -76,7 +76,9 @@ def make_request(
         time.time(),
     )
     told = []
-    for role, number in replicas(app, str(place), rank0_env=rank0_env, root="."):
+    for role, number in replicas(
+        app, place.name, rank0_env=rank0_env, root=".", handle_id=str(place)
+    ):
         directory = directories[role.name]
         least = role.num_replicas if role.min_replicas is None else role.min_replicas
         told.append(
