@@ -1,6 +1,7 @@
 """Programs that import torchrunx, run on Phalanx without a change."""
 
 import argparse
+import dataclasses
 import importlib
 import logging
 import os
@@ -8,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -163,6 +165,44 @@ def test_launch_takes_the_arguments_of_earlier_versions(capfd):
     assert result.by_hostnames() == {"localhost": [3, 4]}
     assert re.fullmatch(r"\S+ \S+:INFO:localhost\[1\]: adding\n", capfd.readouterr().out)
     assert torchrunx.launch(add, {"a": 1, "b": 1}, handler_factory=None, **options).rank(1) == 3
+
+
+def test_a_launcher_takes_the_fields_of_earlier_versions():
+    """They are others' names for what it has."""
+    launcher = torchrunx.Launcher(
+        timeout=60, default_env_vars=("PATH",), extra_env_vars=("MY_A", "MY_B*")
+    )
+    assert launcher.worker_timeout == 60
+    assert launcher.copy_env_vars == ("PATH", "MY_A", "MY_B*")
+    assert launcher.extra_env_vars is None
+    assert dataclasses.replace(launcher, timeout=None, default_env_vars=None) == launcher
+
+
+def test_a_program_that_configures_no_logging_shows_stderr(tmp_path):
+    """Its lines are errors, as there; those of stdout are in the files alone."""
+    text = """
+        import sys
+        import torchrunx
+
+        def work():
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+
+        if __name__ == "__main__":
+            torchrunx.Launcher(["localhost"], 1, backend=None).run(work)
+        """
+    (tmp_path / "prog.py").write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx.compat", "torchrunx", "--", "prog.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "to stderr\n")
+    (file,) = tmp_path.glob("torchrunx_logs/*/localhost[[]0].log")
+    said = re.findall(r"\w+: to \w+", file.read_text())
+    assert sorted(said) == ["ERROR: to stderr", "INFO: to stdout"]
 
 
 def test_run_takes_the_arguments_of_earlier_versions():

@@ -75,9 +75,10 @@ def _fits(name: str, value: object) -> bool:
     return whole and -1.0 <= value < _LARGEST.get(name, 1 << 63)
 
 
-def of_line(text: str, source: Source) -> logging.LogRecord:
-    """A record for a raw line, in the name of its source."""
+def of_line(text: str, source: Source, stream: str = "") -> logging.LogRecord:
+    """A record for a raw line, in the name of its source; `record.stream` says where it came."""
     record = logging.LogRecord(source.name, logging.INFO, "", 0, text, None, None)
+    record.stream = stream
     belongs_to(record, source)
     return record
 

@@ -38,7 +38,8 @@ class LogSpec(ABC):
 
     Handlers get a record for every line a worker prints (in the name of the worker, level INFO),
     and the records that it made with `logging`, with their own name, level and time. Each record
-    has `worker`, `hostname`, `rank` and `local_rank`. A handler runs on a thread of its own.
+    has `worker`, `hostname`, `rank` and `local_rank`, that of a line also `stream`. A handler runs
+    on a thread of its own.
     """
 
     @abstractmethod

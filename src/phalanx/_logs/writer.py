@@ -331,10 +331,10 @@ class HandlerThread:
             else:
                 _, assembly = self._assemblies.setdefault(source.key, (source, LineAssembler()))
                 for line in assembly.add(stream, data):
-                    self._handle(of_line(line, source))
+                    self._handle(of_line(line, source, stream))
         for source, assembly in self._assemblies.values():
-            for line in assembly.end():
-                self._handle(of_line(line, source))
+            for stream, line in assembly.end_of_all():
+                self._handle(of_line(line, source, stream))
         with contextlib.suppress(Exception):
             self._handler.flush()
 

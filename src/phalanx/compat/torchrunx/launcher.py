@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import phalanx
@@ -65,6 +65,20 @@ class Launcher:
     """Bash file to source on each host."""
     handler_factory: Factory | Literal["auto"] | None = field(default="auto", init=False)
     """Makes the log handlers of a run: see `set_logging_handlers`."""
+    timeout: InitVar[int | None] = field(default=None, kw_only=True)
+    """The name of `worker_timeout` until 0.3.0."""
+    default_env_vars: InitVar[tuple[str, ...] | None] = field(default=None, kw_only=True)
+    """The name of `copy_env_vars` in 0.2."""
+
+    def __post_init__(self, timeout: int | None, default_env_vars: tuple[str, ...] | None) -> None:
+        """Take what earlier versions had by other names."""
+        if timeout is not None:
+            self.worker_timeout = timeout
+        if default_env_vars is not None:
+            self.copy_env_vars = default_env_vars
+        extra: Any = self.extra_env_vars
+        if isinstance(extra, tuple | list):  # in 0.2: names of variables to copy
+            self.copy_env_vars, self.extra_env_vars = (*self.copy_env_vars, *extra), None
 
     def set_logging_handlers(self, handler_factory: Factory | Literal["auto"] | None) -> Self:
         """Have each run's output go to the handlers that this function makes.
@@ -138,7 +152,7 @@ def launch(
         workers_per_host="auto" if workers_per_host == "slurm" else workers_per_host,
         ssh_config_file=ssh_config_file,
         backend=backend,
-        worker_timeout=timeout,
+        timeout=timeout,
         copy_env_vars=(*default_env_vars, *extra_env_vars),
         env_file=env_file,
     ).set_logging_handlers(handler_factory)

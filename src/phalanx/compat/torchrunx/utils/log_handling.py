@@ -122,10 +122,10 @@ class HandlerFactorySpec(LogSpec):
 
 
 class _Named(logging.Handler):
-    """Gives records the names that torchrunx gives them, then hands them on."""
+    """Gives records torchrunx's names, and lines of stderr its level, then hands them on."""
 
     def __init__(self, handler: logging.Handler) -> None:
-        super().__init__(handler.level)
+        super().__init__()
         self._handler = handler
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -136,7 +136,10 @@ class _Named(logging.Handler):
         local_rank = whose.get("local_rank")
         rest = "" if local_rank is None else f".{local_rank}"
         record.name = f"torchrunx.{whose.get('hostname')}{rest}"
-        self._handler.handle(record)
+        if whose.get("stream") == "stderr":
+            record.levelno, record.levelname = logging.ERROR, "ERROR"
+        if record.levelno >= self._handler.level:
+            self._handler.handle(record)
 
     def flush(self) -> None:
         self._handler.flush()
