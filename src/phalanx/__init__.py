@@ -11,6 +11,7 @@ public is loaded when it is first named.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from phalanx._core.lazy import loader
@@ -153,7 +154,27 @@ if TYPE_CHECKING:
     )
 
 
-__getattr__ = loader(__name__, _PUBLIC)
+__getattr__ = loader(
+    __name__,
+    _PUBLIC,
+    {"version": "use phalanx.__version__; TorchX's module is phalanx.compat.torchx.version"},
+)
+
+
+class _Elsewhere:
+    """Asked last for a module of ours: says where one is that other launchers have."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        start = f"{__name__}."
+        if name.startswith(start) and not name.startswith(f"{start}compat."):
+            from phalanx._aliases import elsewhere
+
+            if found := elsewhere(name.removeprefix(start)):
+                raise ModuleNotFoundError(f"no module named {name!r}: {found}", name=name)
+
+
+sys.meta_path.append(_Elsewhere)
 
 
 def __dir__() -> list[str]:

@@ -75,23 +75,32 @@ def install_from(environ: Mapping[str, str]) -> None:
 
 
 def instead_of(error: BaseException) -> str:
-    """What to write in place of an import that found no module, if the name is another launcher's.
-
-    Both as it is there, `torchx.util`, and as it would be here, `phalanx.util`.
-    """
+    """What to write in place of an import that found no module of another launcher's."""
     name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
-    top, _, rest = name.partition(".")
+    top = name.partition(".")[0]
+    if top in os.environ.get(VARIABLE, "").split(","):
+        return ""  # it has been told what there is
     if top in known():
         return (
             f"Phalanx has the names of {top}: import {ROOM}.{top} as {top}, or run the program "
             f"with: python -m {ROOM} {top} -- PROGRAM"
         )
-    if top != __name__.partition(".")[0]:
-        return ""
+    return ""
+
+
+def elsewhere(name: str) -> str:
+    """Where the module is that another launcher has under this name within its package.
+
+    Args:
+        name: The module's name without `phalanx.`, such as `specs.finder`.
+    """
     for other in known():
         with contextlib.suppress(ImportError):
-            if importlib.util.find_spec(f"{ROOM}.{other}.{rest}") is not None:
-                return f"{other}'s module of that name is {ROOM}.{other}.{rest}"
+            if importlib.util.find_spec(f"{ROOM}.{other}.{name}") is not None:
+                return f"{other}'s module of that name is {ROOM}.{other}.{name}"
+            absent = getattr(importlib.import_module(f"{ROOM}.{other}"), "ABSENT", {})
+            if instead := absent.get(name):
+                return f"instead of {other}'s module of that name, {instead}"
     return ""
 
 

@@ -68,7 +68,8 @@ def guarded(plugin: Plugin, *, refuses: bool = False) -> Iterator[None]:
         text = str(error).partition("\n")[0]
         kind = type(error).__name__
         instead = _aliases.instead_of(error)
-        reason = (f"{kind}: {text}" if text else kind) + (instead and f". {instead}")
+        said = f"{kind}: {text}" if text else kind
+        reason = f"{said.removesuffix('.')}. {instead}" if instead else said
         raise PluginError(plugin, reason) from error
 
 
@@ -115,7 +116,7 @@ def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
 @functools.cache
 def of(group: str) -> Sequence[Plugin]:
     """The plugins of a group, in the order of their names; of two alike the first counts."""
-    found = {Plugin(group, e.name, e.value, name) for e, name in _installed().get(group, ())}
+    found = {Plugin(e.group, e.name, e.value, name) for e, name in _installed().get(group, ())}
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.value)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -438,6 +439,148 @@ def test_plugins_of_torchx_are_found_and_run(tmp_path):
     assert handle == "paper://torchx/sheet"
     assert "RUNNING" in torchx("status", handle)
     assert "Did you mean" not in environment("fold").stdout
+
+
+def test_built_in_components_that_a_package_registers(tmp_path):
+    """Beside its own, or under a name of theirs: modules of ours have those that they give."""
+    environment = Environment(tmp_path / "venv")
+    environment.install(
+        "paper",
+        {"paper.py": ""},
+        {
+            "torchx.components": [
+                "_0 = torchx.components.utils",
+                "dist = torchx.components.dist",
+                "t = torchx.components",
+            ],
+            "phalanx.components": ["ours = phalanx.compat.torchx.components.dist"],
+        },
+    )
+    main = "import sys; from torchx.cli.main import main; main(sys.argv[1:])"
+    (tmp_path / "main.py").write_text(main)
+
+    def torchx(*words):
+        python = str(tmp_path / "venv" / "bin" / "python")
+        command = [python, "-m", "phalanx.compat", "torchx", "--", str(tmp_path / "main.py")]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = re.findall(r"\d+\. (\S+)", torchx("builtins"))
+    assert {"dist.ddp", "echo", "t.dist.spmd", "t.utils.sh", "ours.ddp"} <= {*listed}
+    assert "def ddp(" in torchx("builtins", "--print", "dist.ddp")
+    shown = torchx("run", "--dryrun", "dist.ddp", "--name", "trial/1", "main.py")
+    assert '"TORCHX_TRACKING_EXPERIMENT_NAME": "trial"' in shown
+    assert '"TORCHX_TRACKING_EXPERIMENT_NAME": "default-experiment"' in torchx(
+        "run", "--dryrun", "t.dist.ddp", "main.py"
+    )
+    assert "echo" in torchx("run", "--dryrun", "echo")
+
+
+COPIED = """
+from torchx.schedulers.api import AppDryRunInfo, Scheduler
+from torchx.specs import runopts
+from torchx.workspace.dir_workspace import DirWorkspaceMixin
+
+class Copied(DirWorkspaceMixin, Scheduler):
+    def _run_opts(self):
+        opts = runopts()
+        opts.add("job_dir", type_=str, default=None, help="where")
+        return opts
+
+    def _submit_dryrun(self, app, cfg):
+        return AppDryRunInfo(app.roles[0].image, str)
+
+    describe = list = schedule = _cancel_existing = None
+
+def create_scheduler(session_name, **kwargs):
+    return Copied("copied", session_name)
+"""
+
+
+def test_a_plugin_that_copies_the_workspace(tmp_path):
+    """As `torchx run` has it: the current directory; a runner, only what is named."""
+    shown = program(
+        """
+        import sys, os
+        import plugin
+        from torchx.runner import Runner
+        from torchx.specs import AppDef, Role
+
+        with Runner("s", {"copied": plugin.create_scheduler}) as runner:
+            app = AppDef("a", [Role("r", image="own", entrypoint="x")])
+            print(runner.dryrun(app, "copied", {"job_dir": "unused"}).request)
+            there = "file://" + os.getcwd()
+            print(runner.dryrun(app, "copied", {"job_dir": "made"}, workspace=there).request)
+        print(os.path.exists("unused"), sorted(os.listdir("made")))
+        try:
+            import torchx.workspace.docker_workspace
+        except ModuleNotFoundError as error:
+            print(error)
+        """,
+        files={"plugin.py": COPIED, ".torchxignore": "home\nstate\n__pycache__\n"},
+    )
+    lines = shown.splitlines()
+    assert lines[:2] == ["own", "made"]
+    assert lines[2] == "False ['.torchxignore', 'plugin.py', 'prog.py']"
+    assert "no module 'torchx.workspace.docker_workspace'. Instead: " in lines[3]
+    assert ".." not in lines[3]
+
+
+def test_the_command_sends_the_current_directory(tmp_path):
+    """Into images, as there; a runner does if it is named."""
+    command = [sys.executable, "-m", "phalanx.compat", "torchx", "--", "-m", "torchx.cli.main"]
+    words = ["run", "-s", "kubernetes", "-cfg", "namespace=ml,server_version=1.29", "--dryrun"]
+
+    def workspace(*more):
+        done = subprocess.run(
+            [*command, *words, *more, "utils.echo", "--image", "i:1"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return re.findall(r'"workspace": (.*)', done.stdout)
+
+    assert workspace() == [f'"{tmp_path}"']
+    assert workspace("--workspace", "") == ["null"]
+    shown = program(
+        """
+        from torchx.runner import get_runner
+        cfg = {"namespace": "ml", "server_version": "1.29"}
+        with get_runner() as runner:
+            info = runner.dryrun_component("utils.echo", ["--image", "i:1"], "kubernetes", cfg)
+            print(info._app.roles[0].workspace)
+        """
+    )
+    assert shown == "None\n"
+
+
+def test_trackers_of_the_configuration_and_the_environment(monkeypatch):
+    """Programs find them as there; what they are is the program's own."""
+    text = """
+        import os
+        from torchx.runner import get_runner
+        from torchx.components.dist import ddp
+        app = ddp(script="prog.py", name="trial/1")
+        with get_runner() as runner:
+            env = runner.dryrun(app, "local_cwd", parent_run_id="p")._app.roles[0].env
+        print({k: v for k, v in sorted(env.items()) if "TRACK" in k or "PARENT" in k})
+        """
+    config = "[torchx:tracker]\nflow=\n[tracker:flow]\nconfig=flow.yaml\n"
+    files = {".torchxconfig": config}
+    assert eval(program(text, files=files)) == {
+        "PHALANX_PARENT_RUN_ID": "p",
+        "TORCHX_PARENT_RUN_ID": "p",
+        "TORCHX_TRACKERS": "flow",
+        "TORCHX_TRACKER_FLOW_CONFIG": "flow.yaml",
+        "TORCHX_TRACKING_EXPERIMENT_NAME": "trial",
+    }
+    monkeypatch.setenv("TORCHX_TRACKERS", "a,b")
+    monkeypatch.setenv("TORCHX_PARENT_RUN_ID", "outer")
+    found = eval(program(text, files=files))
+    assert found["TORCHX_TRACKERS"] == "a,b"
+    assert found["TORCHX_PARENT_RUN_ID"] == "outer"
 
 
 def test_what_is_not_there_says_so():

@@ -155,6 +155,12 @@ nothing = 3
 [some_cluster]
 queue = #FIXME:(str) the queue
 
+[kubernetes]
+queue = default
+
+[torchx:tracker]
+mlflow =
+
 [tracker:mlflow]
 config = x
 """
@@ -176,6 +182,10 @@ def test_a_configuration_of_torchx_is_noticed_and_converted(tmp_path, caplog):
     text = (tmp_path / ".phalanxconfig").read_text()
     assert '\ncomponent = "dist.ddp"\n' in text
     assert '\n# nothing = "3"' in text
+    assert '\n# queue = "default"  # kubernetes.queue is Volcano' in text
+    assert "kubernetes.queue is Volcano's in TorchX" in done.stderr
+    assert "\n# tracker:mlflow: Phalanx has no trackers" in text
+    assert "tracker:mlflow: Phalanx has no trackers" in done.stderr
     done = phalanx("config")
     assert (done.returncode, done.stderr) == (0, "")
     app = dryrun()

@@ -345,6 +345,7 @@ def test_materialize_takes_defaults_and_a_config():
         ("schedulers.api", "WorkspaceMixin", "phalanx.schedulers.Scheduler"),
         ("runner.api", "get_configured_trackers", "env"),
         ("runner.config", "dump", "phalanx configure"),
+        ("compat.torchx.specs.finder", "ModuleComponentsFinder", "get_components"),
     ],
 )
 def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
@@ -355,6 +356,40 @@ def test_a_name_that_there_is_not_says_what_to_use(module, name, said):
     assert not hasattr(found, name)
     with pytest.raises(ImportError, match=said):
         exec(f"from phalanx.{module} import {name}")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("schedulers.local_scheduler", "phalanx.compat.torchx.schedulers.local_scheduler"),
+        ("specs.finder", "torchx's module of that name is phalanx.compat.torchx.specs.finder"),
+        ("components.component_test_base", "phalanx.compat.torchx.components.component_test_base"),
+        ("version", "phalanx.compat.torchx.version"),
+        ("utils", "torchrunx's module of that name is phalanx.compat.torchrunx.utils"),
+        ("tracker", "trackers are not part of Phalanx"),
+        ("nonsense", "^No module named 'phalanx.nonsense'$"),
+    ],
+)
+def test_a_module_that_there_is_not_says_where_it_is(module, said):
+    """For those that are here under the name of another launcher."""
+    with pytest.raises(ModuleNotFoundError, match=said) as caught:
+        importlib.import_module(f"phalanx.{module}")
+    assert caught.value.name == f"phalanx.{module}"
+    with pytest.raises(AttributeError, match=r"phalanx\.compat\.torchx\.version"):
+        importlib.import_module("phalanx").version.TORCHX_IMAGE
+
+
+def test_what_torchxs_requests_have_says_what_ours_have():
+    """Tools look into them."""
+    with get_runner() as runner:
+        made = AppDef("a", [Role("r", entrypoint="x")])
+        request = runner.dryrun(made, "local_cwd").request
+        with pytest.raises(AttributeError, match="role_params': replicas have argv"):
+            request.role_params  # noqa: B018 it is asked for
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+            request.nonsense  # noqa: B018 it is asked for
+        opts = {name: opt for name, opt in runner.scheduler_run_opts("local_cwd")}  # noqa: C416 unpacked
+    assert (opts["log_dir"].is_required, opts["prepend_cwd"].opt_type) == (False, bool)
 
 
 NAMES = {

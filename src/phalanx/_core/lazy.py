@@ -51,6 +51,16 @@ def facade(module: str, target: str, absent: Mapping[str, str] = _NOTHING) -> Ca
     return load
 
 
+def attribute_hints(absent: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    """A class's `__getattr__`: of a name that users may look for it says what to use instead."""
+
+    def missing(instance: Any, name: str) -> Any:
+        hint = f": {absent[name]}" if name in absent else ""
+        raise AttributeError(f"{type(instance).__name__!r} has no attribute {name!r}{hint}")
+
+    return missing
+
+
 def _missing(module: str, name: str, absent: Mapping[str, str]) -> Exception:
     """What a module raises for a name that it does not have.
 

@@ -134,9 +134,9 @@ def _resolve(plugin: Plugin, name: str) -> Component | None:
     path, function = _split(plugin, name)
     if not function or function.startswith("_") or _spec(plugin, path) is None:
         return None
-    module = ".".join(filter(None, (_module_name(plugin), path)))
-    found: Any = vars(_import(plugin, module)).get(function)
-    return Component(name, found) if _is_defined_there(found, module) else None
+    module = _import(plugin, ".".join(filter(None, (_module_name(plugin), path))))
+    found: Any = vars(module).get(function)
+    return Component(name, found) if _is_defined_there(found, module.__name__) else None
 
 
 def _split(plugin: Plugin, name: str) -> tuple[str, str]:
@@ -208,7 +208,7 @@ def _search(plugin: Plugin, problems: list[str]) -> Iterator[Component]:
             continue
         path = module_name.removeprefix(top).lstrip(".")
         for name, value in sorted(vars(module).items()):
-            if not name.startswith("_") and _is_defined_there(value, module_name):
+            if not name.startswith("_") and _is_defined_there(value, module.__name__):
                 full = ".".join(filter(None, (path, name)))
                 yield Component(f"{_prefix(plugin)}{full}", value)
 

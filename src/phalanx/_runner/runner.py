@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
 
+from phalanx._core.lazy import attribute_hints
 from phalanx._registry import recorded_app, submission
 from phalanx._runner import catalog, config, handles
 from phalanx._runner.config import Config, ConfigValue
@@ -102,10 +103,7 @@ class Runner:
             scheduler_factories, scheduler_params or {}, lambda: self.config
         )
 
-    def __getattr__(self, name: str) -> Any:
-        """TorchX's names for what has another here say so."""
-        hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}")
+    __getattr__ = attribute_hints(_INSTEAD)
 
     def __enter__(self) -> Self:
         """Nothing is started."""

@@ -11,9 +11,10 @@ from phalanx._runner.component import Component
 
 def source_of(component: Component) -> str:
     """A file that has the component and can be run. Raises `OSError` where there is no source."""
-    module = inspect.getmodule(component.function)
-    source = inspect.getsource(component.function if module is None else module)
-    return standalone(source, component.function.__name__)
+    function = inspect.unwrap(component.function)
+    module = inspect.getmodule(function)
+    source = inspect.getsource(function if module is None else module)
+    return standalone(source, function.__name__)
 
 
 def standalone(source: str, function: str) -> str:

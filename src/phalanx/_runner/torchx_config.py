@@ -15,8 +15,8 @@ from phalanx.errors import ConfigError
 
 FILE = ".torchxconfig"
 _KINDS = {"component": "component", "cli": "command"}
-_OTHERS = ("torchx", "tracker")
-"""Kinds of section that say nothing of an app."""
+TRACKERS = ("torchx", "tracker")
+"""Kinds of section that name trackers, and say how each is configured."""
 
 Sections = dict[str, dict[str, dict[str, str]]]
 
@@ -42,10 +42,10 @@ def parse(text: str, path: str) -> Sections:
     found: Sections = {}
     for section in parser.sections():
         kind, colon, name = section.partition(":")
-        if kind in _OTHERS:
-            continue
         key = (_KINDS.get(kind, kind), name) if colon else ("scheduler", section)
-        if key[1] and key[0] in ("scheduler", *_KINDS.values()):
+        if key[0] in TRACKERS:
+            found.setdefault(kind, {}).setdefault(name, {}).update(parser.items(section))
+        elif key[1] and key[0] in ("scheduler", *_KINDS.values()) and section not in TRACKERS:
             values = {k: v for k, v in parser.items(section) if v not in ("None", "")}
             values = {k: v for k, v in values.items() if not v.startswith("#FIXME")}
             found.setdefault(key[0], {}).setdefault(key[1], {}).update(values)
@@ -57,7 +57,7 @@ def to_toml(sections: Sections, problem: Callable[[str, str, str, Any], str]) ->
 
     `problem` is asked for every section, with an empty key, and for every key in it.
     """
-    for kind in ("command", "component", "scheduler"):
+    for kind in ("command", "component", "scheduler", *TRACKERS):
         for name, values in sections.get(kind, {}).items():
             yield from _table(kind, name, values, problem)
 

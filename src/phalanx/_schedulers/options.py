@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,20 @@ class Option:
     default: Any
     required: bool
     help: str
+
+    def __iter__(self) -> Iterator[Any]:
+        """The name and the option: `for name, option in runner.scheduler_run_opts(…)`."""
+        return iter((self.name, self))
+
+    @property
+    def opt_type(self) -> Any:
+        """TorchX's name for `hint`."""
+        return self.hint
+
+    @property
+    def is_required(self) -> bool:
+        """TorchX's name for `required`."""
+        return self.required
 
     @property
     def type(self) -> str:

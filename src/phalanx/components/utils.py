@@ -26,7 +26,12 @@ def echo(msg: str = "hello world", image: str = "", num_replicas: int = 1) -> sp
         name="echo",
         roles=[
             specs.Role(
-                name="echo", image=image, entrypoint="echo", args=[msg], num_replicas=num_replicas
+                name="echo",
+                image=image,
+                entrypoint="echo",
+                args=[msg],
+                num_replicas=num_replicas,
+                resource=specs.resource(cpu=1),
             )
         ],
     )
@@ -40,7 +45,13 @@ def touch(file: str, image: str = "") -> specs.AppDef:
         image: container image, if the scheduler supports images
 
     """
-    role = specs.Role(name="touch", image=image, entrypoint="touch", args=[file])
+    role = specs.Role(
+        name="touch",
+        image=image,
+        entrypoint="touch",
+        args=[file],
+        resource=specs.resource(cpu=1),
+    )
     return specs.AppDef(name="touch", roles=[role])
 
 
@@ -210,7 +221,13 @@ def copy(src: str, dst: str, image: str = "") -> specs.AppDef:
 
     """
     arguments = [*program("_copy"), src, dst]
-    role = specs.Role(name="copy", image=image, entrypoint="python", args=arguments)
+    role = specs.Role(
+        name="copy",
+        image=image,
+        entrypoint="python",
+        args=arguments,
+        resource=specs.resource(cpu=1),
+    )
     return specs.AppDef(name="copy", roles=[role])
 
 

@@ -118,8 +118,19 @@ def _converted(runner: Runner) -> str:
     )
 
 
+_OTHER_MEANING = {
+    ("kubernetes", "queue"): "kubernetes.queue is Volcano's in TorchX; here it is Kueue's, "
+    'or with gang_scheduler = "volcano" Volcano\'s',
+}
+"""Options of schedulers that are another thing in TorchX."""
+
+
 def _problem(runner: Runner, kind: str, name: str, key: str, value: Any) -> str:
     """Why something cannot be set; empty if it can."""
+    if kind in torchx_config.TRACKERS:
+        return "" if key else f"{kind}:{name}: Phalanx has no trackers; set what yours need in env"
+    if kind == "scheduler" and (name, key) in _OTHER_MEANING:
+        return _OTHER_MEANING[name, key]
     found = ConfigValue(value, f"[{kind}.{name}]")
     try:
         if kind == "scheduler":

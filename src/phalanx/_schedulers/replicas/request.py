@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from phalanx._core.lazy import attribute_hints
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
 from phalanx._specs import AppDef, RetryPolicy
 
@@ -86,6 +87,16 @@ class AppRequest:
     roles: tuple[RoleRequest, ...]
     starter_options: Mapping[str, Any] = field(default_factory=dict)
     """What it needs besides."""
+
+    if not TYPE_CHECKING:  # its fields are known
+        __getattr__ = attribute_hints(
+            {
+                "log_dir": "replicas[0].logs has the files of its streams",
+                "role_log_dirs": "replicas have logs, the files of their streams",
+                "role_params": "replicas have argv, env, cwd and logs: "
+                "[r for r in request.replicas if r.role == 'trainer']",
+            }
+        )
 
     @property
     def replicas(self) -> list[ReplicaRequest]:

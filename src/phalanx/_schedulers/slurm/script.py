@@ -15,7 +15,9 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from phalanx._core.lazy import attribute_hints
 from phalanx._schedulers.authoring import UNSAID_MEMORY
 from phalanx._schedulers.slurm.layout import RESULT, SLURM_LOG
 from phalanx._schedulers.slurm.options import SlurmOptions
@@ -57,6 +59,14 @@ class SlurmRequest:
     """Of directories among them that are nobody's projects: the files that are copied."""
     files: tuple[tuple[str, str], ...] = ()
     """Python files that must be there: the directory, and the path in it."""
+
+    if not TYPE_CHECKING:  # its fields are known
+        __getattr__ = attribute_hints(
+            {
+                "cmd": "script is what sbatch is given",
+                "replicas": "roles have argv, env and num_replicas",
+            }
+        )
 
     def __str__(self) -> str:
         """The script, to the byte."""

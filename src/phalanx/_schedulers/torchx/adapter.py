@@ -43,6 +43,7 @@ class TorchxAdapter(Scheduler[Any, AppDryRunInfo]):
             retry_policies=frozenset(RetryPolicy),
             several_roles=True,
             workspace=builds,
+            runs_images=builds,
         )
 
     def dryrun(self, app: AppDef, options: Any) -> AppDryRunInfo:
@@ -50,6 +51,8 @@ class TorchxAdapter(Scheduler[Any, AppDryRunInfo]):
         given, cfg = thawed(app), as_dict(options)
         if self.capabilities.workspace:
             for role in given.roles:
+                if not role.workspace:  # it runs its image as it is
+                    continue
                 self.inner.build_workspace_and_update_role(  # type: ignore[attr-defined]
                     role, role.workspace, cfg
                 )

@@ -23,6 +23,8 @@ ABSENT = {
     "pipelines": "run apps with a runner from the pipeline's own steps",
     "runtime": "read and write files with the program's own libraries, such as fsspec",
     "apps": "write the program of the app into your project",
+    "workspace.docker_workspace": "build images with build_workspace_and_update_role of your own; "
+    "local_docker, kubernetes and aws_batch build theirs",
     "util.cuda": "ask torch.cuda.device_count()",
     "notebook": "call phalanx.launch in the cell",
     "schedulers.kubernetes_mcad_scheduler": "use kubernetes_scheduler; option queue is Kueue's",

@@ -12,8 +12,9 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from phalanx._core.lazy import attribute_hints
 from phalanx._images.plan import ImagePlan
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.apps.archive import PackedFiles
@@ -48,6 +49,14 @@ class KubernetesRequest:
     """Images that are built first, by the word of their role."""
     hidden_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of this environment, which are not shown."""
+
+    if not TYPE_CHECKING:  # its fields are known
+        __getattr__ = attribute_hints(
+            {
+                "images_to_push": "plans has the images that are built first",
+                "resource": "objects has the Service and the Jobs",
+            }
+        )
 
     @property
     def objects(self) -> list[Mapping[str, Any]]:

@@ -37,7 +37,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _make_runner() -> Runner:
-    return Runner(settings=config.load())
+    made = Runner(settings=config.load())
+    made.sends_workspace = True
+    return made
 
 
 if __name__ == "__main__":

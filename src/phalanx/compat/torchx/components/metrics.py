@@ -5,4 +5,4 @@ from phalanx.components import metrics as _ours
 
 __all__ = ["tensorboard"]
 
-tensorboard = thawing(_ours.tensorboard)
+tensorboard = thawing(_ours.tensorboard, __name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -20,6 +21,8 @@ from phalanx._schedulers.torchx.interface import ListAppResponse, TorchxSchedule
 from phalanx._schedulers.torchx.runopts import as_dict, runopts
 from phalanx._specs import AppDef, is_started, macros
 from phalanx._specs.mutable import MutableAppDef, frozen, thawed
+from phalanx.compat.torchx.components.dist import EXPERIMENT
+from phalanx.compat.torchx.runner.config import get_config, get_configs
 from phalanx.compat.torchx.schedulers import get_scheduler_factories
 from phalanx.compat.torchx.schedulers._wrapped import options_of, unwrapped
 from phalanx.compat.torchx.specs.api import (
@@ -40,12 +43,14 @@ __all__ = [
     "Runner",
     "Stream",
     "UnknownAppException",
+    "get_configured_trackers",
     "get_runner",
     "make_app_handle",
     "materialize_appdef",
     "parse_app_handle",
 ]
 
+TRACKERS, PARENT = "TORCHX_TRACKERS", "TORCHX_PARENT_RUN_ID"
 _SESSION = "torchx"
 _METHODS = ("schedule", "submit_dryrun", "describe", "log_iter", "run_opts")
 """What a scheduler has that is none by its class."""
@@ -68,6 +73,21 @@ def get_runner(
     return Runner(name or "", None, component_defaults, scheduler_params)
 
 
+def get_configured_trackers() -> dict[str, str | None]:
+    """The trackers that `.torchxconfig` or the environment names, each with its configuration."""
+    names = [*get_configs("torchx", "tracker")]
+    if given := os.environ.get(TRACKERS):
+        names = given.split(",")
+    return {
+        name: os.environ.get(_tracker_variable(name), get_config("tracker", name, "config"))
+        for name in names
+    }
+
+
+def _tracker_variable(name: str) -> str:
+    return f"TORCHX_TRACKER_{name.upper()}_CONFIG"
+
+
 def _adapted(made: Any) -> Scheduler[Any, Any]:
     """What a factory has made, as a scheduler; one with TorchX's methods need not be one by class.
 
@@ -84,6 +104,9 @@ def _adapted(made: Any) -> Scheduler[Any, Any]:
 
 class Runner(OurRunner):
     """Submits apps. As in TorchX, no configuration is read."""
+
+    sends_workspace = False
+    """The current directory is copied into images where no workspace is named: `torchx run`."""
 
     def __init__(
         self,
@@ -148,13 +171,20 @@ class Runner(OurRunner):
         """
         name = self.default_scheduler if scheduler is None else scheduler
         env = {"TORCHX_JOB_ID": str(Handle(name, self._name, macros.app_id))}
+        parent_run_id = os.environ.get(PARENT, parent_run_id)
         if parent_run_id is not None:
-            env["TORCHX_PARENT_RUN_ID"] = parent_run_id
+            env[PARENT] = parent_run_id
+        if trackers := get_configured_trackers():
+            env[TRACKERS] = ",".join(trackers)
+            env |= {_tracker_variable(name): text for name, text in trackers.items() if text}
         made = frozen(app)
         for role in made.roles:
-            made = made.with_role(role.with_env({**env, **role.env}))
-        if workspace is None and self._scheduler(name).capabilities.runs_images:
-            workspace = ""
+            experiment = role.env.get("PHALANX_EXPERIMENT")
+            own = {} if experiment is None else {EXPERIMENT: experiment}
+            made = made.with_role(role.with_env({**env, **own, **role.env}))
+        if workspace is None and not self.sends_workspace:
+            images = self._scheduler(name).capabilities.runs_images
+            workspace = "" if images else None
         info = super().dryrun(made, scheduler, cfg, workspace, parent_run_id)
         info._app = thawed(info.app)
         adapter = isinstance(self._scheduler(info.scheduler), TorchxAdapter)

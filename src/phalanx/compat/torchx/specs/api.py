@@ -196,17 +196,19 @@ def get_type_name(tp: Any) -> str:
     return str(tp.__name__) if is_plain else str(tp)
 
 
-def thawing(function: Callable[P, FrozenAppDef]) -> Callable[P, AppDef]:
+def thawing(function: Callable[P, FrozenAppDef], module: str = "") -> Callable[P, AppDef]:
     """A component whose apps may be changed.
 
     Args:
         function: The component.
+        module: The module that it is a component of; by default its own.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> AppDef:
         return thawed(function(*args, **kwargs))
 
+    call.__module__ = module or function.__module__
     return call
 
 

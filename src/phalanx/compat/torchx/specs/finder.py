@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx._core.lazy import loader
 from phalanx._runner import catalog
 from phalanx._runner.component import Component
 from phalanx._runner.standalone import source_of
@@ -68,3 +69,13 @@ def get_builtin_source(name: str) -> str:
 def _described(component: Component) -> FoundComponent:
     function: Any = component.function
     return FoundComponent(component.name, component.summary, function.__name__, thawing(function))
+
+
+__getattr__ = loader(
+    __name__,
+    {},
+    dict.fromkeys(
+        ("ComponentsFinder", "ModuleComponentsFinder"),
+        "use get_components(), or get_component('FILE.py:FUNCTION')",
+    ),
+)
