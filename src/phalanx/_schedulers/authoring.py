@@ -56,8 +56,7 @@ def replicas(
             raise ConfigError(f"role {role.name!r} of {app.name!r} has no entrypoint.")
         for number in range(role.num_replicas):
             directory = workspace_of(role) if root is None else root
-            values = Values(directory, app_id, str(number), rank0_env, handle_id=handle_id)
-            yield values.apply(role), number
+            yield Values(directory, app_id, str(number), rank0_env).apply(role, handle_id), number
 
 
 def workspace_of(role: Role) -> str:

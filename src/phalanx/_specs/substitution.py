@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from string import Template
 from typing import Any, ClassVar
 
@@ -22,12 +22,13 @@ class Values:
     replica_id: str
     rank0_env: str = ""
     """The *name* of the variable that holds the address of the role's first replica."""
-    handle_id: str = field(default="", kw_only=True)
-    """The id in the app's handle, where that also says on which cluster the app is."""
 
-    def apply(self, role: Role) -> Role:
-        """The role with all macros replaced, in entrypoint, arguments, environment and metadata."""
-        handle = dataclasses.replace(self, app_id=self.handle_id or self.app_id)
+    def apply(self, role: Role, handle_id: str = "") -> Role:
+        """The role with all macros replaced, in entrypoint, arguments, environment and metadata.
+
+        `handle_id` is the id in the app's handle, where that also says on which cluster the app is.
+        """
+        handle = dataclasses.replace(self, app_id=handle_id or self.app_id)
         return dataclasses.replace(
             role,
             entrypoint=self.substitute(role.entrypoint),
@@ -41,9 +42,7 @@ class Values:
 
     def substitute(self, text: str) -> str:
         """`${name}` by its value, `$$` by `$`; names that are not ours stay."""
-        values = dataclasses.asdict(self)
-        del values["handle_id"]
-        return Template(text).safe_substitute(values)
+        return Template(text).safe_substitute(dataclasses.asdict(self))
 
     def substitute_all(self, value: Any) -> Any:
         """The same within lists and dicts."""

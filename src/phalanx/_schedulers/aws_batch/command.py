@@ -43,7 +43,7 @@ def make_command(
     """
     _check_meeting(role, kind, rank0_env, first)
     number = "0" if kind is JobKind.CONTAINER else _REPLICA_ID
-    meant = Values(".", app.name, number, rank0_env, handle_id=str(app)).apply(role)
+    meant = Values(".", app.name, number, rank0_env).apply(role, str(app))
     argv = with_python((meant.entrypoint, *meant.args), python)
     env = {ROLE: role.name, "PYTHONUNBUFFERED": "1", **meant.env}
     if kind is JobKind.CONTAINER:

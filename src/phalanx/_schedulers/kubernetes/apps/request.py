@@ -229,8 +229,7 @@ class _ObjectMaker:
         self, role: Role, part: RoleAnnotation, number: int | None, plan: ImagePlan | None
     ) -> dict[str, Any]:
         replica = REPLICA_ID if number is None else str(number)
-        values = Values(".", self.app.name, replica, self.rank0_env, handle_id=str(self.app))
-        meant = values.apply(role)
+        meant = Values(".", self.app.name, replica, self.rank0_env).apply(role, str(self.app))
         own = {
             **self.labels,
             names.ROLE: part.word,
