@@ -146,6 +146,8 @@ def test_a_replica_that_the_kubelet_evicts_is_said_to_be_and_is_retried_by_polic
     evicted, other = status.roles[0].replicas
     assert (evicted.state, other.state) == (AppState.FAILED, AppState.CANCELLED)
     assert (evicted.retries, other.retries) == (1, policy is RetryPolicy.APPLICATION)
+    (warning,) = status.warnings
+    assert warning.startswith("role/0 was started again: evicted from node")
 
 
 def test_a_program_that_takes_more_memory_than_it_may_is_said_to_have_done_so(apps):
@@ -367,6 +369,8 @@ def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, k
     wait_until(elsewhere, 200, "no pod on another node")
     status = apps.running(app_id)
     assert status.roles[0].replicas[0].hostname == apps.pod()["spec"]["nodeName"]
+    said = f"role/0 was started again: lost with its node {lost}, which does not answer"
+    apps.until(app_id, lambda status: status.warnings == (said,))
     kube.heal(lost.replace("node", "kubelet"))
     apps.scheduler.cancel(app_id)
     assert apps.status(app_id).state is AppState.CANCELLED

@@ -25,6 +25,8 @@ from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._specs import AppState, AppStatus, ReplicaStatus, RetryPolicy, RoleStatus
 
 _DELETED = "its Job was deleted"
+_MOST = 20
+"""Warnings that a status has."""
 
 
 def shown_state(seen: SeenObjects, assessed: Assessment) -> AppState:
@@ -73,6 +75,7 @@ def status_of(cluster: Cluster, seen: SeenObjects, assessed: Assessment, app_id:
         ),
         num_restarts=life.restarts + restarted,
         exit_code=code,
+        warnings=_replaced(seen),
     )
 
 
@@ -92,6 +95,17 @@ def _failed_alone(seen: SeenObjects, key: ReplicaKey) -> bool:
 def _pods(seen: SeenObjects, key: ReplicaKey) -> list[ReplicaPod]:
     word = next(part.word for part in seen.record.roles if part.name == key[0])
     return seen.pods_of(word, key[1])
+
+
+def _replaced(seen: SeenObjects) -> tuple[str, ...]:
+    """What the cluster has done to pods in whose place there are others."""
+    texts: dict[str, None] = {}
+    for part in seen.record.roles:
+        for number in range(part.replicas):
+            for pod in seen.pods_of(part.word, number)[:-1]:
+                if (pod.is_lost or not pod.was_stopped) and (why := pod.why_ended()):
+                    texts[f"{part.name}/{number} was started again: {why}"] = None
+    return tuple(texts)[:_MOST]
 
 
 # ── what is waited for ────────────────────────────────────────────────────────
