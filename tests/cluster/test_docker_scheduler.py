@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -543,6 +545,47 @@ def test_two_real_users_do_not_end_each_others_apps_by_mistake(own_engine, tmp_p
     assert all(f"SchedulerError {app_id} is " in line and "'s app" in line for line in refused)
     assert apps.status(app_id).state is AppState.RUNNING
     apps.delete()
+
+
+def test_the_engine_is_the_only_record(docker, tmp_path):
+    """Whoever has submitted an app, with all that they have kept: others do all with it."""
+
+    def say(home, *words):
+        places = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+        done = subprocess.run(
+            [sys.executable, "-m", "phalanx", *words],
+            env={**docker.environ, **places, "LOGNAME": tmp_path.name},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.stdout
+
+    lost, other = tmp_path / "lost", tmp_path / "other"
+    for home in (lost, other):
+        home.mkdir()
+    options = ("-cfg", "pull=never,stop_grace=1", "--workspace", "")
+    said = say(
+        *(lost, "run", "-s", "local_docker", *options, "utils.sh", "--image", IMAGE),
+        *("--max_retries", "1", "echo up; exec sleep 600"),
+    )
+    (handle,) = re.findall(r"local_docker://\S+", said)
+    app_id = handle.rpartition("/")[2]
+    (supervisor,) = wait_until(lambda: supervisors(app_id))
+    os.kill(supervisor, 9)
+    shutil.rmtree(lost)
+    assert app_id in say(other, "list", "-s", "local_docker")
+    wait_until(lambda: "up" in say(other, "log", handle))
+    docker.docker("kill", container(docker, app_id))
+    wait_until(lambda: say(other, "log", handle).count("sh/0 up") == 2, 60, "no retry")
+    say(other, "cancel", handle)
+    assert "CANCELLED" in say(other, "status", handle)
+    say(other, "delete", handle)
+    for kind in ("container", "network", "volume"):
+        listed = docker.docker(kind, "ls", *(["-a"] if kind == "container" else []))
+        assert app_id not in listed
 
 
 # ── the engine goes away ──────────────────────────────────────────────────────
