@@ -185,6 +185,23 @@ def test_a_pod_that_is_deleted_is_replaced(launcher, in_kube, namespace, num_hos
     assert len(found) == num_hosts
 
 
+def test_a_pod_that_the_kubelet_evicts_is_replaced(launcher):
+    """It has taken more of /dev/shm than it may."""
+
+    def work():
+        import socket
+
+        if phalanx.context().restart_count == 0:
+            Path("/dev/shm/all").write_bytes(bytes(8 << 20))  # noqa: S108
+            threading.Event().wait(300)
+        return socket.gethostname()
+
+    app = launcher(1, max_restarts=3, scheduler_options={"shm_size": "1Mi"}).start(work)
+    (found,) = app.result(kubernetes_lease.RECONNECT_TIMEOUT)
+    first, second = app.status().rounds
+    assert second.hosts == (found,) != first.hosts
+
+
 def test_a_worker_that_takes_more_memory_than_its_pod_has_is_said_to_have_done_so(launcher):
     """As the kernel has counted it."""
     made = launcher(1, scheduler_options={"mem": "96Mi"})
