@@ -88,8 +88,8 @@ def remove(spool: str) -> bool:
 def sweep() -> None:
     """End and remove what this user's agents that are gone have left. Nothing it does fails."""
     processes.wake_orphans()
-    directory = temporary_directory.place()
     with contextlib.suppress(OSError):
+        directory = temporary_directory.place()
         for name in os.listdir(directory):
             spool = os.path.join(directory, name)
             if name.startswith(_PREFIX) and _is_abandoned(spool):
