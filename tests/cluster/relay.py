@@ -38,7 +38,11 @@ def copy(source, target):
 def serve(listening, to):
     while True:
         ours = listening.accept()[0]
-        theirs = connect(to)
+        try:
+            theirs = connect(to)
+        except OSError:  # nobody listens any more
+            ours.close()
+            continue
         for pair in ((ours, theirs), (theirs, ours)):
             threading.Thread(target=copy, args=pair, daemon=True).start()
 

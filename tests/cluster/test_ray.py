@@ -331,6 +331,64 @@ def test_within_a_ray_program(script, in_ray):
     assert "['REMOVED']" in done.stdout
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another network needs root")
+def test_from_another_network(script, in_ray, tmp_path):
+    """Which reaches the dashboard, and the port that it names; without one, that is what to do."""
+    from tests.cluster import relay
+    from tests.cluster.etcd import free_ports
+
+    dashboard, port = in_ray.dashboard.rpartition(":")[2], str(free_ports(1)[0])
+    program = script.write(
+        f"""
+        import sys
+        import phalanx
+        from phalanx._schedulers.ray.hosts import lease
+
+        lease._REACHING = 1.0
+
+        def work(x):
+            print("here", flush=True)
+            return 1 / x
+
+        def run(x, **options):
+            hosts = {{"num_hosts": 1, "start_timeout": 120, "scheduler_options": options}}
+            return list(phalanx.Launcher(scheduler="ray", **hosts).run(work, {{"x": x}}))
+
+        if __name__ == "__main__":
+            try:
+                run(1)
+            except phalanx.PhalanxError as error:
+                print(error)
+            print(run(2, relay_port={port}))
+            try:
+                run(0, relay_port={port})
+            except ZeroDivisionError as error:
+                print("a mistake", *error.__notes__)
+        """
+    )
+    passing = [sys.executable, relay.__file__]
+    ways = {name: str(tmp_path / name) for name in (dashboard, port)}
+    inside = [word for name, way in ways.items() for word in (*passing, name, way)]
+    command = ["sh", "-c", 'ip link set lo up; exec "$@"', "sh", *inside, sys.executable, program]
+    outside = [subprocess.Popen([*passing, way, name]) for name, way in ways.items()]
+    try:
+        wait_until(lambda: all(os.path.exists(way) for way in ways.values()))
+        done = subprocess.run(
+            ["unshare", "-n", *command], capture_output=True, text=True, check=False, timeout=240
+        )
+    finally:
+        for one in outside:
+            one.kill()
+            one.wait()
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached from here" in done.stdout
+    assert "set relay_port=… and open or forward" in done.stdout
+    assert "here\n[0.5]" in done.stdout
+    mistake = done.stdout.partition("a mistake")[2]
+    assert "raised by rank 0 on " in mistake
+    assert "return 1 / x" in mistake
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

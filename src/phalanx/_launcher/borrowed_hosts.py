@@ -152,7 +152,7 @@ class BorrowedHosts:
         """How the request stands, in words: `slurm: job 7: PENDING (Resources)`."""
         where = f"{self.lender.name}: {self._lease.id}" if self._lease.id else self.lender.name
         state = sanitize_line(status.state)
-        reason = sanitize_line(status.reason)[:_REASON]
+        reason = sanitize_line(status.reason, _REASON)
         said = f"{state} ({reason})" if state and reason else state or reason
         return f"{where}: {said}" if said else where
 

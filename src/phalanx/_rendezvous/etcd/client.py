@@ -272,7 +272,7 @@ class _Refused(Exception):
             message, code = str(said.get("message") or said.get("error")), int(said.get("code", 0))
         except (ValueError, AttributeError):
             message, code = text, 0
-        super().__init__(sanitize_line(message.removeprefix("etcdserver: "))[:300])
+        super().__init__(sanitize_line(message.removeprefix("etcdserver: "), 300))
         self.code = code
 
     @property
@@ -298,12 +298,12 @@ def _said(error: BaseException) -> str:
     text = told or str(error)  # which is empty in some versions of the client
     _, found, reason = text.partition("certificate verify failed: ")
     if found:
-        reason = sanitize_line(reason.partition(" (_ssl")[0])[:200]
+        reason = sanitize_line(reason.partition(" (_ssl")[0])
         return f"its certificate is not trusted: {reason}. Set ca_cert to the CA that signed it"
     for start in ("Caused by ", "[Errno ", "[SSL"):
         if start in text:
             text = text[text.index(start) :]
-    return sanitize_line(text).rstrip(")'\"")[:300]
+    return sanitize_line(text, 300).rstrip(")'\"")
 
 
 def _close(session: requests.Session) -> None:

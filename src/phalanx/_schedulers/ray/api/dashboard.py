@@ -183,4 +183,4 @@ def _again(ask: Callable[[], bytes], tries: int) -> bytes:
 def _short(text: bytes) -> str:
     """The last line of a complaint: before it are Ray's own frames."""
     lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
-    return sanitize_line(lines[-1])[:_LONGEST] if lines else ""
+    return sanitize_line(lines[-1], _LONGEST) if lines else ""
