@@ -92,9 +92,9 @@ def in_docker(docker, monkeypatch):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """Four nodes."""
+    """Four nodes, of which one has two GPUs."""
     with _waiting():
-        cluster = ray_box.RayCluster(4, autoscaled={"spot": 1, "app": 1})
+        cluster = ray_box.RayCluster(4, gpus=2, autoscaled={"spot": 1, "app": 1})
     yield cluster
     cluster.close()
 

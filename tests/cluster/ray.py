@@ -18,8 +18,6 @@ from tests.process.disks import Disk
 ROOT = Path(__file__).parents[2]
 CPUS = 4
 """Of each node."""
-GPUS = 2
-"""Of the last of several nodes, as far as Ray knows."""
 OTHER_VERSION = "2.40.0"
 
 
@@ -55,6 +53,7 @@ class RayCluster:
         nodes: How many.
         python: The interpreter whose Ray it is.
         prestart: Start workers in advance, as Ray does by itself.
+        gpus: How many the last of several nodes has, as far as Ray knows.
         autoscaled: Resources of the nodes that an autoscaler adds when somebody waits for them.
         token: What whoever uses it has to prove.
         disk: The size of a file system of its own, for all files of Ray and of workers.
@@ -66,6 +65,7 @@ class RayCluster:
         python=sys.executable,
         *,
         prestart=False,
+        gpus=0,
         autoscaled=None,
         token=None,
         disk=None,
@@ -99,7 +99,7 @@ class RayCluster:
                 "-c",
                 orphan,
                 *nodes_of,
-                *map(str, (nodes, CPUS, GPUS)),
+                *map(str, (nodes, CPUS, gpus)),
                 json.dumps(autoscaled),
             ],
             cwd=ROOT,

@@ -22,7 +22,7 @@ from phalanx.runner import get_runner
 from phalanx.schedulers import LeasePhase, LeaseRequest, LentHost, create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, Role
 from phalanx.testing import SchedulerSuite
-from tests.cluster.ray import CPUS, GPUS, OTHER_VERSION, ROOT
+from tests.cluster.ray import CPUS, OTHER_VERSION, ROOT
 from tests.conftest import is_alive, wait_until
 from tests.ways_to_hosts import HostSuite, ReconnectSuite, Way
 
@@ -120,7 +120,7 @@ def test_the_head_of_a_cluster_leads_to_its_dashboard(in_ray, tmp_path):
 def test_an_app_that_waits_says_which_resources_are_missing():
     """By the name of the resource, and how much of it there is."""
     runner = get_runner()
-    role = Role("greedy", entrypoint="true", resource=Resource(cpu=1, gpu=GPUS + 1, memMB=-1))
+    role = Role("greedy", entrypoint="true", resource=Resource(cpu=1, gpu=3, memMB=-1))
     handle = runner.run(AppDef("greedy", [role]), "ray")
     try:
         message = lambda: runner.status(handle).message
@@ -174,7 +174,7 @@ def test_gpus_are_those_that_ray_has_assigned():
 
     each = {"cpus": 0, "gpus": 1}
     assert sorted(make_launcher(2, scheduler_options=each).run(assigned)) == ["0", "1"]
-    whole = {"cpus": 0, "gpus": GPUS}
+    whole = {"cpus": 0, "gpus": 2}
     launcher = make_launcher(1, workers_per_host=2, scheduler_options=whole)
     assert [sorted(one) for one in launcher.run(assigned)] == [[",", "0", "1"]] * 2
 
