@@ -30,7 +30,7 @@ def test_a_training_survives_chaos_with_the_right_sum(own_cluster, tmp_path):
 @pytest.mark.timeout(600)
 def test_a_training_by_etcd_survives_chaos_with_the_right_sum(own_cluster, tmp_path):
     """Likewise, where nobody leads but by etcd, and etcd breaks as well."""
-    report = etcd_chaos.run(own_cluster, tmp_path, seed=7, minutes=0.5)
+    report = etcd_chaos.run(own_cluster, tmp_path, seed=7, minutes=1)
     kinds = {kind for _, kind, _ in report.faults}
     assert any(kind.endswith(("-member", "-etcd")) for kind in kinds), kinds
     assert len(report.faults) >= 5
