@@ -326,6 +326,8 @@ def test_a_launch_that_is_terminated_says_so(tmp_path):
         ("log --folow", "unknown option --folow. Did you mean --follow?"),
         ("list --runing x", "unknown option --runing. Did you mean --running?"),
         ("clean --older 2d", "unknown option --older. Did you mean --older-than?"),
+        ("clean --older-than 7", "--older-than: '7' has no unit: write 7d, 7h, 7m or 7s"),
+        ("log --since 12", "--since: '12' has no unit: write 12d, 12h, 12m or 12s"),
         ("config --dry_run", "unknown option --dry_run. See: phalanx config --help"),
         ("status a b", "unexpected argument 'b'. See: phalanx status --help"),
         ("builtins nosuch", "no component is named like 'nosuch'"),

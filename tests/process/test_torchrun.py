@@ -359,6 +359,27 @@ def test_files_and_prefixes(torchrun, tmp_path):
         "attempt_0/0/stderr.log": "err 0\n",
         "attempt_0/1/stdout.log": "out 1\n",
     }
+    log = subprocess.run(
+        [sys.executable, "-m", "phalanx", "log"], capture_output=True, text=True, check=False
+    )
+    assert log.returncode == 1
+    assert f"what its workers print is in {run}" in log.stderr
+
+
+def test_a_directory_alone_has_what_torchrun_puts_there(torchrun, tmp_path):
+    """A directory for each local rank, and nothing in them: all is on the terminal."""
+    done = torchrun("print('shown')", "--nproc-per-node", "2", "--log-dir", "logs")
+    assert done.stdout.splitlines() == ["shown"] * 2
+    (run,) = (tmp_path / "logs").iterdir()
+    assert {str(path.relative_to(run)) for path in run.rglob("*")} == {
+        "attempt_0",
+        "attempt_0/0",
+        "attempt_0/1",
+    }
+    log = subprocess.run(
+        [sys.executable, "-m", "phalanx", "log"], capture_output=True, text=True, check=False
+    )
+    assert "or phalanx torchrun with --tee 3 --log-dir DIR" in log.stderr
 
 
 def test_files_without_a_directory_are_said_to_be_where_they_are(torchrun, tmp_path):

@@ -107,6 +107,8 @@ def test_a_program_that_is_no_python(launcher):
     """It says which was tried."""
     with pytest.raises(phalanx.StartFailed, match="/bin/true exited with code 0"):
         launcher(1, python="/bin/true").run(print)
+    with pytest.raises(phalanx.StartFailed, match="/usr/share has no bin/python. Set python="):
+        launcher(1, python="/usr/share").run(print)
 
 
 def test_a_changed_host_key_comes_with_no_advice_to_accept_it(cluster, tmp_path):

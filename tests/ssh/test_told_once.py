@@ -73,6 +73,15 @@ def test_an_app_over_ssh(cluster):
     assert first["error"] == {"FAILED": stopped, "CANCELLED": ""}[first["state"]]
 
 
+def test_no_log_is_named_that_is_not_there(cluster):
+    """A replica that never started has written nothing."""
+    cfg = f"hosts=box1,ssh_config_file={cluster.ssh_config},python=/usr/share"
+    done = command("run", "--log", "-s", "ssh", "-cfg", cfg, "utils.echo", "--msg", "x")
+    assert done.returncode == 1
+    assert "/usr/share has no bin/python" in done.stderr
+    assert "Full log" not in done.stderr
+
+
 def test_torchrun_typed_on_two_hosts(cluster, commands):
     """They share no report: one has all of it, the other says where to look."""
     hosts = cluster.hosts[:2]

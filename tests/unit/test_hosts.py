@@ -15,7 +15,7 @@ from phalanx._agent.files.project_tree import ProjectFile, pack, unpack
 from phalanx.errors import ConfigError
 from phalanx._launcher.transport import slurm, targets
 from phalanx._launcher.transport.login import LoginEnded
-from phalanx._remote.bootstrap import NO_PYTHON
+from phalanx._remote.bootstrap import NO_BIN_PYTHON, NO_PYTHON
 from phalanx._launcher.host_check import HostReport, warnings
 from phalanx._launcher.agents.store_address import choose
 
@@ -88,6 +88,13 @@ def test_a_python_below_our_own_home_may_have_been_meant_for_the_host_s(monkeypa
     said = LoginEnded("", target, code=NO_PYTHON, begun=True).describe()
     assert f"no {' or '.join(pythons)} found. Set python=... to the path of a" in said
     assert ("your shell" in said, hint in said) == (bool(hint), True)
+
+
+def test_a_directory_without_an_interpreter_is_said_to_be_one():
+    """Not that it is not found."""
+    target = targets.ssh_target("gpu-1", ["/usr/share"], config_file=None, host_timeout=30)
+    said = LoginEnded("", target, code=NO_BIN_PYTHON, begun=True).describe()
+    assert said.startswith("/usr/share has no bin/python. Set python=... to the path")
 
 
 def command(**options):

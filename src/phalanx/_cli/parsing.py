@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime
 from importlib import import_module
@@ -227,6 +228,17 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def age(text: str) -> float:
+    """`10m`, `2h`, `7d` in seconds, and `0`: of a bare number nobody knows what it counts."""
+    seconds = duration(text)
+    bare = text.strip()
+    if seconds and not bare[-1].isalpha():
+        raise argparse.ArgumentTypeError(
+            f"{bare!r} has no unit: write {bare}d, {bare}h, {bare}m or {bare}s"
+        )
+    return seconds
+
+
 def size(text: str) -> int:
     """`512MiB`, `20GiB` in bytes."""
     try:
@@ -237,13 +249,13 @@ def size(text: str) -> int:
 
 def moment(text: str) -> float:
     """`10m` (ago), or a date and time, in seconds since 1970."""
-    try:
-        return time.time() - duration(text)
-    except argparse.ArgumentTypeError:
-        pass
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(text).astimezone().timestamp()
-    except ValueError:
+    try:
+        return time.time() - age(text)
+    except argparse.ArgumentTypeError as error:
+        if "has no unit" in str(error):
+            raise
         raise argparse.ArgumentTypeError(
             f"invalid time {text!r}: use 10m (ago) or 2026-01-31T12:00"
         ) from None

@@ -46,6 +46,7 @@ class TorchLogsSpec(TorchrunLogSpec):
 class _Reified(LogFiles):
     """The files that the object names, asked once for each attempt."""
 
+    directory = None
     specs: Any
     run_id: str
     role: str

@@ -108,7 +108,12 @@ class TorchrunLogSpec(LogSpec):
     def _make_files(self, member: Member) -> LogFiles | None:
         """Where this run's files are; None where nothing goes into files."""
         directory = self._make_directory()
-        return None if directory is None else _InDirectory(directory, self.redirects, self.tee)
+        if directory is None:
+            return None
+        with contextlib.suppress(OSError):  # as with torchrun, they are there though all is shown
+            for local in range(member.workers):
+                (directory / f"attempt_0/{local}").mkdir(parents=True)
+        return _InDirectory(directory, self.redirects, self.tee)
 
     def _make_directory(self) -> Path | None:
         """A directory of this run's own; None where nothing goes into files."""
@@ -131,6 +136,9 @@ class TorchrunLogSpec(LogSpec):
 
 class LogFiles(ABC):
     """Which streams of a local rank go into files, and into which."""
+
+    directory: Path | None
+    """Where they all are, if that is known."""
 
     @abstractmethod
     def redirects(self, local: int) -> int:
@@ -177,6 +185,7 @@ class _Outlet(RankFile):
         self._terminal = terminal
         self._tee = files.tee(local) if files is not None else 0
         self._redirects = (files.redirects(local) if files is not None else 0) | self._tee
+        self.place = files.directory if files is not None and self._redirects else None
         self._begun: dict[tuple[int, str], bytes] = {}
         self._file_losses: dict[Path, Loss] = {}
         self._sources: dict[tuple[int, str], Source] = {}

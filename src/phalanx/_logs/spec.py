@@ -75,6 +75,8 @@ class RankFile(logging.FileHandler):
         """
         super().__init__(path, delay=True)
         self.path = Path(self.baseFilename)
+        self.place: Path | None = self.path if shared else None
+        """Where output is that does not make a file for each rank."""
         self.key = key
         self.shared = shared
         self._raw: IO[bytes] | None = None

@@ -25,6 +25,8 @@ READ, WRITE = 3, 4
 
 NO_PYTHON = 96
 """The exit code when there is no Python to run this."""
+NO_BIN_PYTHON = 95
+"""The same, where a directory was named that has no `bin/python`."""
 SOURCE_FAILED = 97
 """The exit code of the shell that sources `env_file`, when that fails."""
 

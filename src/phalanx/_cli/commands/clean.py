@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--older-than",
-        type=parsing.duration,
+        type=parsing.age,
         default=7 * 86400.0,
         metavar="TIME",
         help="only apps started longer ago than this; 0 for all; default: 7d",

@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if not files:
         print(
-            f"phalanx log: {app.id} has no log files. Launch with --log-dir DIR to write them",
+            f"phalanx log: {app.id} {_where(app)}",
             file=sys.stderr,
         )
         return 1
@@ -122,6 +122,16 @@ def main(arguments: list[str]) -> int:
     else:
         _print(app, options, several=len(files) > 1)
     return 0
+
+
+def _where(app: RecordedApp) -> str:
+    """What is known of the output of a launch without a log file for each rank."""
+    if places := app.facts.get("places"):
+        return f"has no log file for each rank; what its workers print is in {', '.join(places)}"
+    return (
+        "has no log files. To write them, launch with --log-dir DIR, or phalanx torchrun with "
+        "--tee 3 --log-dir DIR"
+    )
 
 
 def _tail_as_follow(arguments: list[str]) -> list[str]:

@@ -542,10 +542,18 @@ def _report(runner: Runner, handle: str, status: AppStatus, shown: Collection[st
         lines = cause.traceback.splitlines()
         if lines and lines[-1].strip() not in shown:
             print("", *(f"    {line}" for line in lines), "", sep="\n", file=sys.stderr)
-        if cause.log is not None:
+        if cause.log is not None and _has_text(cause.log):
             print(f"  Full log: {cause.log}", file=sys.stderr)
     log = f"; phalanx log {status.app}" if _has_printed(runner, handle) else ""
     print(f"  phalanx status {status.app}{log}", file=sys.stderr)
+
+
+def _has_text(path: str) -> bool:
+    """It is there to be read: a replica that never started has no file."""
+    try:
+        return os.stat(path).st_size > 0
+    except OSError:
+        return False
 
 
 def _has_printed(runner: Runner, handle: str) -> bool:

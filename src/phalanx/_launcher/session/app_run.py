@@ -43,7 +43,7 @@ from phalanx._logs import PASSING, logger
 from phalanx._logs.console import is_terminal
 from phalanx._logs.lines import LogLine
 from phalanx._logs.losses import Loss, describe
-from phalanx._logs.spec import DefaultLogSpec, routes
+from phalanx._logs.spec import DefaultLogSpec, Route, routes
 from phalanx._logs.writer import LogWriter, finish
 from phalanx._registry.app_record import AppRecord
 from phalanx._registry.stack_requests import StackQuestion
@@ -179,6 +179,7 @@ class AppRun(Generic[R]):
             max_restarts=None if options.restart == "host" else options.max_restarts,
             part_of=os.environ.get("PHALANX_JOB_ID", "") if plan.meets_others else "",
             targets=_targets(plan),
+            more={"places": _places(self._routes)},
         )
 
     def __repr__(self) -> str:
@@ -624,6 +625,12 @@ class AppRun(Generic[R]):
 def _targets(plan: Plan) -> dict[int, dict[str, Any]]:
     """How the hosts that are not this machine are reached."""
     return {h.member.agent: to_record(h.target) for h in plan.hosts if h.target is not None}
+
+
+def _places(routes: Mapping[int, Route]) -> list[str]:
+    """Where output goes that has no file for each rank."""
+    files = (file for key, route in routes.items() if key >= 0 for file in route.raw)
+    return list(dict.fromkeys(str(file.place.absolute()) for file in files if file.place))
 
 
 _RUNNING: weakref.WeakSet[AppRun[Any]] = weakref.WeakSet()

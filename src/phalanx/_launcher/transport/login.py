@@ -57,9 +57,11 @@ class LoginEnded(Exception):
     def describe(self) -> str:
         """For a user."""
         tool, tried = self.target.tool, " or ".join(self.target.pythons)
-        if self.code == bootstrap.NO_PYTHON and self.begun:
+        if self.code in (bootstrap.NO_PYTHON, bootstrap.NO_BIN_PYTHON) and self.begun:
+            is_missing = self.code == bootstrap.NO_PYTHON
             return (
-                f"no {tried} found. Set python=... to the path of a Python interpreter there."
+                f"{f'no {tried} found' if is_missing else f'{tried} has no bin/python'}. "
+                "Set python=... to the path of a Python interpreter there."
                 f"{_tilde_hint(self.target.pythons)}"
             )
         if self.begun and is_of_no_python(self.reason):

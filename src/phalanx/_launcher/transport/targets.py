@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx._remote.bootstrap import NO_PYTHON
+from phalanx._remote.bootstrap import NO_BIN_PYTHON, NO_PYTHON
 from phalanx.errors import ConfigError
 
 CONNECT_TIMEOUT = 8
@@ -25,16 +25,18 @@ CONNECT_TIMEOUT = 8
 _STUB = (
     "exec 3<&0 4>&1 0</dev/null 1>&2; "
     'echo "$1" >&4; program=$2 version=$3; shift 3; '
+    f"code={NO_PYTHON}; "
     "for python; do "
     'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
-    'if [ -d "$python" ]; then python=$python/bin/python; fi; '
+    'if [ -d "$python" ]; then '
+    f'python=$python/bin/python; [ -e "$python" ] || code={NO_BIN_PYTHON}; fi; '
     'if command -v "$python" >/dev/null 2>&1; then '
     # The one that is meant by a general name may be of another version than one beside it.
     'if [ "$python" = python3 ] && command -v "python$version" >/dev/null 2>&1; then '
     'python3 -c "import sys; sys.exit(0 if sys.version.startswith(sys.argv[1]) else 1)" '
     '"$version." || python=python$version; fi; '
     'exec "$python" -c "$program" 3<&3 4>&4; fi; done; '
-    f"exit {NO_PYTHON}"
+    'exit "$code"'
 )
 
 _PROGRAM = (
