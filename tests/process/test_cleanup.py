@@ -161,7 +161,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_launcher_raises(script, 
     assert process.returncode == 1
     assert "AgentLost: lost the agent on localhost: it was killed by SIGKILL" in errors
     assert "may be missing" not in errors
-    assert "Rank 1 on localhost was lost with it." in errors and "Also failed" not in errors
+    assert "Ranks 0-1 on localhost were lost with it." in errors and "Also failed" not in errors
     sleepers_gone(pids)
 
 

@@ -31,7 +31,7 @@ def test_ranks_that_had_returned_explain_a_missed_peer(script):
 
         phalanx.launch(f, workers_per_host=3)
     """)
-    assert "had already returned, and answer no collective: 0" in done.stderr
+    assert "Rank 0 had already returned, so it cannot join the collective." in done.stderr
 
 
 def test_a_grace_beyond_all_bounds_is_still_only_a_grace():

@@ -142,6 +142,17 @@ def test_a_host_that_is_lost_is_shown_as_lost():
     assert row[heads.index("PIDS") : heads.index("REASON")].strip() == "-"
 
 
+def test_a_lost_host_is_among_those_whose_workers_are_counted():
+    """Two workers on each of two hosts are not four on one of them."""
+    phalanx.launch(int, workers_per_host=2)
+    (app,) = recorded_app.apps()
+    status = json.loads((app.path / "status.json").read_text())
+    status["workers"][1]["hostname"] = "gpu-2"
+    status["hosts"].append({**status["hosts"][0], "hostname": "gpu-2", "state": "lost"})
+    (app.path / "status.json").write_text(json.dumps(status))
+    assert "2 workers on localhost, gpu-2" in command("status").stdout
+
+
 def test_restarts_of_single_hosts_are_each_told(tmp_path):
     """`restart="host"`: the other host's workers stay."""
     go = tmp_path / "go"

@@ -351,6 +351,34 @@ def test_what_failed_before_a_majority_was_lost_is_part_of_the_error():
     assert describe_failure(finish.verdict).endswith(note)
 
 
+@pytest.mark.parametrize(
+    ("running", "cut_off", "said"),
+    [
+        ((0, 1), (), "lost the agent on h1: cut off. The other agent was stopped."),
+        ((), (1,), "lost h1 before its workers started: cut off"),
+        ((), (), "cannot start the agent on h1: cut off"),
+    ],
+)
+def test_a_lost_host_is_told_with_all_of_its_ranks(running, cut_off, said):
+    """Those that it had: the first of them, which is the cause, as well."""
+    d = begun(2, workers=2)
+    d.lose(1)
+    (finish,) = d.clear(1, 0)
+    error = make_exception(
+        finish.verdict,
+        finish.verdict.members,
+        {},
+        lambda _: None,
+        returned=(),
+        running=running,
+        start_timeout=100,
+        cut_off=cut_off,
+    )
+    assert str(error) == said
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    assert ("Ranks 2-3 on h1 were lost with it." in notes) == bool(running)
+
+
 def test_a_majority_or_certainty_decides():
     """Closed connections are ends, not silence."""
     d = begun(3, min_hosts=1, quorum=True)

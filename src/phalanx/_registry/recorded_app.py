@@ -115,7 +115,8 @@ class RecordedApp:
         status = self._read_status()
         active = [h for h in status["hosts"] if h["state"] == HostState.ACTIVE]
         begun = [r for r in status.get("replicas", ()) if r["hostname"]]
-        names = dict.fromkeys(host["hostname"] for host in active or begun or self.replicas)
+        found = status["workers"] or active or begun or self.replicas
+        names = dict.fromkeys(host["hostname"] for host in found)
         return [name for name in names if name]
 
     def definition(self) -> dict[str, Any]:

@@ -72,8 +72,12 @@ class CollectedResults:
         start_timeout: float,
         waits: Mapping[str, str],
         trace: TraceShown,
+        *,
+        cut_off: Collection[int] = (),
     ) -> BaseException:
-        """What to raise for a verdict that is not success."""
+        """What to raise for a verdict that is not success; `cut_off` are agents that had started,
+        and were lost without a word.
+        """
         return make_exception(
             self._verdict,
             self._verdict.members,
@@ -85,6 +89,7 @@ class CollectedResults:
             stopped_at=self._stopped_at,
             waits=waits,
             trace=trace,
+            cut_off=cut_off,
         )
 
     @property

@@ -56,6 +56,7 @@ def make_exception(
     waits: Mapping[str, str] = MappingProxyType({}),
     stopped_at: Mapping[int, RankStacks] = MappingProxyType({}),
     trace: TraceShown = TraceShown.WHOLE,
+    cut_off: Collection[int] = (),
 ) -> BaseException:
     """The exception for a verdict that is not success.
 
@@ -82,7 +83,7 @@ def make_exception(
     outcome = cause.outcome
     error: BaseException
     if outcome.kind is Ended.LOST:
-        error = _lost(cause, verdict.others, members, running)
+        error = _lost(cause, verdict.others, members, running, cut_off)
     elif outcome.exception is not None and outcome.exception.result:
         error = _no_result(cause)
     elif outcome.kind is Ended.HUNG:
@@ -94,7 +95,11 @@ def make_exception(
     else:
         error = _ended(cause, log_files)
     if running:
-        notes = _others(cause, verdict.others, returned, stopped_at), describe_restarts(verdict)
+        had_workers = cause.agent in running
+        notes = (
+            _others(cause, verdict.others, returned, stopped_at, had_workers=had_workers),
+            describe_restarts(verdict),
+        )
         for note in filter(None, notes):
             add_note(error, note)
     return error
@@ -279,12 +284,16 @@ def _lost(
     others: Sequence[Failure],
     members: tuple[Member, ...],
     running: Collection[int],
+    cut_off: Collection[int],
 ) -> LaunchError:
     detail = cause.outcome.detail
     if cause.agent not in running:
         lost = [f for f in (cause, *others) if f.outcome.kind is Ended.LOST]
         failed = sorted((f for f in lost if f.agent not in running), key=lambda f: f.agent)
-        return not_started({f.hostname: f.outcome.detail for f in failed})
+        return not_started(
+            {f.hostname: f.outcome.detail for f in failed},
+            {f.hostname for f in failed if f.agent in cut_off},
+        )
     ranks = next((m.ranks for m in members if cause.outcome.rank in m.ranks), range(0))
     count = len(members) - 1
     rest = f" The other {count} agents were stopped." if count > 1 else ""
@@ -427,6 +436,8 @@ def _others(
     others: tuple[Failure, ...],
     returned: tuple[int, ...],
     stopped_at: Mapping[int, RankStacks],
+    *,
+    had_workers: bool = True,
 ) -> str:
     """One line for each other rank that failed by itself; those we stopped are only counted, unless
     it is known where they were.
@@ -444,9 +455,9 @@ def _others(
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:
         lines.insert(0, "\nAlso failed later:")
-    if along:
-        were = "was" if len(along) == 1 else "were"
-        text = f"{in_short(f.outcome.rank for f in along)} on {cause.hostname} {were} lost with it."
+    if along and had_workers:
+        ranks = in_short(sorted(f.outcome.rank for f in (cause, *along)))
+        text = f"{ranks} on {cause.hostname} were lost with it."
         lines.append(f"\n{text[:1].upper()}{text[1:]}")
     if missed:
         lines += ["", *describe_stopped(missed)]
@@ -457,8 +468,10 @@ def _others(
         lines.append(f"\n{stopped} other {workers} stopped.")
     exception = cause.outcome.exception
     if returned and exception is not None and exception.communication:
-        ranks = ", ".join(map(str, returned[:_OTHERS_SHOWN]))
-        lines.append(f"\nRanks that had already returned, and answer no collective: {ranks}.")
+        some = in_short(sorted(returned)[:_OTHERS_SHOWN])
+        they = "it" if len(returned) == 1 else "they"
+        text = f"{some} had already returned, so {they} cannot join the collective."
+        lines.append(f"\n{text[:1].upper()}{text[1:]}")
     return "\n".join(lines)
 
 

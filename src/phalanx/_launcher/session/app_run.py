@@ -611,7 +611,12 @@ class AppRun(Generic[R]):
             else:
                 timeout = self._plan.options.start_timeout
                 self._error = collect.exception(
-                    self.log_files, self._running, timeout, self.waits, self._trace_shown()
+                    self.log_files,
+                    self._running,
+                    timeout,
+                    self.waits,
+                    self._trace_shown(),
+                    cut_off=() if self._session is None else self._session.cut_off,
                 )
                 if self._session is not None and self._session.left:
                     add_note(self._error, f"\n{self.describe_left()}")

@@ -114,6 +114,8 @@ class Session:
         self.preempted: set[AgentId] = set()
         """The agents whose hosts are taken away."""
         self._excluded: set[AgentId] = set()
+        self.cut_off: set[AgentId] = set()
+        """Agents that had started, and were lost without a word."""
         """The agents whose hosts are not used any more."""
         self.left: list[str] = []
         """The hosts of which it was not seen that nothing is left."""
@@ -488,6 +490,8 @@ class Session:
 
     def _lose_contact(self, agent_id: AgentId, agent: AgentHandle, reason: str) -> None:
         """Lose an agent that has not said that it ends, nor sent all that its workers printed."""
+        if agent.hello is not None and not agent.is_gone:
+            self.cut_off.add(agent_id)
         is_missed = not agent.is_gone and not self._verdict.done() and agent.placed.is_remote
         if is_missed and self.decider.round_of(agent_id):
             self._miss_output(agent_id)
