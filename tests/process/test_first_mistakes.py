@@ -339,6 +339,7 @@ def test_a_launch_that_is_terminated_says_so(tmp_path):
         ("run --image x utils.echo", "--image. It is an option of utils.echo: put it after"),
         ("run train.py", "phalanx run dist.ddp -j 1x4 --script train.py"),
         ("torchrun --use_env x.py", "unknown flag --use_env. Leave it out: it is a flag of torch."),
+        ("torchrun --hostnames a b x.py", "phalanx launch --hostnames, or phalanx run -s ssh"),
         ("torchrun --quax x.py", "unknown flag --quax. See: phalanx torchrun --help."),
     ],
 )

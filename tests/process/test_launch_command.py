@@ -80,6 +80,62 @@ def test_a_script_that_parses_its_own_arguments_runs_unchanged(tmp_path, target,
     assert done.stdout == "".join(values), done.stderr
 
 
+GREETS = """
+from collections.abc import Callable
+
+def greet(name: str):
+    return name
+
+def call(back: Callable[[int], int]):
+    return back(1)
+
+def unknown(x: "Nothing"):
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "greet.py:greet --workers-per-host 2 bob",
+            "unexpected argument 'bob'. Put the function's",
+        ),
+        ("greet.py:greet --workers-per-host bob", "--workers-per-host bob: must be a whole number"),
+        ("greet.py:greet --name bob", "--name before '--' is the app's name; put the function's"),
+        (
+            "greet.py:greet --extra-env-vars A=1",
+            "name and value as two words: --extra-env-vars A 1",
+        ),
+        ("greet.py:greet --max-restarts", "--max-restarts needs a number. See"),
+        ("greet.py:greet --heartbeat-timeout 1s", "1s: must be a number of seconds, such as 30."),
+        ("greet.py greet", "'greet.py' names no function. Did you mean greet.py:greet?"),
+        ("greet.py::greet", "'greet.py::greet' names no function. Did you mean greet.py:greet?"),
+        (
+            "greet.py:call -- --back x",
+            "greet.py:call takes what cannot be typed on a command line: ",
+        ),
+        ("greet.py:unknown -- --x 1", "greet.py:unknown: annotations: name 'Nothing' is not"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line_is_what_is_named(tmp_path, words, said):
+    """And what to write instead."""
+    (tmp_path / "greet.py").write_text(GREETS)
+    done = cli(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_for_torchrun_is_not_a_file_with_a_function(tmp_path):
+    """It reads its rank when it is loaded, which happens here first."""
+    (tmp_path / "ddp.py").write_text("import os\nrank = int(os.environ['RANK'])\n")
+    done = cli("ddp.py:main", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "KeyError: 'RANK'" in done.stderr
+    assert "imports the file here first; to run a script: phalanx torchrun ddp.py" in done.stderr
+
+
 def test_help_of_a_function_that_takes_nothing_runs_nothing(tmp_path):
     """Nothing in its file would hear of it."""
     (tmp_path / "job.py").write_text("def f():\n    open('ran', 'w').close()\n")

@@ -463,7 +463,7 @@ def test_the_command_prints_results_as_json_lines(sweep):
     [
         ("{", (), "stdin, line 1: not JSON"),
         ('{"lr": 1}\n3\n', (), "stdin, line 2: must be a JSON object"),
-        ('{"l": 1}\n', (), "missing a required argument: 'lr'"),
+        ('{"lr": 1}\n\n{"l": 1}\n', (), "stdin, line 3: train(lr, steps=1): missing a required"),
         ("", ("--max-paralel", "2"), "Did you mean --max-parallel?"),
     ],
 )
@@ -474,6 +474,14 @@ def test_the_command_names_mistakes(sweep, items, options, message):
     assert done.stderr.startswith("phalanx map: ")
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_the_help_has_no_heading_without_options(capsys):
+    """Options of `phalanx launch` that a map does not have leave none behind."""
+    assert command(["map", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\noptions:\n  -h" in shown
+    assert "logs:" not in shown
 
 
 def test_a_map_shows_a_bar_on_a_terminal_that_goes_away(tmp_path):

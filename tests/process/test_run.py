@@ -110,6 +110,8 @@ def test_the_source_of_one_is_printed():
         (["utils.echo", "--msg", "a", "--msg=b"], 2, "utils.echo: --msg is given twice"),
         (["utils.echo", "--mesg", "a"], 2, "no option '--mesg'. Did you mean --msg?"),
         (["utils.echo", "--msg"], 2, "--msg needs a value: str"),
+        (["dist.ddp", "-h"], 2, "-h needs a value: str. For help: phalanx run dist.ddp --help"),
+        (["./comp.py:greet"], 1, "not AppDef. To call a function: phalanx launch ./comp.py:greet"),
         (
             ["utils.echo", "hi"],
             2,
@@ -182,6 +184,9 @@ def picky(x: int) -> specs.AppDef:
 
 
 def untyped(x) -> specs.AppDef: ...
+
+
+def greet() -> str: ...
 
 
 def rest(*args: str, a: int = 0) -> specs.AppDef:

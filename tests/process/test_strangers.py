@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -215,7 +216,9 @@ def test_a_host_with_another_token_says_so_and_is_kept_out(pair, torchrun, tmp_p
     assert "Do all hosts have the same token?" in other.stderr
     assert "quite another" not in other.stderr
     two.join()
-    assert two.end()[0].count("refused a") == 1  # and nothing of torch's launcher, which it is not
+    said = two.end()[0]
+    assert re.search(r"refused a connection from [\d.:a-f]+ with a wrong token, or none", said)
+    assert said.count("refused a") == 1  # and nothing of torch's launcher, which it is not
 
 
 @pytest.mark.parametrize("place", ["home", "token_file"])
@@ -375,6 +378,7 @@ def test_a_rendezvous_without_a_token_beyond_loopback_says_so_once(torchrun, tmp
     assert host.returncode == 0, errors
     said = [line for line in errors.splitlines() if "can join the rendezvous" in line]
     assert len(said) == 1, errors
+    assert said[0].endswith("Set PHALANX_RDZV_TOKEN to the same secret on all hosts.")
 
 
 def listens6(port):

@@ -728,7 +728,7 @@ def test_hosts_that_do_not_belong_together_are_told(torchrun):
     wait_until(lambda: _listens(first.pid, port))
     other = torchrun(code, "--nnodes", "1:2", *where, "--rdzv-id", "b")
     assert other.returncode == 1
-    assert "belongs to another run, 'b'" in other.stderr
+    assert "its run id (--rdzv-id) is 'b', and not that of the others" in other.stderr
     another = torchrun(code, "--nnodes", "3", *where, "--rdzv-id", "a")
     assert another.returncode == 1
     assert "was started for 3 hosts, the others for 1:2" in another.stderr

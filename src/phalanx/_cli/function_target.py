@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,15 @@ from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._launcher.planning import imports
 from phalanx._system.near_files import current_directory, no_such_file
 from phalanx.errors import ConfigError
+
+
+def check_target(text: str, following: Sequence[str]) -> None:
+    """Refuse what is nearly a target, with what was meant. Raises `ConfigError`."""
+    source, colons, function = text.partition("::")
+    if not colons and text.endswith(".py") and following and following[0].isidentifier():
+        source, function = text, following[0]
+    if source and function:
+        raise ConfigError(f"{text!r} names no function. Did you mean {source}:{function}?")
 
 
 class FunctionTarget:

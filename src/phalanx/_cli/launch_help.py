@@ -93,6 +93,9 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """The options under their headings, each with what stands for its value."""
 
+METAVARS = {name: value for group in GROUPS.values() for name, value in group.items()}
+"""What stands for the value of each."""
+
 _SHORT = {"scheduler": "-s, ", "scheduler_options": "-cfg, "}
 _WIDTH = 100
 _COLUMN = 26

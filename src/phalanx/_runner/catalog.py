@@ -118,8 +118,11 @@ def find(name: str) -> Component:
 
 def _usable(component: Component) -> Component:
     if component.problem:
+        hint = ""
+        if ":" in component.name and component.problem.endswith("not AppDef"):
+            hint = f" To call a function: phalanx launch {component.name}"
         raise ComponentError(
-            f"{component.name} is not a component: {component.problem}.", name=component.name
+            f"{component.name} is not a component: {component.problem}.{hint}", name=component.name
         )
     return component
 

@@ -233,7 +233,8 @@ class Component:
                 if not words or (words[0] == "--"):
                     what = values.name(parameter.hint)
                     what = "yes or no" if what == "bool" else what
-                    raise UsageError(f"{self.name}: {flag} needs a value: {what}.")
+                    more = f" For help: phalanx run {self.name} --help" if word == "-h" else ""
+                    raise UsageError(f"{self.name}: {flag} needs a value: {what}.{more}")
                 value = words.pop(0)
             given[parameter.name] = self._decode(parameter, flag, value)
         return given, []

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from phalanx._cli import hints, launch_help, parsing, tyro_errors
-from phalanx._cli.function_target import FunctionTarget
+from phalanx._cli.function_target import FunctionTarget, check_target
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.tracebacks import print_users_part
 from phalanx._core.option_names import as_flags
@@ -58,13 +58,14 @@ def main(arguments: list[str]) -> int:
                 f"name the function first, as in: phalanx launch train.py:main\n{launch_help.USAGE}"
             )
         target, *rest = arguments
-        options, own = _split(rest)
-        options, given = take_scheduler_options(options)
+        typed, own = _split(rest)
+        check_target(target, typed)
+        options, given = take_scheduler_options(typed)
         hints.check_flags(options)
         parsed = _parse_options(options, target)
         parsed.launcher.scheduler_options = given
         found = FunctionTarget(target)
-        with _argv(found.program, *own):
+        with _argv(found.program, *own), _explaining(typed):
             return _launch(parsed, found, own)
     except ConfigError as error:
         print(f"phalanx launch: {as_flags(str(error))}", file=sys.stderr)
@@ -83,6 +84,21 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
+
+
+@contextlib.contextmanager
+def _explaining(typed: list[str]) -> Iterator[None]:
+    """Say of a function's argument that is missing that it was given before `--`."""
+    try:
+        yield
+    except ConfigError as error:
+        found = re.match(r"missing required ([^.]*)\.", str(error))
+        wanted = found[1].split(", ") if found else []
+        if own := [flag for flag in wanted if flag in {word.partition("=")[0] for word in typed}]:
+            whose = "the app's name" if own[0] == "--name" else "an option of the launch"
+            text = f"{own[0]} before '--' is {whose}; put the function's after '--'."
+            raise ConfigError(f"{error}\n{text}") from None
+        raise
 
 
 @contextlib.contextmanager
@@ -139,6 +155,7 @@ def _parse_options(options: list[str], target: str) -> _Options:
         f"phalanx launch {target}",
         [field.name for kind in (Launcher, _Options) for field in fields(kind)],
         "Put the function's arguments after '--'.",
+        launch_help.METAVARS,
         config=(
             tyro.conf.OmitArgPrefixes,
             tyro.conf.FlagCreatePairsOff,
@@ -178,7 +195,7 @@ def _launch(options: _Options, target: FunctionTarget, own: list[str]) -> int:
         app.forget()
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
-        print_users_part(error)
+        _print_raised(error, target)
         return 1
     _wait(app)
     if options.verbose:
@@ -208,7 +225,7 @@ def _detach(launcher: Launcher, target: FunctionTarget, own: list[str]) -> int:
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 the user's file: printed, not judged
-        print_users_part(error)
+        _print_raised(error, target)
         return 1
     app = launcher.start(function, kwargs, args=args, detach=True)
     print(app.id)
@@ -217,6 +234,20 @@ def _detach(launcher: Launcher, target: FunctionTarget, own: list[str]) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+_OF_RANKS = re.compile(r"\b((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT))\b")
+
+
+def _print_raised(error: Exception, target: FunctionTarget) -> None:
+    """What the file raised while it was loaded here, where no rank is."""
+    print_users_part(error)
+    if target.is_file and _OF_RANKS.search(str(error)):
+        print(
+            f"phalanx launch: launch imports the file here first; to run a script: phalanx "
+            f"torchrun {target.source}",
+            file=sys.stderr,
+        )
 
 
 def _wait(app: Run[Any]) -> None:
@@ -263,7 +294,10 @@ def _parse_own(
         return args, kwargs
 
     prog = f"phalanx launch {target.source}:{target.function} --"
-    args, kwargs = tyro_errors.parse(capture, own, prog, parameters)
+    try:
+        args, kwargs = tyro_errors.parse(capture, own, prog, parameters)
+    except NameError as error:  # of an annotation that is a text
+        raise ConfigError(f"{target.source}:{target.function}: annotations: {error}.") from None
     return args, kwargs
 
 

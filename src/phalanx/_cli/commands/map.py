@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TextIO
 
 from phalanx._cli import hints, launch_help, tyro_errors
-from phalanx._cli.function_target import FunctionTarget
+from phalanx._cli.function_target import FunctionTarget, check_target
 from phalanx._cli.scheduler_flags import take_scheduler_options
 from phalanx._cli.stdout_guard import stdout_to_stderr
 from phalanx._cli.tracebacks import print_users_part
@@ -79,8 +79,7 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     hints.say_flags()
     try:
-        target, items, options = _parse(arguments)
-        return _map(target, items, options)
+        return _map(*_parse(arguments))
     except ConfigError as error:
         print(f"phalanx map: {as_flags(str(error))}", file=sys.stderr)
         return 2
@@ -96,6 +95,7 @@ def _help() -> str:
         for title, options in launch_help.GROUPS.items()
     }
     groups = {"options": {**_OWN, **shared.pop("options")}, **shared}
+    groups = {title: options for title, options in groups.items() if options}
     return launch_help.render(
         Launcher, _MapOptions, head=(USAGE, _DESCRIPTION), groups=groups, epilog=_EPILOG
     )
@@ -105,7 +105,7 @@ _NOT_SHARED = ("detach", "log_dir", "show", "quiet", "verbose")
 """Options of `phalanx launch` that have no meaning here."""
 
 
-def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], _MapOptions]:
+def _parse(arguments: list[str]) -> tuple[FunctionTarget, _Items, _MapOptions]:
     import tyro
 
     if len(arguments) < 2 or arguments[0].startswith("-") or arguments[1].startswith("--"):
@@ -114,6 +114,7 @@ def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], 
             f"items.jsonl\n{USAGE}"
         )
     target, path, *rest = arguments
+    check_target(target, [path] if rest and not rest[0].startswith("-") else [])
     rest, given = take_scheduler_options(rest)
     hints.check_flags(rest)
     options = tyro_errors.parse(
@@ -121,6 +122,7 @@ def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], 
         rest,
         "phalanx map",
         [field.name for kind in (Launcher, _MapOptions) for field in fields(kind)],
+        metavars={**launch_help.METAVARS, **_OWN},
         config=(
             tyro.conf.OmitArgPrefixes,
             tyro.conf.FlagCreatePairsOff,
@@ -132,7 +134,11 @@ def _parse(arguments: list[str]) -> tuple[FunctionTarget, list[dict[str, Any]], 
     return found, _read_items(path), options
 
 
-def _read_items(path: str) -> list[dict[str, Any]]:
+_Items = dict[str, dict[str, Any]]
+"""Keyword arguments, by where they were read."""
+
+
+def _read_items(path: str) -> _Items:
     if path == "-":
         return _items_of(sys.stdin, "stdin")
     try:
@@ -144,8 +150,8 @@ def _read_items(path: str) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is not a text file in UTF-8.") from None
 
 
-def _items_of(file: TextIO, name: str) -> list[dict[str, Any]]:
-    items = []
+def _items_of(file: TextIO, name: str) -> _Items:
+    items = {}
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -158,11 +164,11 @@ def _items_of(file: TextIO, name: str) -> list[dict[str, Any]]:
                 f"{name}, line {number}: must be a JSON object of keyword arguments, such as "
                 '{"lr": 0.1}.'
             )
-        items.append(item)
+        items[f"{name}, line {number}"] = item
     return items
 
 
-def _map(target: FunctionTarget, items: list[dict[str, Any]], options: _MapOptions) -> int:
+def _map(target: FunctionTarget, items: _Items, options: _MapOptions) -> int:
     try:
         with stdout_to_stderr():
             function = target.load()
@@ -175,7 +181,7 @@ def _map(target: FunctionTarget, items: list[dict[str, Any]], options: _MapOptio
     try:
         calls = options.launcher.map(
             function,
-            items,
+            list(items.values()),
             max_parallel=options.max_parallel,
             ordered=not options.unordered,
             hosts_per_call=options.hosts_per_call,
@@ -183,7 +189,9 @@ def _map(target: FunctionTarget, items: list[dict[str, Any]], options: _MapOptio
             checkpoint=options.checkpoint,
         )
     except TypeError as error:
-        raise ConfigError(str(error)) from None
+        found = re.match(r"item (\d+)(?=: )", str(error))  # those who typed it count lines
+        where = str(error) if found is None else [*items][int(found[1])] + str(error)[found.end() :]
+        raise ConfigError(where) from None
     try:
         with calls:
             for result in calls:

@@ -150,20 +150,26 @@ _OTHER_NAMES = {
     "workers-per-host": "nproc-per-node",
     "workers": "nproc-per-node",
     "num-workers": "nproc-per-node",
-    "hostnames": "nnodes",
-    "hosts": "nnodes",
 }
 """What `phalanx launch` and others call some flags."""
 _ENV = "it is a flag of torch.distributed.launch, and scripts always find LOCAL_RANK in os.environ"
-_OF_OLDER_LAUNCHERS = {"use-env": f"Leave it out: {_ENV}.", "no-use-env": f"Leave it out: {_ENV}."}
-"""Flags that torchrun does not have either."""
+_HOSTS = (
+    "torchrun is started on every host. To name hosts: phalanx launch --hostnames, or phalanx run "
+    "-s ssh"
+)
+_INSTEAD = {
+    "use-env": f"Leave it out: {_ENV}.",
+    "no-use-env": f"Leave it out: {_ENV}.",
+    **dict.fromkeys(("hostnames", "hosts"), f"{_HOSTS}."),
+}
+"""What to do instead of flags that torchrun does not have either."""
 
 
 def _unknown(word: str) -> ConfigError:
     flag = word.partition("=")[0]
     names = [f.name for f in FLAGS.values()]
     stem = flag.lstrip("-").replace("_", "-")
-    if said := _OF_OLDER_LAUNCHERS.get(stem):
+    if said := _INSTEAD.get(stem):
         return ConfigError(f"unknown flag {flag}. {said}")
     meant = (
         _OTHER_NAMES.get(stem)

@@ -122,10 +122,12 @@ class TcpHandler(RendezvousHandler):
         token = tokens.find_token(os.environ, self.settings.token_file, local=local)
         if token is None:
             logger.warning(
-                "phalanx: no %s or token_file: anyone who reaches %s:%d can join the rendezvous",
+                "phalanx: no %s or token_file: anyone who reaches %s:%d can join the rendezvous. "
+                "Set %s to the same secret on all hosts.",
                 tokens.VARIABLE,
                 self.endpoint.address,
                 self.endpoint.port,
+                tokens.VARIABLE,
             )
         return trust.key_of(token or "", "rendezvous")
 

@@ -255,7 +255,8 @@ class Leader:
         if request.version != __version__:
             return f"it runs phalanx {request.version}, this host {__version__}"
         if request.run_id != self._run_id:
-            return f"it belongs to another run, {request.run_id[:80]!r}"
+            # Not ours: without a token, it is all that one who joins has to know.
+            return f"its run id (--rdzv-id) is {request.run_id[:80]!r}, and not that of the others"
         if self._keys.get(request.agent, request.key) != request.key:
             return "it uses the identity of another host"
         if request.agent in self._excluded:

@@ -179,7 +179,7 @@ class Listener:
                 session = await trust.admit(connection, greeting, *self._keys)
             link = Link(await SocketChannel.over(connection, session))
         except trust.NotTrusted as error:
-            self._say_once(error)
+            self._say_once(error, connection)
             self._say_mixed_once(error.heard)
             return
         except (TimeoutError, OSError):
@@ -207,11 +207,14 @@ class Listener:
             if link.is_over:
                 self._forget(link)
 
-    def _say_once(self, error: trust.NotTrusted) -> None:
+    def _say_once(self, error: trust.NotTrusted, connection: socket.socket) -> None:
         """A host that was given another token waits in vain: it should be seen here as well."""
         if error.is_wrong and not self._said:
             self._said = True
-            logger.warning("phalanx: refused a connection with a wrong token, or none")
+            peer = ""
+            with contextlib.suppress(OSError):  # it may have gone
+                peer = f" from {connection.getpeername()[0]}"
+            logger.warning("phalanx: refused a connection%s with a wrong token, or none", peer)
 
     def _say_mixed_once(self, heard: bytes) -> None:
         """It cannot be told so itself: all that its client knows is to come again."""
