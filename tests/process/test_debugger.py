@@ -1,5 +1,6 @@
 """Breakpoints in workers: with a terminal they stop there, without one they say what to do."""
 
+import inspect
 import io
 import os
 import signal
@@ -97,14 +98,24 @@ def post_mortem():
 
 
 @pytest.mark.parametrize(
-    "function", [by_breakpoint, by_pdb, by_torch, by_its_own_file, post_mortem]
+    ("function", "call"),
+    [
+        (by_breakpoint, "breakpoint()"),
+        (by_pdb, "pdb.set_trace()"),
+        (by_torch, "dist.breakpoint(0)"),
+        (by_its_own_file, "Own().set_trace()"),
+        (post_mortem, "_ = 1 / 0"),
+    ],
 )
-def test_without_a_terminal_the_error_says_what_to_do(function):
+def test_without_a_terminal_the_error_says_what_to_do(function, call):
     """Whatever the debugger was called by; its own frames are left out."""
     with pytest.raises(phalanx.NoTerminal, match="inline.*torchrun.*debugpy") as caught:
         phalanx.launch(function, workers_per_host=2, backend="gloo")
     text = "".join((str(caught.value), *caught.value.__notes__))
-    assert __file__ in text
+    lines, first = inspect.getsourcelines(function)
+    at = first + [line.strip() for line in lines].index(call)
+    assert f"stopped at a breakpoint ({__file__}, line {at}) without" in str(caught.value)
+    assert "torch/distributed/__init__.py" not in text
     assert "BdbQuit" not in text
     assert "bdb.py" not in text
 
@@ -302,4 +313,4 @@ def test_what_to_do_is_said_once_and_in_flags_to_who_typed_a_command(tmp_path):
     assert done.stdout.count("--workers-per-host 1 --start-method inline") == 1
     assert done.stdout.count("debugpy.listen") == 1
     assert "workers_per_host" not in done.stdout
-    assert "job.py, line 3" in done.stdout
+    assert "job.py, line 2)" in done.stdout

@@ -234,11 +234,25 @@ def test_the_torchrun_within_an_app_is_not_an_app_of_its_own(tmp_path):
     wait_until(lambda: command("log").stdout.count("up") == 2)
     listed = json.loads(command("list", "--json").stdout)
     assert [app["handle"] for app in listed] == [handle]
-    assert "ranks 0-1, in train.py:3" in command("stacks").stdout
+    stacks = command("stacks").stdout
+    assert "ranks 0-1, in train.py:3" in stacks
+    assert stacks.splitlines()[0] == listed[0]["id"]
     (tmp_path / "go").touch()
     wait_until(lambda: "SUCCEEDED" in command("status").stdout)
     command("clean", "--older-than", "0")
     assert list((tmp_path / "state" / "phalanx" / "apps").iterdir()) == []
+
+
+def test_a_launch_within_a_worker_is_listed_by_its_script(tmp_path):
+    """And not by the program that a worker is started with, which nobody has typed."""
+    (tmp_path / "inner.py").write_text(
+        "import phalanx\ndef f(): return 1\n"
+        "def outer(): return list(phalanx.launch(f, workers_per_host=1))\n"
+    )
+    done = command("launch", "inner.py:outer", "--workers-per-host", "1")
+    assert done.returncode == 0, done.stderr
+    inner = recorded_app.apps()[-1]
+    assert inner.command.split()[1:] == ["inner.py"]
 
 
 def test_commands_are_told_apart(tmp_path):

@@ -5,6 +5,7 @@ from typing import Optional
 
 import pytest
 
+from phalanx._core.last_words import without_torchs
 from phalanx.errors import ConfigError
 from phalanx._registry import recorded_app
 from phalanx._runner import docstrings, handles
@@ -211,3 +212,9 @@ def test_components_called_from_python():
         component.build(["--first", "a"], {"second": ConfigValue("x", "file")})
     with pytest.raises(ConfigError, match="has no option 'frist'. Did you mean --first"):
         component.build({"frist": "a"})
+
+
+def test_torchs_own_warnings_are_no_last_lines():
+    """It warns of a client's hostname in apps that succeed as well."""
+    torchs = "[W1119 04:00:00.1 socket.cpp:1] [c10d] The hostname of the client socket cannot be"
+    assert without_torchs([torchs, f"[0]: {torchs}", "loss 3", "[W]eird"]) == ["loss 3", "[W]eird"]

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from phalanx._agent.stacks.native_frames import without_interpreters
 from phalanx._core import stacks
 from phalanx._core.clock import Interval
 from phalanx._rendezvous.causes import Failure, first_cause, gave_up_waiting, misses_others
@@ -202,3 +203,20 @@ def test_the_one_that_gave_up_is_the_cause_not_the_peer_that_noticed():
     assert first_cause([second, first]) is second
     killed = Failure(0, "a", Outcome(2, Ended.KILLED, 1.1, signal=9), Interval(1.1, 1.1))
     assert first_cause([first, second, killed]) is killed
+
+
+def test_the_interpreters_own_frames_are_left_out_of_native_ones():
+    """The Python stack says the same; what a C function does is kept, and whoever calls Python."""
+    shown = [
+        "Thread 1 (Thread 0x7f):",
+        "#0  0x00007f1 in clock_nanosleep () from /lib/libc.so.6",
+        "#1  0x00007f2 in time_sleep () from /lib/libpython3.11.so.1.0",
+        "#2  0x00007f3 in cfunction_vectorcall_O () from /lib/libpython3.11.so.1.0",
+        "#3  PyObject_Vectorcall () from /lib/libpython3.11.so.1.0",
+        "#4  0x00007f5 in _PyEval_EvalFrameDefault () from /lib/libpython3.11.so.1.0",
+        "#5  0x00007f6 in torch::autograd::PyNode::apply (this=0x1) from /lib/libtorch.so",
+        "#6  0x00007f7 in Py_BytesMain () from /lib/libpython3.11.so.1.0",
+    ]
+    kept = without_interpreters(shown)
+    assert kept == [shown[0], shown[1], shown[2], shown[6]]
+    assert without_interpreters(shown[3:6]) == shown[3:6]

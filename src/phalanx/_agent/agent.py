@@ -531,7 +531,7 @@ class Agent:
             return is_served and self._channel.is_connected
 
         silent = await wait_for_silence(self._channel, self._prepare.orphan_timeout, expected)
-        await self._break(f"no contact to its launcher for {silent:g} s")
+        await self._break(f"no contact with its launcher for {silent:g} s")
 
     async def _end_round(self) -> None:
         """Have the workers end, with their grace."""

@@ -48,7 +48,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "scheduler": "NAME",
         "num_hosts": "N",
         "image": "NAME",
-        "scheduler_options": "KEY=VALUE,...",
+        "scheduler_options": "KEY=VALUE,…",
         "queue_timeout": "SECONDS",
     },
     "environment": {
@@ -115,8 +115,9 @@ def render(
         lines = ["  -h, --help".ljust(_COLUMN) + "Show this help."] if title == "options" else []
         for name, metavar in options.items():
             flag = f"{_SHORT.get(name, '')}--{name.replace('_', '-')} {metavar}".rstrip()
-            text = _for_a_shell(texts[name], defaults)
-            lines += _entry(flag, f"{text}{_default(defaults[name])}")
+            text = f"{_for_a_shell(texts[name], defaults)}{_default(defaults[name])}"
+            # As everywhere else on the command line.
+            lines += _entry(flag, re.sub(r"\.? Default: (.*?)\.?$", r" (default: \1).", text))
         parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join([*parts, epilog])
 

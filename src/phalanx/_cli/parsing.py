@@ -203,7 +203,7 @@ def make(
 def add_app(parser: Parser) -> None:
     """The app, by its id or the beginning of it."""
     parser.add_argument(
-        "app", nargs="?", help="handle or id, or a unique prefix of it; default: the latest app"
+        "app", nargs="?", help="handle or id, or a unique prefix of it (default: the latest app)"
     )
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _WARNS = re.compile(r"warn|^(?:\[[^\]\n]*\]:?[ ]?)*\[[WI]\d", re.IGNORECASE)
 """Python's warnings with the line of code that gave them, and those of torch's own logger."""
+_OF_TORCH = re.compile(r"^(?:\[[^\]\n]*\]:?[ ]?)*\[[WI]\d{4} ")
 _SOUNDS_BAD = re.compile(
     r"error|exception|fail|fatal|abort|assert|panic|cannot|can't|terminat|denied|no such|not found"
     r"|out of memory",
     re.IGNORECASE,
 )
+
+
+def without_torchs(lines: Iterable[str]) -> list[str]:
+    """Without the warnings of torch's own logger: it gives them to those that succeed, too."""
+    return [line for line in lines if not _OF_TORCH.match(line)]
 
 
 def last_words(text: str, *, killed: bool) -> str:

@@ -131,7 +131,7 @@ class LaunchOptions:
     """Seconds without a heartbeat after which a host is considered lost."""
 
     orphan_timeout: float = 3600.0
-    """Seconds without contact to the launcher after which a host stops its workers."""
+    """Seconds without contact with the launcher after which a host stops its workers."""
 
     reconnect_timeout: float | None = None
     """Seconds for which workers on another host go on when the connection to it breaks, while the

@@ -38,13 +38,21 @@ def facts_of(
         "scheduler": scheduler,
         "session": session,
         "created": time.time(),
-        "command": [str(part) for part in (sys.orig_argv or sys.argv)],
+        "command": [str(part) for part in _typed()],
         "cwd": cwd,
         "user": user,
         "owner": None,
         "stop_grace": 0.0,
         "roles": list(roles),
     }
+
+
+def _typed() -> list[str]:
+    """This process's command line; in a worker, which nobody has typed, that of its script."""
+    words = sys.orig_argv or sys.argv
+    program = words[words.index("-c") + 1 :][:1] if "-c" in words else []
+    is_ours = any("from phalanx._worker" in text for text in program)
+    return [sys.executable, *sys.argv] if is_ours else words
 
 
 def make_directory(name: str) -> Path:

@@ -66,10 +66,10 @@ def ddp(
         cpu: CPUs per replica
         gpu: GPUs per replica
         memMB: memory per replica, in MB
-        j: [MIN:]REPLICASxWORKERS, such as 1x4 or 2:3x1; or WORKERS on one replica. With MIN it goes
-            on while so many replicas are left when hosts are lost
+        j: [MIN:]REPLICASxWORKERS, such as 1x4 or 2:3x1; or WORKERS on one replica. With MIN,
+            the app continues after losing hosts as long as MIN replicas remain
         env: environment variables, as A=1,B=2
-        max_retries: how often the scheduler starts the app again when a replica fails
+        max_retries: maximum number of retries when a replica fails
         rdzv_port: rendezvous port on the first replica; by default a free one if the scheduler
             finds one, else 29500
         rdzv_backend: rendezvous backend
@@ -145,7 +145,7 @@ def spmd(
         h: named resource per replica
         j: [MIN:]REPLICASxWORKERS; or REPLICAS with one worker per GPU
         env: environment variables, as A=1,B=2
-        max_retries: how often the scheduler starts the app again when a replica fails
+        max_retries: maximum number of retries when a replica fails
         mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
         debug: set the debug variables of torch and NCCL, and CUDA_LAUNCH_BLOCKING
 

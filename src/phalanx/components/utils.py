@@ -83,7 +83,7 @@ def sh(
         memMB: memory per replica, in MB
         h: named resource, instead of cpu, gpu and memMB
         env: environment variables, as A=1,B=2
-        max_retries: how often it is started again when a replica fails
+        max_retries: maximum number of retries when a replica fails
         mounts: mounts, as type=bind,src=/a,dst=/b[,readonly],type=…
         entrypoint: program to run instead of the shell, with these arguments
 

@@ -14,6 +14,13 @@ from collections.abc import Iterable
 from phalanx._system.machine import program_path
 from phalanx._wire import RankDump
 
+_INTERPRETERS = re.compile(
+    r"#\d+\s+(?:0x[0-9a-f]+\s+)?(?:in\s+)?"
+    r"(?:_?Py[A-Z_]\w*|\w*vectorcall\w*|slot_tp_\w+|type_call|run_(?:mod|eval_code_obj)"
+    r"|builtin_(?:exec|eval)(?:_impl)?|do_call_core|pymain_\w+|thread_run"
+    r"|pythread_wrapper|start_thread|clone3?|__libc_start\w*|main|_start)\b"
+)
+
 LIMIT = 64 << 10
 """The most that is sent home of one rank."""
 
@@ -64,6 +71,12 @@ def take(pid: int, seconds: float) -> tuple[str, str]:
     return "", problem
 
 
+def without_interpreters(frames: list[str]) -> list[str]:
+    """The frames but those of CPython's own that call Python code, which its stack shows better."""
+    kept = [line for line in frames if not _INTERPRETERS.match(line)]
+    return kept if any(line.startswith("#") for line in kept) else frames
+
+
 def _ask(tool: str, command: list[str], seconds: float) -> tuple[str, str]:
     environ = {name: value for name, value in os.environ.items() if name != "DEBUGINFOD_URLS"}
     try:
@@ -82,6 +95,6 @@ def _ask(tool: str, command: list[str], seconds: float) -> tuple[str, str]:
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     frames = [line for line in lines if _FRAMES[tool].match(line)]
     if any("#" in line or "(" in line for line in frames):
-        return "\n".join(frames)[:LIMIT], ""
+        return "\n".join(without_interpreters(frames))[:LIMIT], ""
     said = done.stderr.decode("utf-8", "replace").split("\n\n")[0].strip().splitlines()
     return "", f"{tool}: {said[-1] if said else f'exit code {done.returncode}'}"

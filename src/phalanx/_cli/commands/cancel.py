@@ -44,13 +44,13 @@ def main(arguments: list[str]) -> int:
         "apps",
         nargs="*",
         metavar="APP",
-        help="handle or id, or a unique prefix of it; default: the running app",
+        help="handle or id, or a unique prefix of it (default: the running app)",
     )
     parser.add_argument(
         "--grace",
         type=parsing.duration,
         metavar="TIME",
-        help="time between SIGTERM and SIGKILL; default: stop_grace of the app",
+        help="time between SIGTERM and SIGKILL (default: stop_grace of the app)",
     )
     parsing.add_json(parser)
     options = parser.parse_args(arguments)

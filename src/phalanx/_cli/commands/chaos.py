@@ -95,11 +95,11 @@ def _parser() -> parsing.Parser:
         "  phalanx chaos train-1a2b --kill-worker 30s --kill-agent 2m --duration 20m\n\n"
         "--kill-worker 30s kills a worker every 30 s on average. A second TIME says how long a\n"
         "fault lasts: --pause-worker 1m:5s. A seed gives the same faults at the same times.\n"
-        "What was broken for a while is mended at the end, also after Ctrl-C.\n"
+        "Temporary faults are undone at the end, also after Ctrl-C.\n"
         "Exits with 1 if the app failed or did not recover.",
     )
     parser.add_argument(
-        "app", nargs="?", help="handle or id, or a unique prefix of it; default: the running app"
+        "app", nargs="?", help="handle or id, or a unique prefix of it (default: the running app)"
     )
     for kind in Kind:
         lasts = f"; it lasts {DURATIONS[kind]:g} s by default" if kind.lasts else ""
@@ -113,26 +113,26 @@ def _parser() -> parsing.Parser:
         "--duration",
         type=parsing.duration,
         metavar="TIME",
-        help="stop after this time; default: when the app ends",
+        help="stop after this time (default: when the app ends)",
     )
     parser.add_argument(
         "--settle",
         type=parsing.duration,
         default=60.0,
         metavar="TIME",
-        help="time to wait at the end until the app runs again; default: 1m",
+        help="time to wait at the end until the app runs again (default: 1m)",
     )
     parser.add_argument(
         "--fill-limit",
         type=parsing.size,
         default=20 << 30,
         metavar="SIZE",
-        help="do not fill disks with more free space than this; default: 20GiB",
+        help="do not fill disks with more free space than this (default: 20GiB)",
     )
     parser.add_argument(
         "--rate",
         default="1mbit",
-        help="network rate for --slow-network, as tc writes it; default: 1mbit",
+        help="network rate for --slow-network, as tc writes it (default: 1mbit)",
     )
     parser.add_argument(
         "--lose-host-command",

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         type=parsing.age,
         default=7 * 86400.0,
         metavar="TIME",
-        help="only apps started longer ago than this; 0 for all; default: 7d",
+        help="only apps started longer ago than this; 0 for all (default: 7d)",
     )
     parser.add_argument("--logs", action="store_true", help="delete their log files, too")
     parser.add_argument(

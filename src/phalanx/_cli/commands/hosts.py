@@ -41,13 +41,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "host",
         nargs="*",
-        help="ssh host name, user@host or user@host:port; default: the allocation, or this machine",
+        help="ssh host name, user@host or user@host:port (default: the allocation, or this "
+        "machine)",
     )
     parser.add_argument("--python", help="interpreter or virtual environment on the hosts")
-    parser.add_argument("--ssh-config-file", help="ssh configuration file; default: your own")
+    parser.add_argument("--ssh-config-file", help="ssh configuration file (default: your own)")
     parser.add_argument("-s", "--scheduler", help="borrow the hosts from this scheduler")
     parser.add_argument(
-        "--num-hosts", type=int, metavar="N", help="hosts to borrow from the scheduler; default: 1"
+        "--num-hosts", type=int, metavar="N", help="hosts to borrow from the scheduler (default: 1)"
     )
     parser.add_argument(
         "-cfg", "--scheduler_args", metavar="KEY=VALUE,…", help="options of the scheduler"

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         "app",
         nargs="?",
         metavar="APP[/ROLE[/REPLICAS]]",
-        help="handle or id, or a unique prefix of it; default: the latest app",
+        help="handle or id, or a unique prefix of it (default: the latest app)",
     )
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow the output until the app ends"

@@ -160,13 +160,13 @@ def make_parser() -> parsing.Parser:
         "-s",
         "--scheduler",
         action=parsing.StoreOnce,
-        help="scheduler to submit to; default: local_cwd",
+        help="scheduler to submit to (default: local_cwd)",
     )
     parser.add_argument(
         "-cfg",
         "--scheduler_args",
         action="append",
-        metavar="K=V,…",
+        metavar="KEY=VALUE,…",
         help="scheduler options; lists: k=a,b; dicts: k=a:1,b:2",
     )
     parser.add_argument(
@@ -183,7 +183,7 @@ def make_parser() -> parsing.Parser:
         "--workspace",
         action=parsing.StoreOnce,
         metavar="DIR",
-        help="directory to run in, or to copy into images ('' for none); default: the current one",
+        help="directory to run in, or to copy into images ('' for none) (default: the current one)",
     )
     parser.add_argument(
         "--parent_run_id",

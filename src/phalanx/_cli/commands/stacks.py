@@ -26,14 +26,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "app",
         nargs="?",
-        help="handle or id, or a unique prefix of it; default: the running app",
+        help="handle or id, or a unique prefix of it (default: the running app)",
     )
     parser.add_argument(
         "--timeout",
         type=parsing.duration,
         default=5.0,
         metavar="TIME",
-        help="time to wait for the workers to answer; default: 5s",
+        help="time to wait for the workers to answer (default: 5s)",
     )
     parser.add_argument(
         "--native",
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     parsing.add_json(parser)
     options = parser.parse_args(arguments)
     try:
-        launches = _find(options.app)
+        found, launches = _find(options.app)
         seconds, native = min(options.timeout, 60.0), options.native
         told = [(app, asking.ask(app, seconds, native=native)) for app in launches]
     except (LookupError, PhalanxError, OSError, asking.StacksUnanswered) as error:
@@ -55,14 +55,16 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         for app, answer in told:
-            _print(app, answer)
+            # Of an app on a scheduler by its own id: that of a launch within it is not listed.
+            several = f", {app.id}" if len(told) > 1 else ""
+            _print(f"{found.id}{several}", answer)
     except _MALFORMED as error:
         print(f"phalanx stacks: {app.id} sent an invalid answer: {error!r}", file=sys.stderr)
         return 1
     return 0
 
 
-def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
+def _print(title: str, answer: Mapping[str, Any]) -> None:
     by_replica: dict[str, list[RankStacks]] = {}
     without: list[str] = []
     for one in answer["ranks"]:
@@ -77,13 +79,13 @@ def _print(app: RecordedApp, answer: Mapping[str, Any]) -> None:
     else:  # each has ranks of its own
         parts = [f"{name}\n{describe(some)}" for name, some in by_replica.items()]
     round_ = f", round {answer['round']}" if answer["round"] > 1 else ""
-    print(f"{app.id}{round_}")
+    print(f"{title}{round_}")
     print("\n\n".join([*parts, *without]) or "no worker is running")
     print()
 
 
-def _find(text: str | None) -> list[RecordedApp]:
-    """The launches that an app is: itself, or those that its replicas here have started."""
+def _find(text: str | None) -> tuple[RecordedApp, list[RecordedApp]]:
+    """An app, and the launches that it is: itself, or those that its replicas here have started."""
     if text is None:
         text = only_running().handle
     found = find_app(text)
@@ -93,15 +95,15 @@ def _find(text: str | None) -> list[RecordedApp]:
             f"cannot get the stacks of {found.handle}: it does not run on this machine"
         )
     if app.is_launch:
-        return [app]
+        return app, [app]
     if app.state.is_final:
         raise LookupError(f"{app.id} has ended: {app.state.value}")
     if app.scheduler != "local_cwd":
-        return [app]  # its supervisor asks the hosts
+        return app, [app]  # its supervisor asks the hosts
     launches = launches_below(app)
     if not launches:
         raise LookupError(
             f"{app.id} has no workers of 'phalanx torchrun' or a launch on this host. On the host "
             "that runs them, try: phalanx stacks, or py-spy dump --pid PID"
         )
-    return launches
+    return app, launches

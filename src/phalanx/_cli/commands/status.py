@@ -16,7 +16,7 @@ from phalanx._core.ranks import ranges
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.runner import get_runner
-from phalanx._specs import AppState, AppStatus, HostState, ReplicaStatus, StepStatus
+from phalanx._specs import AppState, AppStatus, HostState, RankState, ReplicaStatus, StepStatus
 from phalanx.errors import PhalanxError, UnknownApp
 
 _ROUNDS_SHOWN = 10
@@ -132,9 +132,12 @@ def _print(app: RecordedApp, status: dict[str, Any]) -> None:
     for worker in workers:
         if worker["ended"] not in (None, "returned"):
             print(f"  rank {worker['rank']} {worker['message']}")
-    returned = [worker for worker in workers if worker["ended"] == "returned"]
+    # Torchrun's workers on other hosts: how they ended is known here by how the app did.
+    returned = [w for w in workers if w["state"] == RankState.RETURNED]
     if returned:
-        print(f"  {len(returned)} of {count} returned")
+        unknown = sum(w["state"] == RankState.UNKNOWN for w in workers)
+        more = f"; how {unknown} ended is not known here" if unknown else ""
+        print(f"  {len(returned)} of {count} returned{more}")
     files = app.log_files()
     if files:
         print(f"  logs: {min(files.values())} …  (phalanx log {app.id})")

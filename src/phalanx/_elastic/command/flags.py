@@ -96,7 +96,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "rendezvous endpoint; the default port is 29400 for c10d",
         ),
         Flag("rdzv-id", "none", "ID", "job id, the same on all hosts of the job (default: none)"),
-        Flag("rdzv-conf", "", "K=V,…", "settings of the rendezvous backend"),
+        Flag("rdzv-conf", "", "KEY=VALUE,…", "settings of the rendezvous backend"),
         Flag("node-rank", 0, "N", "rank of this host, for static (default: 0)", _whole),
         Flag(
             "master-addr",
@@ -209,7 +209,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "tee",
             "0",
             "WHAT",
-            "like --redirects, but also show it on the console (default: 0)",
+            "write output to log files and also show it (default: 0)",
             short="t",
         ),
         Flag(

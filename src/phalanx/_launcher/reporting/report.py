@@ -13,6 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
 
+from phalanx._core.last_words import without_torchs
 from phalanx._core.rounds import Ended, Member
 from phalanx._core.signals import signal_name
 from phalanx._core.stacks import RankStacks, describe_missed, describe_stopped, in_short
@@ -223,7 +224,7 @@ def _trace(failure: Failure) -> list[str]:
 
 
 def _last_lines(stderr: str) -> list[str]:
-    last = stderr.rstrip().splitlines()
+    last = without_torchs(stderr.rstrip().splitlines())
     which = "line" if len(last) == 1 else f"{len(last)} lines"
     return [f"Last {which} of stderr:", *(f"  {line}".rstrip() for line in last)] if last else []
 

@@ -30,36 +30,36 @@ class AwsBatchOptions:
     """What to do in place of options that others have."""
 
     queue: str = option(help="job queue, by name or ARN")
-    region: str | None = option(None, help="AWS region; default: your profile's")
-    profile: str | None = option(None, help="profile of ~/.aws; default: the current one")
-    endpoint: str | None = option(None, help="URL to send all requests to; default: AWS")
+    region: str | None = option(None, help="AWS region (default: your profile's)")
+    profile: str | None = option(None, help="profile of ~/.aws (default: the current one)")
+    endpoint: str | None = option(None, help="URL to send all requests to (default: AWS)")
     job_type: Literal["auto", "nodes", "array"] = option(
         "auto",
         help="nodes: replicas that find each other; array: independent ones; "
         "auto: nodes, or one container for one replica",
     )
     image_repo: str | None = option(
-        None, help="repository to push images with your project to; default: none is built"
+        None, help="repository to push images with your project to (default: none is built)"
     )
     job_role_arn: str | None = option(None, help="role that the program has, such as for S3")
     execution_role_arn: str | None = option(
         None, help="role that pulls the image and reads secrets"
     )
-    user: str | None = option(None, help="user in the container; default: the image's")
+    user: str | None = option(None, help="user in the container (default: the image's)")
     privileged: bool = option(False, help="run containers privileged")
     share_id: str | None = option(None, help="share identifier, for queues with fair shares")
     priority: int | None = option(None, help="scheduling priority within the share, 0 to 9999")
     timeout: int | None = option(
-        None, help="seconds after which an attempt is ended, 60 or more; default: never"
+        None, help="seconds after which an attempt is ended, 60 or more (default: never)"
     )
     spot_retries: int = option(
         0, help="how often to start again when the host was lost, as spot instances are"
     )
     efa: bool | None = option(
-        None, help="use Elastic Fabric Adapters; default: those that the named resource has"
+        None, help="use Elastic Fabric Adapters (default: those that the named resource has)"
     )
     ulimits: list[str] | None = option(None, help="limits, as NAME=SOFT[:HARD]; -1 is no limit")
-    shm_size: str | None = option(None, help="size of /dev/shm, such as 8g; default: 64m")
+    shm_size: str | None = option(None, help="size of /dev/shm, such as 8g (default: 64m)")
     env: dict[str, str] = option({}, help="environment variables to set, as A:1,B:2")
     secrets: dict[str, str] = option(
         {}, help="variables from Secrets Manager or Parameter Store, as A:ARN,B:ARN"

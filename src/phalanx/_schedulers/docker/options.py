@@ -28,19 +28,19 @@ class DockerOptions:
     privileged: bool = option(False, help="run privileged containers: all devices, no confinement")
     read_only: bool = option(False, help="make the root file system read-only; /tmp stays writable")
     network: str | None = option(
-        None, help="network to join, or 'host'; default: a network of the app's own"
+        None, help="network to join, or 'host' (default: a network of the app's own)"
     )
     user: str | None = option(
-        None, help="user in the container, USER[:GROUP]; default: the image's"
+        None, help="user in the container, USER[:GROUP] (default: the image's)"
     )
     shm_size: str | None = option(
-        None, help="size of /dev/shm, such as 8g; default: half of the engine's memory"
+        None, help="size of /dev/shm, such as 8g (default: half of the engine's memory)"
     )
     pull: Literal["always", "missing", "never"] = option(
         "missing", help="when to pull images: always, missing or never"
     )
     image_repo: str | None = option(
-        None, help="repository to push images with your project to; default: not pushed"
+        None, help="repository to push images with your project to (default: not pushed)"
     )
     python: str = option("python3", help="what 'python' is in the image")
     cpus: float | None = option(None, help="CPUs per lent host; for apps, set the role's resource")

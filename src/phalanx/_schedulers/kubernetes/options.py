@@ -30,13 +30,13 @@ class KubernetesOptions:
     }
     """What to do in place of options that others have."""
 
-    namespace: str | None = option(None, help="namespace; default: the context's")
-    context: str | None = option(None, help="context of your kubeconfig; default: the current one")
+    namespace: str | None = option(None, help="namespace (default: the context's)")
+    context: str | None = option(None, help="context of your kubeconfig (default: the current one)")
     service_account: str | None = option(
-        None, help="service account of the pods; default: the namespace's"
+        None, help="service account of the pods (default: the namespace's)"
     )
     image_repo: str | None = option(
-        None, help="repository to push images with your project to; default: none is built"
+        None, help="repository to push images with your project to (default: none is built)"
     )
     image_secret: str | None = option(None, help="secret to pull images with")
     pull: Literal["always", "missing", "never"] = option(
@@ -45,7 +45,7 @@ class KubernetesOptions:
     priority_class: str | None = option(None, help="priority class of the pods")
     queue: str | None = option(None, help="queue of Kueue or Volcano to wait in")
     gang_scheduler: str | None = option(
-        None, help="scheduler of the pods, such as volcano; default: the cluster's"
+        None, help="scheduler of the pods, such as volcano (default: the cluster's)"
     )
     node_selector: dict[str, str] = option({}, help="labels that nodes must have, as a:b,c:d")
     tolerations: list[str] | None = option(
@@ -60,17 +60,17 @@ class KubernetesOptions:
         None, help="variables of this environment to pass on in a Secret; patterns such as WANDB_*"
     )
     shm_size: str | None = option(
-        None, help="size of /dev/shm, such as 8Gi; default: half of the node's memory"
+        None, help="size of /dev/shm, such as 8Gi (default: half of the node's memory)"
     )
     ttl: float | None = option(
-        None, help="seconds after which an app that has ended is deleted; default: never"
+        None, help="seconds after which an app that has ended is deleted (default: never)"
     )
     stop_grace: float = option(
         10.0, help="seconds between SIGTERM and SIGKILL when pods are stopped"
     )
     python: str = option("python3", help="what 'python' is in the image")
     server_version: str | None = option(
-        None, help="version of Kubernetes to write objects for; default: the server's"
+        None, help="version of Kubernetes to write objects for (default: the server's)"
     )
     cpus: float | None = option(None, help="CPUs per lent host; for apps, set the role's resource")
     mem: str | None = option(

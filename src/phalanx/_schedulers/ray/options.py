@@ -24,10 +24,10 @@ class RayOptions:
         help="the cluster: auto (this machine's, or RAY_ADDRESS), or the head's HOST:PORT",
     )
     dashboard_address: str | None = option(
-        None, help="the dashboard, such as http://HOST:8265; default: asked of the cluster"
+        None, help="the dashboard, such as http://HOST:8265 (default: asked of the cluster)"
     )
     working_dir: str | None = option(
-        None, help="directory, or URI of a zip file, to run in; default: the workspace"
+        None, help="directory, or URI of a zip file, to run in (default: the workspace)"
     )
     requirements: str | None = option(
         None, help="requirements file to install on the nodes with pip"

@@ -46,19 +46,19 @@ class SlurmOptions:
     account: str | None = option(None, help="account to charge")
     qos: str | None = option(None, help="quality of service")
     time: str | None = option(
-        None, help="time limit: MINUTES, HH:MM:SS or D-HH:MM:SS; default: the partition's"
+        None, help="time limit: MINUTES, HH:MM:SS or D-HH:MM:SS (default: the partition's)"
     )
     constraint: str | None = option(None, help="features that nodes must have")
     nodelist: str | None = option(None, help="nodes that must be among the job's")
     exclude: str | None = option(None, help="nodes that must not be among the job's")
     gpus_per_node: str | None = option(
-        None, help="GPUs per replica, [TYPE:]COUNT; default: what the role requests"
+        None, help="GPUs per replica, [TYPE:]COUNT (default: what the role requests)"
     )
     gres: str | None = option(None, help="generic resources per node, such as gpu:a100:4")
-    cpus: int | None = option(None, help="CPUs per replica; default: what the role requests")
+    cpus: int | None = option(None, help="CPUs per replica (default: what the role requests)")
     mem: str | None = option(
         None,
-        help="memory per node, such as 64G; 0 is all of it; default: the role's or partition's",
+        help="memory per node, such as 64G; 0 is all of it (default: the role's or partition's)",
     )
     exclusive: bool = option(False, help="share nodes with no other job")
     requeue: bool = option(
@@ -71,15 +71,15 @@ class SlurmOptions:
     )
     comment: str | None = option(None, help="comment on the job")
     mail_type: str | None = option(None, help="when Slurm sends mail, such as END,FAIL")
-    mail_user: str | None = option(None, help="who gets it; default: you")
+    mail_user: str | None = option(None, help="who gets it (default: you)")
     job_dir: str | None = option(
         None,
-        help="directory on shared storage for logs and a copy of the project; default: the app's "
-        "record, the project used in place",
+        help="directory on shared storage for logs and a copy of the project (default: the app's "
+        "record, the project used in place)",
     )
     python: str | None = option(
         None,
-        help="Python interpreter or virtual environment on nodes; default: the one that submits",
+        help="Python interpreter or virtual environment on nodes (default: the one that submits)",
     )
     stop_grace: float = option(
         5.0, help="seconds between SIGTERM and SIGKILL when a replica fails and others are stopped"

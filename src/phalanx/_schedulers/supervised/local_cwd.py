@@ -20,7 +20,7 @@ class LocalOptions:
     """Options of `local_cwd`."""
 
     log_dir: str | None = option(
-        None, help="directory for the output of replicas; default: the app's record"
+        None, help="directory for the output of replicas (default: the app's record)"
     )
     prepend_cwd: bool = option(False, help="put the current directory first on PATH")
     auto_set_cuda_visible_devices: bool = option(

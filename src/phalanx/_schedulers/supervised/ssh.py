@@ -30,7 +30,7 @@ class SshOptions:
         help="ssh host names, user@host or user@host:port; replicas are assigned round-robin"
     )
     log_dir: str | None = option(
-        None, help="local directory for the output of replicas; default: the app's record"
+        None, help="local directory for the output of replicas (default: the app's record)"
     )
     python: str | None = option(None, help="Python interpreter or virtual environment on the hosts")
     env_file: str | None = option(None, help="bash file to source on each host first")
@@ -39,15 +39,15 @@ class SshOptions:
         help="files written by replicas to copy back from hosts that do not share the directory "
         "(patterns such as ckpt/*), when a replica has ended",
     )
-    ssh_config_file: str | None = option(None, help="ssh configuration file; default: your own")
+    ssh_config_file: str | None = option(None, help="ssh configuration file (default: your own)")
     address: str | None = option(
-        None, help="address of the first host for the others; default: the one ssh connected to"
+        None, help="address of the first host for the others (default: the one ssh connected to)"
     )
     host_timeout: float = option(
         30.0, help="seconds without a heartbeat after which a host is considered lost"
     )
     reconnect_timeout: float = option(
-        0.0, help="seconds for which replicas go on when the connection breaks, until it is back"
+        0.0, help="seconds replicas keep running while a broken connection is restored"
     )
     stop_grace: float = option(
         5.0, help="seconds between SIGTERM and SIGKILL when stopping replicas"

@@ -10,10 +10,13 @@ from __future__ import annotations
 import cmd
 import contextlib
 import fcntl
+import linecache
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from phalanx.errors import NoTerminal
@@ -102,15 +105,43 @@ def open_terminal(path: str) -> int:
 def cut_frames(error: BaseException) -> None:
     """Have the traceback of one that a debugger has raised end at the line that was come to."""
     step = error.__traceback__ if isinstance(error, NoTerminal) else None
+    last = step
     while step is not None and (after := step.tb_next) is not None:
-        if after.tb_frame.f_globals.get("__name__") == "bdb":
-            step.tb_next = None
-        step = step.tb_next
+        if _module(after.tb_frame) == "bdb":
+            assert last is not None
+            last.tb_next = None
+            return
+        last = last if _is_torchs(after.tb_frame) else after
+        step = after
 
 
 def _location(debugger: Any) -> str:
-    frame = getattr(debugger, "curframe", None)
-    return "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
+    """Where it was called by the user; it stops at the line that follows, perhaps within torch."""
+    try:
+        frame, line = debugger.stack[debugger.curindex]  # after a failure, not where it is now
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return ""
+    code = frame.f_code
+    while _is_torchs(frame) and frame.f_back is not None:
+        frame = frame.f_back
+        code, line = frame.f_code, frame.f_lineno
+    if not _CALL.search(linecache.getline(code.co_filename, line)):
+        before = max((n for _, _, n in code.co_lines() if n and n < line), default=line)
+        if _CALL.search(linecache.getline(code.co_filename, before)):
+            line = before
+    return f" ({code.co_filename}, line {line})"
+
+
+_CALL = re.compile(r"\b(breakpoint|set_trace)\(")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    """Of `torch.distributed.breakpoint()`."""
+    return _module(frame).startswith("torch.distributed")
 
 
 def _is_debugger(loop: object) -> bool:
