@@ -379,6 +379,22 @@ def test_a_lost_host_is_told_with_all_of_its_ranks(running, cut_off, said):
     assert ("Ranks 2-3 on h1 were lost with it." in notes) == bool(running)
 
 
+def test_what_to_do_about_a_missing_package_is_said_once():
+    """However many hosts do not have it."""
+    d = begun(2, workers=2)
+    for rank in range(4):
+        text = f"No module named 'torch' on h{rank // 2} (/v). Install it there"
+        exception = ExceptionInfo("ModuleNotFoundError", text, "")
+        d.fail(rank // 2, rank, 1, Ended.RAISED, after=0.0, exception=exception)
+    (finish,) = d.clear(1, 0, 1)
+    error = make_exception(
+        finish.verdict, (), {}, lambda _: None, returned=(), running=(0, 1), start_timeout=100
+    )
+    told = "\n".join((str(error), *error.__notes__))
+    assert told.count("Install it there") == 1
+    assert "No module named 'torch' for ranks 1-3 on h0, h1 either." in told
+
+
 def test_a_majority_or_certainty_decides():
     """Closed connections are ends, not silence."""
     d = begun(3, min_hosts=1, quorum=True)

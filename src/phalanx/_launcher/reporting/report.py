@@ -448,14 +448,20 @@ def _others(
     own = [f for f in others if not f.consequence]
     along = [f for f in own if _is_lost_with(cause, f)]
     own = [f for f in own if not _is_lost_with(cause, f)]
+    lacking = [f for f in own if _lacks(f) and _lacks(f) == _lacks(cause)]
+    own = [f for f in own if f not in lacking]
     gave_up = _gave_up(others)
     missed = _missed(cause, others, stopped_at)
-    stopped = len(others) - len(own) - len(along) - len(gave_up) - len(missed)
+    stopped = len(others) - len(own) - len(along) - len(lacking) - len(gave_up) - len(missed)
     lines = [f"  {f.describe()}" for f in sorted(own, key=lambda f: f.outcome.rank)[:_OTHERS_SHOWN]]
     if len(own) > _OTHERS_SHOWN:
         lines.append(f"  and {len(own) - _OTHERS_SHOWN} more")
     if lines:
         lines.insert(0, "\nAlso failed later:")
+    if lacking:
+        ranks = in_short(sorted(f.outcome.rank for f in lacking))
+        hosts = ", ".join(dict.fromkeys(f.hostname for f in lacking))
+        lines.append(f"\n{_lacks(cause)} for {ranks} on {hosts} either.")
     if along and had_workers:
         ranks = in_short(sorted(f.outcome.rank for f in (cause, *along)))
         text = f"{ranks} on {cause.hostname} were lost with it."
@@ -474,6 +480,13 @@ def _others(
         text = f"{some} had already returned, so {they} cannot join the collective."
         lines.append(f"\n{text[:1].upper()}{text[1:]}")
     return "\n".join(lines)
+
+
+def _lacks(failure: Failure) -> str:
+    """Which package a host did not have: what to do about it is said once."""
+    exception = failure.outcome.exception
+    found = re.match(r"No module named '\w+'", exception.message) if exception else None
+    return found[0] if found else ""
 
 
 def _gave_up(others: Collection[Failure]) -> list[int]:
