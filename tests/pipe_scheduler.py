@@ -2,7 +2,11 @@
 
 It is told what to do by files in its directory: hosts are lent once `granted` is there; a host NAME
 is down while `down-NAME` is, and does not answer while `slow-NAME` is. What it was asked for is in `log`, one line each.
+
+With the option `together`, hosts can be started together: see `group_command`.
 """
+
+import sys
 
 import threading
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from pathlib import Path
 from phalanx.errors import SchedulerError
 from phalanx.schedulers import (
     Capabilities,
+    GroupCommand,
     Lease,
     LeasePhase,
     LeaseStatus,
@@ -36,6 +41,7 @@ class PipeOptions:
     place: str = option(help="the directory with its files")
     refuse: str = option("", help="why nothing is lent")
     tasks: int | None = option(None, help="workers for each host")
+    together: bool = option(False, help="hosts can be started together")
 
 
 class PipeLease(Lease):
@@ -65,7 +71,12 @@ class PipeLease(Lease):
 
     def _host(self, name):
         command = ("sh", "-c", _RUN, f"{self._place}/down-{name}")
-        return LentHost(name, command, tasks=self._options.tasks)
+        group = None
+        if self._options.together:
+            program = str(Path(__file__).with_name("group_command.py"))
+            words = (sys.executable, program, str(self._place), "{hosts}")
+            group = GroupCommand(words, "PIPE_HOST", (("ALONE", "{host}"), ("PIPE_GROUP", None)))
+        return LentHost(name, command, tasks=self._options.tasks, group=group)
 
     def replace(self, name):
         with self._lock:

@@ -17,6 +17,7 @@ import pytest
 
 import phalanx
 from phalanx._cli import main as command
+from phalanx._launcher.transport import dial
 from tests.conftest import phalanx_processes, wait_until
 
 pytestmark = pytest.mark.usefixtures("in_slurm")
@@ -134,6 +135,75 @@ def test_hosts_are_checked():
     report = launcher(num_hosts=2).check()
     assert [host.hostname for host in report.hosts] == ["n1", "n2"]
     assert report.usable, report
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """So few hosts are started by one step."""
+    monkeypatch.setattr(dial, "GROUP_SIZE", 2)
+
+
+def test_many_hosts_are_started_by_one_step(monkeypatch):
+    """Their environment is that of a host with a step of its own, but for the names of things."""
+
+    def variables():
+        print("here")
+        own = ("ID", "JOBID", "STEPID", "PORT", "PID")
+        found = {k: v for k, v in os.environ.items() if k.startswith("SLURM")}
+        return os.environ["SLURM_STEP_ID"], {k: v for k, v in found.items() if not k.endswith(own)}
+
+    apart = list(launcher(num_hosts=4).run(variables))
+    assert len({step for step, _ in apart}) == 4
+    monkeypatch.setattr(dial, "GROUP_SIZE", 4)
+    as_one = list(launcher(num_hosts=4).run(variables))
+    assert len({step for step, _ in as_one}) == 1
+    assert [found for _, found in as_one] == [found for _, found in apart]
+    assert [found["SLURM_STEP_NODELIST"] for _, found in as_one] == ["n1", "n2", "n3", "n4"]
+
+
+@pytest.mark.usefixtures("together")
+def test_a_host_of_one_step_is_lost_by_itself(slurm, tmp_path):
+    """When its node is: the step goes on for the others, and its hosts keep their agents."""
+
+    def work(place):
+        host, _ = where()
+        if not Path(place, "lost").exists():
+            Path(place, f"{os.getppid()}.on-{host}").touch()
+            threading.Event().wait(120)
+        return host, Path(place, f"{os.getppid()}.on-{host}").exists()
+
+    app = launcher(num_hosts=3, min_hosts=2, max_restarts=3).start(work, {"place": str(tmp_path)})
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*.on-*"))) == 3, 60)
+        kept, lost, _ = sorted(path.name.partition("on-")[2] for path in tmp_path.glob("*.on-*"))
+        (tmp_path / "lost").touch()
+        slurm.lose_host(lost)
+        found = dict(app.result(90))
+        assert found[kept]
+        assert lost not in found
+    finally:
+        app.cancel(0.0)
+        app.wait(30)
+        slurm.mend()
+
+
+@pytest.mark.usefixtures("together")
+def test_a_step_for_many_that_is_killed_is_the_loss_of_all(tmp_path):
+    """With Slurm's words; the workers do not outlive it."""
+    app = launcher(num_hosts=2).start(stay, {"place": str(tmp_path)})
+    wait_until((tmp_path / "up").exists, 60)
+    (step,) = [pid for pid, words in own_children() if words.startswith(b"srun\0")]
+    os.kill(step, signal.SIGKILL)
+    with pytest.raises(phalanx.AgentLost):
+        app.result(60)
+
+
+def own_children():
+    """The processes that this one has started, with their arguments."""
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_launches_at_once_have_jobs_of_their_own(slurm):

@@ -8,6 +8,7 @@ a command that leads to it, and gives them back. What runs on them is none of it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -25,6 +26,29 @@ class LeaseRequest:
     """An instance of the scheduler's class `options`."""
     image: str | None = None
     """The container image that hosts are made from, where `Capabilities.runs_images` is set."""
+
+
+@dataclass(frozen=True)
+class GroupCommand:
+    """A command that runs another one, given behind it, on several hosts at once.
+
+    What it reads from stdin goes to every host, whole; what they print comes in any order, a line
+    of one in one piece.
+    """
+
+    command: tuple[str, ...]
+    """`{hosts}` and `{count}` in its words stand for the hosts' names, with commas between them,
+    and for their number."""
+    host_variable: str
+    """The environment variable that has the host's name there."""
+    variables: tuple[tuple[str, str | None], ...] = ()
+    """Variables that programs find there instead of the command's, so that a host is the same as if
+    it had been started by itself. `{host}` stands for its name; None for none."""
+
+    def words(self, hosts: Sequence[str]) -> list[str]:
+        """The command for some hosts."""
+        names, count = ",".join(hosts), str(len(hosts))
+        return [word.replace("{hosts}", names).replace("{count}", count) for word in self.command]
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,9 @@ class LentHost:
     """How many workers the scheduler means it to have; None where it does not say."""
     pythons: tuple[str, ...] = ()
     """The interpreters to try there if the user names none; empty for one like this process's."""
+    group: GroupCommand | None = None
+    """What leads to it and to others with an equal one, by one start. Many hosts are started so;
+    where they cannot connect to this machine then, each by its own command."""
 
 
 class LeasePhase(Enum):

@@ -14,13 +14,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
-from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
+from phalanx._schedulers.leases import (
+    GroupCommand,
+    Lease,
+    LeasePhase,
+    LeaseRequest,
+    LeaseStatus,
+    LentHost,
+)
 from phalanx._schedulers.options import option
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
 from phalanx.errors import ConfigError
 
 __all__ = [
     "Capabilities",
+    "GroupCommand",
     "Lease",
     "LeasePhase",
     "LeaseRequest",

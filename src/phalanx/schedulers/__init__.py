@@ -13,6 +13,7 @@ from phalanx._schedulers.factories import (
 )
 from phalanx._schedulers.scheduler import (
     Capabilities,
+    GroupCommand,
     Lease,
     LeasePhase,
     LeaseRequest,
@@ -31,6 +32,7 @@ from phalanx._schedulers.torchx.interface import TorchxScheduler
 
 __all__ = [
     "Capabilities",
+    "GroupCommand",
     "Lease",
     "LeasePhase",
     "LeaseRequest",

@@ -139,6 +139,15 @@ class AgentProcess:
         child.remote_info = RemoteInfo(host, command[0])
         return child
 
+    @classmethod
+    def carried(
+        cls, process: Process, streams: tuple[int, int, int], remote_info: RemoteInfo
+    ) -> AgentProcess:
+        """One whose streams others carry: our ends of them, to read, to write, and for errors."""
+        child = cls(process, *_open(streams))
+        child.remote_info = remote_info
+        return child
+
     @property
     def descriptors(self) -> tuple[int, int, int]:
         """Our ends of the streams: to read, to write, and for errors."""
@@ -280,8 +289,13 @@ class _Pipes:
             os.close(number)
 
     def take(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        ours, self._ours = self._ours, []
-        return open(ours[0], "rb", 0), open(ours[1], "wb", 0), open(ours[2], "rb", 0)
+        read, write, errors = self._ours
+        self._ours = []
+        return _open((read, write, errors))
+
+
+def _open(streams: tuple[int, int, int]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    return open(streams[0], "rb", 0), open(streams[1], "wb", 0), open(streams[2], "rb", 0)
 
 
 def _pipe() -> tuple[int, int]:

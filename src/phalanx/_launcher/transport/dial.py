@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,9 +26,11 @@ from phalanx._core.ids import HostIndex
 from phalanx._core.sanitize import sanitize, sanitize_line
 from phalanx._launcher.transport.agent_process import AgentProcess, RemoteInfo
 from phalanx._launcher.transport.bundle import Bundle
+from phalanx._launcher.transport.group_start import Connection, GroupStart, NotConnected
 from phalanx._launcher.transport.login import Login, LoginEnded
 from phalanx._launcher.transport.start_errors import not_started
 from phalanx._launcher.transport.targets import Target
+from phalanx._logs import logger
 from phalanx._logs.console import STATUS
 from phalanx._remote import bootstrap
 from phalanx.errors import StartFailed
@@ -36,6 +38,8 @@ from phalanx.errors import StartFailed
 _RETRIED = 5.0
 """Seconds for which a refusal that may pass is tried again."""
 _SWEEPING = 30.0
+GROUP_SIZE = 8
+"""So many hosts are started together, where they can be."""
 _MOMENT, _TOLD_EVERY = 0.9, 0.5
 _PROCESSORS, _GPUS = 1 << 16, 1 << 12
 """More than any host has: workers are counted by them."""
@@ -62,9 +66,13 @@ class Dial:
     """One host being dialled. The future gives the agent: `take` it, or it is ended."""
 
     def __init__(
-        self, target: Target, remote_setup: RemoteSetup, turns: threading.Semaphore
+        self,
+        target: Target,
+        remote_setup: RemoteSetup,
+        turns: threading.Semaphore,
+        group: GroupStart | None = None,
     ) -> None:
-        """Begin, as soon as it is its turn."""
+        """Begin, as soon as it is its turn, or the host has come by a group's start."""
         self.future: Future[AgentProcess] = Future()
         self.is_silent = False
         """It failed because nothing was heard of the host: who knows what is there."""
@@ -72,6 +80,8 @@ class Dial:
         self._target = target
         self._remote_setup = remote_setup
         self._turns = turns
+        self._group = group
+        self._connection: Connection | None = None
         self._login: Login | None = None
         self._taken = False
         self._given_up = threading.Event()
@@ -93,6 +103,8 @@ class Dial:
                 return
             self._given_up.set()
             landed, login = self.future.done(), self._login
+        if self._group is not None:
+            self._group.give_up(self.name)
         if landed and self.future.exception() is None:
             self.future.result().end(0.0)
         elif not landed and login is not None:
@@ -100,6 +112,8 @@ class Dial:
 
     def _run(self) -> None:
         try:
+            if self._group is not None:
+                self._connection = self._wait_for(self._group)
             with self._turns:
                 child = self._dial()
             with self._lock:
@@ -109,10 +123,25 @@ class Dial:
             child.end(0.0)
             raise self._failure("the login was cancelled")
         except BaseException as error:  # noqa: BLE001 whoever waits gets it
+            if self._connection is not None:
+                self._connection.close()
             self.future.set_exception(error)
 
     def _failure(self, reason: str) -> StartFailed:
         return StartFailed(reason, hostname=self._target.name)
+
+    def _wait_for(self, group: GroupStart) -> Connection | None:
+        """The host's connection; None where it has to be dialled by itself."""
+        patience = self._remote_setup.patience
+        try:
+            return group.connection(self.name).result(patience)
+        except NotConnected as error:
+            logger.info("phalanx: %s did not connect (%s); dialling it", self.name, error)
+            return None
+        except TimeoutError:
+            self.is_silent = True
+            group.give_up(self.name)
+            raise self._failure(f"it did not connect within {patience:g} s") from None
 
     def _dial(self) -> AgentProcess:
         began = time.monotonic()
@@ -133,7 +162,10 @@ class Dial:
         with self._lock:
             if self._given_up.is_set():
                 raise self._failure("the login was cancelled")
-            login = self._login = Login(self._target, "bootstrap", self._remote_setup.patience)
+            connection, self._connection = self._connection, None
+            run = None if connection is None else connection.run
+            patience = self._remote_setup.patience
+            login = self._login = Login(self._target, "bootstrap", patience, run)
         try:
             login.begin(inspect.getsource(bootstrap))
             answer = self._converse(login)
@@ -242,6 +274,25 @@ def reattach(target: Target, spool: str, key: str, received: int, patience: floa
     return Reattached(login.child, count, login.take_rest())
 
 
+def _start_groups(targets: Iterable[Target]) -> dict[str, GroupStart]:
+    """Start what leads to many hosts at once; gives which hosts will come so, by name."""
+    members: dict[object, list[Target]] = {}
+    for target in targets:
+        if target.group is not None:
+            common = (target.group, target.pythons, target.without)
+            members.setdefault(common, []).append(target)
+    found = {}
+    for group in members.values():
+        if len(group) >= GROUP_SIZE and group[0].group is not None:
+            try:
+                start = GroupStart(group[0].group, group)
+            except OSError as error:
+                logger.info("phalanx: %s; dialling each host by itself", error)
+                continue
+            found.update({target.name: start for target in group})
+    return found
+
+
 class Dials:
     """The hosts of a launch that are being dialled. Who has it gives up what nobody takes."""
 
@@ -254,8 +305,9 @@ class Dials:
     ) -> None:
         """Dial hosts, so many at a time; does not wait."""
         turns = threading.BoundedSemaphore(parallel)
+        groups = _start_groups(targets.values())
         for index, target in targets.items():
-            self._by_host[index] = Dial(target, remote_setup, turns)
+            self._by_host[index] = Dial(target, remote_setup, turns, groups.get(target.name))
 
     def pop(self, index: HostIndex) -> Dial | None:
         """Hand over the dial to a host, if there is one."""

@@ -18,4 +18,5 @@ def lent_target(host: LentHost, pythons: Sequence[str]) -> Target:
         without=host.without,
         reconnect_timeout=host.reconnect_timeout,
         gone_code=host.gone_code,
+        group=host.group,
     )

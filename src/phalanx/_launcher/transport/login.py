@@ -117,10 +117,17 @@ def _is_flat(value: object, depth: int = 2) -> bool:
 class Login:
     """The command, as a process here, and the conversation with it."""
 
-    def __init__(self, target: Target, entry: str, patience: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        entry: str,
+        patience: float,
+        run: Callable[[list[str]], AgentProcess] | None = None,
+    ) -> None:
         """Start it: `entry` of a text that follows will be called there. Raises `StartFailed`.
 
-        All of the conversation may take so many seconds.
+        All of the conversation may take so many seconds. `run` runs a command on the host where
+        there is a way to it already.
         """
         self.early = bytearray()
         """What came outside of the conversation; of much, the end."""
@@ -132,12 +139,15 @@ class Login:
         self._buffer = bytearray()
         self._errors = bytearray()
         self._errors_ended = False
-        command = target.command(self._marker, entry)
         try:
-            self.child = AgentProcess.remote(command, target.name, without=target.without)
+            if run is not None:
+                self.child = run(target.words(self._marker, entry))
+            else:
+                command = target.command(self._marker, entry)
+                self.child = AgentProcess.remote(command, target.name, without=target.without)
         except OSError as error:
             raise StartFailed(
-                f"cannot start {command[0]}: {shortage.describe(error)}", hostname=target.name
+                f"cannot start {target.tool}: {shortage.describe(error)}", hostname=target.name
             ) from error
 
     def begin(self, program: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from phalanx._core.launch_guard import DEPTH
 from phalanx._launcher.transport.targets import Target
+from phalanx._schedulers.leases import GroupCommand
 from phalanx.errors import ConfigError
 
 _INTERACTIVE = "4294967290"
@@ -26,11 +27,21 @@ _OF_TASKS = frozenset(
 """What a job has asked for each of its tasks: the agent is one task, with all that the host has."""
 
 
-STEP_OPTIONS = (
-    *("-N1", "-n1", "--overlap", "--unbuffered", "--quiet", "--export=ALL"),
+_OF_ONE = (
+    *((f"SLURM_{name}", "1") for name in ("NNODES", "NPROCS", "NTASKS", "TASKS_PER_NODE")),
+    *((f"SLURM_STEP_{name}", "1") for name in ("NUM_NODES", "NUM_TASKS", "TASKS_PER_NODE")),
+    *((f"SLURM_{name}", "0") for name in ("NODEID", "PROCID", "GTIDS")),
+    *((f"SLURM_{name}_NODELIST", "{host}") for name in ("JOB", "STEP")),
+    ("SLURM_NTASKS_PER_NODE", None),
+)
+"""What Slurm tells a step of one task, where it is one of many."""
+
+
+_STEP_OPTIONS = (
+    *("--overlap", "--unbuffered", "--quiet", "--export=ALL"),
     *("--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"),
 )
-"""A step of one task, which carries every byte at once and shares what the job has."""
+"""A step that carries every byte at once and shares what the job has."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +110,26 @@ def _expand(listed: str) -> tuple[str, ...]:
     return tuple(done.stdout.split())
 
 
+def step_command(host: str, *more: str) -> tuple[str, ...]:
+    """The command that leads to a host of a job: a step of one task, beside whatever runs there."""
+    return ("srun", *more, "-w", host, "-N1", "-n1", *_STEP_OPTIONS)
+
+
+def group_command(*more: str) -> GroupCommand:
+    """The command that leads to many: a step that goes on where a host or a task of it ends."""
+    hosts = ("-w", "{hosts}", "-N{count}", "-n{count}", "--ntasks-per-node=1")
+    words = ("srun", *more, *hosts, "--no-kill", "--wait=0", *_STEP_OPTIONS)
+    return GroupCommand(words, "SLURMD_NODENAME", _OF_ONE)
+
+
 def srun_target(name: str, pythons: Sequence[str], gres: str | None) -> Target:
-    """A host of the allocation, by a step of its own beside whatever runs there."""
-    transport = ["srun", "-w", name, *STEP_OPTIONS]
-    transport += [] if gres is None else [f"--gres={gres}"]
-    return Target(name, tuple(pythons), tuple(transport), through_shell=False, without=_OF_TASKS)
+    """A host of the allocation."""
+    more = () if gres is None else (f"--gres={gres}",)
+    return Target(
+        name,
+        tuple(pythons),
+        step_command(name, *more),
+        through_shell=False,
+        without=_OF_TASKS,
+        group=group_command(*more),
+    )

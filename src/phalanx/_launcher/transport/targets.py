@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._remote.bootstrap import NO_BIN_PYTHON, NO_PYTHON
+from phalanx._schedulers.leases import GroupCommand
 from phalanx.errors import ConfigError
 
 CONNECT_TIMEOUT = 8
@@ -72,6 +73,8 @@ class Target:
     that led to it."""
     gone_code: int | None = None
     """The command's exit code where there is no such host any more."""
+    group: GroupCommand | None = None
+    """What leads there and to others by one start."""
 
     @property
     def tool(self) -> str:
@@ -86,11 +89,15 @@ class Target:
         batch = () if may_ask else ("-o", "BatchMode=yes")
         return shlex.join(["ssh", *kept, *batch, host, "true"])
 
-    def command(self, marker: str, entry: str) -> list[str]:
-        """The command that runs a text of ours there: the function `entry` of it is called."""
+    def words(self, marker: str, entry: str) -> list[str]:
+        """What runs a text of ours on the host: the function `entry` of it is called."""
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         words = ["/bin/sh", "-c", _STUB, "phalanx", marker, _PROGRAM.format(entry=entry), version]
-        words += self.pythons
+        return [*words, *self.pythons]
+
+    def command(self, marker: str, entry: str) -> list[str]:
+        """The command that leads there and runs them."""
+        words = self.words(marker, entry)
         if self.through_shell:
             return [*self.transport, "exec " + " ".join(map(_quoted, words))]
         return [*self.transport, *words]

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from phalanx._core.sanitize import sanitize
-from phalanx._launcher.transport.slurm import STEP_OPTIONS
+from phalanx._launcher.transport.slurm import group_command, step_command
 from phalanx._logs import logger
 from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.slurm.controller import (
@@ -159,15 +159,17 @@ class SlurmLease(Lease):
             allocation.look()
             for name in allocation.hosts:
                 if name not in lost and allocation.end is None:
-                    yield LentHost(name, self._command(allocation.number, name), without=ours)
+                    more = self._step_options(allocation.number)
+                    command, group = step_command(name, *more), group_command(*more)
+                    yield LentHost(name, command, without=ours, group=group)
 
-    def _command(self, number: str, name: str) -> tuple[str, ...]:
-        own = []
+    def _step_options(self, number: str) -> list[str]:
+        own = [f"--jobid={number}"]
         if self._options.gpus_per_node is not None:
             own.append(f"--gpus-per-node={self._options.gpus_per_node}")
         if self._options.gres is not None:
             own.append(f"--gres={self._options.gres}")
-        return ("srun", f"--jobid={number}", "-w", name, *STEP_OPTIONS, *own)
+        return own
 
     def replace(self, name: str) -> bool:
         """Ask for an allocation of one more host, which is none that there was.
