@@ -10,7 +10,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 # Tests start thousands of Python processes: without bytecode each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray bench-all bench-compare chaos docs pictures peers lock clean
+.PHONY: demo test lint types unit test-odd system bench bench-hosts bench-apps bench-elastic bench-scale bench-slurm bench-calls bench-docker bench-kubernetes bench-ray bench-all bench-compare chaos docs pictures peers lock clean
 
 demo: $(VENV)/ready
 	@$(BIN)/python examples/demo.py
@@ -28,6 +28,12 @@ unit: $(VENV)/ready $(if $(SYSTEM),system)
 	@# What fails beside others is tried once more, alone: the machine may have been too busy for it.
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
 		|| $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
+
+# Tests beside a busy loop on every core, as an ordinary user, in the background of a shell, from an empty environment: all of
+# these, or WAYS; of the tests that this may change, or TESTS.
+TESTS ?=
+test-odd: $(VENV)/ready
+	sh tools/test-odd $(BIN)/python $(TESTS)
 
 system: $(VENV)/ready
 	sh tools/install-system

@@ -22,12 +22,15 @@ _PATIENCE = 3
 
 
 def wait_until(condition, timeout=60.0, message="the condition never held"):
-    """Wait for a condition, not for a number of seconds: the machine may be busy."""
+    """Wait for a condition, not for a number of seconds: the machine may be busy.
+
+    A `message` that is a function is asked when it is needed.
+    """
     begun = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - begun
         if waited > _PATIENCE * timeout:
-            raise AssertionError(message)
+            raise AssertionError(message() if callable(message) else message)
         time.sleep(min(max(0.01, waited / 20), 0.25))  # looking, too, takes processor time
     return value
 
@@ -65,16 +68,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # As nohup has it: these processes stay, and what they start is to be hung up on all the same.
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Of several processes that run tests, each looks for what is left behind in its own place.
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
-
-
-def pytest_sessionfinish():
-    """Remove that place."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
-
 
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory):
@@ -83,21 +76,25 @@ def own_state(tmp_path_factory):
     return Path(place) / "phalanx" / "apps"
 
 
-def phalanx_processes():
-    """Processes of ours anywhere on the machine, by their titles, that these tests have started."""
+def phalanx_processes(but=()):
+    """Processes of ours anywhere on the machine, by their titles, that these tests have started.
+
+    Without those that are listed: reading about every process, after every test, takes its time.
+    """
     found = set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
+    for entry in set(filter(str.isdigit, os.listdir("/proc"))) - set(but):
         try:
             line = Path(f"/proc/{entry}/cmdline").read_bytes()
-            environ = Path(f"/proc/{entry}/environ").read_bytes()
+            ours = (
+                b"phalanx._agent" in line
+                or b"phalanx._worker" in line
+                or line.startswith(b"phalanx: ")
+            )
+            if ours and MARK.encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                found.add(int(entry))
         except OSError:
             continue
-        ours = (
-            b"phalanx._agent" in line or b"phalanx._worker" in line or line.startswith(b"phalanx: ")
-        )
-        if ours and MARK.encode() in environ and is_alive(int(entry)):
-            found.add(int(entry))
-    return found - {os.getpid()}
+    return {pid for pid in found if is_alive(pid)} - {os.getpid()}
 
 
 def _descriptors():
@@ -111,7 +108,7 @@ def _descriptors():
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     """Fail a test that leaves a process, a thread, a descriptor or a spool directory."""
-    others = phalanx_processes()
+    others = os.listdir("/proc")
     children = set(descendants(os.getpid()))
     threads = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -119,12 +116,12 @@ def nothing_left_behind():
     yield
     left = lambda: [p for p in descendants(os.getpid()) if p not in children and is_ours(p)]
     wait_until(lambda: not left(), message="child processes are left")
-    wait_until(lambda: not phalanx_processes() - others, message="processes are left")
+    wait_until(lambda: not phalanx_processes(but=others), message="processes are left")
     wait_until(lambda: not set(threading.enumerate()) - threads, message="threads are left")
     wait_until(
         lambda: len(os.listdir("/proc/self/fd")) <= descriptors,
         timeout=2,
-        message=f"descriptors are left: {_descriptors()}",
+        message=lambda: f"descriptors are left: {_descriptors()}",
     )
     new = lambda: set(Path(os.environ.get("TMPDIR", "/tmp")).glob("phalanx-*")) - spools
     wait_until(lambda: not new(), message="spool directories are left")
@@ -185,8 +182,16 @@ _KINDS = ("tests/cluster", "tests/ssh", "tests/docs", "tests/process")
 
 
 def pytest_configure(config):
-    """Have xdist keep the order of `pytest_collection_modifyitems`."""
+    """Have xdist keep the order of `pytest_collection_modifyitems`, and a place for what is left.
+
+    Whoever runs tests looks for what is left behind in a place of its own: others run tests too.
+    """
     config.option.loadscopereorder = False
+    if not config.getoption("numprocesses", None):
+        # What tests have written is found where pytest has it, afterwards too.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = tempfile.tempdir = place = tempfile.mkdtemp(prefix="tests-")
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -168,9 +168,9 @@ class _Elsewhere:
     def find_spec(name: str, *_: object) -> None:
         start = f"{__name__}."
         if name.startswith(start) and not name.startswith(f"{start}compat."):
-            from phalanx._aliases import elsewhere
+            from phalanx._aliases import module_hint
 
-            if found := elsewhere(name.removeprefix(start)):
+            if found := module_hint(name.removeprefix(start)):
                 raise ModuleNotFoundError(f"no module named {name!r}: {found}", name=name)
 
 

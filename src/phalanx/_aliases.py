@@ -88,7 +88,7 @@ def instead_of(error: BaseException) -> str:
     return ""
 
 
-def elsewhere(name: str) -> str:
+def module_hint(name: str) -> str:
     """Where the module is that another launcher has under this name within its package.
 
     Args:

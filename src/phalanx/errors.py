@@ -19,7 +19,7 @@
         ├── WorkerFailed     a worker exited, was killed, or raised what cannot be raised again
         ├── ResultError      a value could not be brought home
         ├── FetchError       the app succeeded, and a file that was asked for is not home
-        ├── AgentLost        an agent went away or fell silent
+        ├── AgentLost        an agent is gone or fell silent
         ├── OutputLost       all succeeded, but what workers printed could not be written
         ├── MapFailed        some calls of a map did not return
         └── Cancelled        someone asked for the end
@@ -231,7 +231,7 @@ class FetchError(LaunchError):
 
 
 class AgentLost(LaunchError):
-    """The agent on `hostname` went away or fell silent; `ranks` were its workers'."""
+    """The agent on `hostname` is gone or fell silent; `ranks` were its workers'."""
 
     def __init__(self, message: str, *, hostname: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)

@@ -1,7 +1,10 @@
 """What is imported by whom: a command starts at once."""
 
+import gc
 import subprocess
 import sys
+
+from phalanx._worker import zygote
 
 
 def test_importing_phalanx_loads_neither_torch_nor_asyncio_nor_rich():
@@ -21,3 +24,24 @@ def test_reading_the_command_line_does_not_import_torch():
         "parse(['--nproc-per-node', '2', 'x'], {}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workers_collect_garbage_as_often_as_any_python(script):
+    """Whatever is done while packages are loaded."""
+    done = script("""
+        import gc, phalanx, numpy
+        if __name__ == "__main__":
+            print(*phalanx.Launcher().run(lambda: (int(numpy.add(1, 1)), gc.get_threshold())))
+    """)
+    assert done.stdout.strip() == f"(2, {gc.get_threshold()})", done.stderr
+
+
+def test_a_package_may_say_how_often_garbage_is_collected():
+    """Once it is loaded that holds."""
+    before = gc.get_threshold()
+    try:
+        with zygote._rare_collections():
+            gc.set_threshold(123, 4, 5)
+        assert gc.get_threshold() == (123, 4, 5)
+    finally:
+        gc.set_threshold(*before)

@@ -36,7 +36,7 @@ def cluster(all_hosts):
         if host.pid is None:
             continue
         host.mend()
-        message = f"{host.name}: {host.processes()} is left"
+        message = lambda host=host: f"{host.name}: {host.processes()} is left"
         wait_until(lambda host=host: not host.processes(), message=message)
         assert not host.files()
 

@@ -32,7 +32,10 @@ def test_hosts_without_any_package_of_ours_run_the_function(launcher):
 
 
 def test_workers_of_two_hosts_form_a_group(launcher):
-    """At an address of the first host that the second reaches, by an interface of each."""
+    """At an address of the first host that the second reaches, by an interface of each.
+
+    A main for torchrun forms it itself.
+    """
 
     def reduce():
         import torch
@@ -41,15 +44,6 @@ def test_workers_of_two_hosts_form_a_group(launcher):
         total = torch.tensor([float(dist.get_rank())])
         dist.all_reduce(total)
         return total.item(), os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"]
-
-    values = list(launcher(2, 2).run(reduce))
-    assert {value[0] for value in values} == {6.0}
-    assert len({value[1] for value in values}) == 1
-    assert {value[2] for value in values} == {"eth0"}
-
-
-def test_a_main_for_torchrun_runs_on_two_hosts(launcher):
-    """It forms the group itself."""
 
     def main():
         import torch
@@ -61,7 +55,12 @@ def test_a_main_for_torchrun_runs_on_two_hosts(launcher):
         dist.destroy_process_group()
         return total.item()
 
-    assert list(launcher(2, 2).run(main)) == [4.0] * 4
+    with launcher(2, 2) as run:  # torch is loaded once on each
+        values = list(run.run(reduce))
+        assert {value[0] for value in values} == {6.0}
+        assert len({value[1] for value in values}) == 1
+        assert {value[2] for value in values} == {"eth0"}
+        assert list(run.run(main)) == [4.0] * 4
 
 
 def test_this_machine_and_another_host_form_a_group(cluster, launcher):

@@ -85,7 +85,7 @@ class Launcher(LaunchOptions):
             StartTimeout: Not everything was running within `start_timeout`.
             QueueTimeout: The scheduler's hosts were not there within `queue_timeout`.
             SchedulerError: The scheduler refused to lend hosts; its reason is the message.
-            AgentLost: A host went away, or was silent for `host_timeout`.
+            AgentLost: A host is gone, or was silent for `host_timeout`.
             ResultError: A value could not be brought back.
             FetchError: All ranks returned, but files named by `fetch` could not be brought back.
             OutputLost: All ranks returned, but some of their output could not be written.

@@ -114,7 +114,7 @@ class RoundClearedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AgentGoneEvent:
-    """An agent went away, failed or fell silent."""
+    """An agent is gone, has failed or fell silent."""
 
     agent: AgentId
     reason: str

@@ -120,7 +120,7 @@ def _torchx_files(
     else:
         home = environ.get("HOME")
         paths = [Path(directory or "."), *([Path(home)] if home else [])]
-        paths = [folder / torchx_config.FILE for folder in paths]
+        paths = [each / torchx_config.FILE for each in paths]
     return [(str(path), torchx_config.read(path)) for path in paths if _is_file(path)]
 
 

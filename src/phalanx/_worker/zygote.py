@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from phalanx import _wire as wire
@@ -81,7 +82,7 @@ class Zygote:
         jax_cluster.announce()
         if not self._spawn:
             if self._loaded.missing(imports) or not self.preloaded:
-                with _killed_by_end_of(self._control):
+                with _killed_by_end_of(self._control), _rare_collections():
                     preload.preload(self._prepare, self._loaded, self._announce)
                 self._announce("")
                 self._prepare_to_fork()
@@ -366,6 +367,22 @@ class Zygote:
 
 def _wake(*_: object) -> None:
     """There is a handler, so that the signal is told of."""
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage seldom: what imports make stays, and torch alone makes 170,000 objects.
+
+    A threshold that a package sets for itself is left alone.
+    """
+    before, seldom = gc.get_threshold(), (100_000, 50, 100)
+    if gc.isenabled() and before[0] < seldom[0]:
+        gc.set_threshold(*seldom)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == seldom:
+            gc.set_threshold(*before)
 
 
 class _killed_by_end_of:  # noqa: N801 reads as a phrase where it is used

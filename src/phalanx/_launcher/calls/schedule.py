@@ -24,7 +24,7 @@ class CallEnd(Enum):
     FAILED = auto()
     """By the function's own doing: trying again would not help."""
     LOST = auto()
-    """A host went away, or was preempted."""
+    """A host is gone, or was preempted."""
     UNPLACED = auto()
     """It has not begun: a host could not be used."""
 

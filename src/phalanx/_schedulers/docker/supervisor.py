@@ -1,7 +1,7 @@
 """A process that sees to an app: when one of its containers ends, it does what follows.
 
 It knows nothing but the app's id: the rest is in the engine, and if this process is killed, the
-next that asks for the app starts another. It waits for an engine that goes away and comes back.
+next that asks for the app starts another. It waits while the engine is unreachable.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class KubernetesLease(Lease):
             return
         made = lent_pods.pod(name, self.id, self._user, self._image, self._options, self._secret)
         with self._lock:
-            made = lent_pods.elsewhere(made, self._avoided)
+            made = lent_pods.avoiding_nodes(made, self._avoided)
         made = lent_pods.in_queue(made, self._options, self.id, self._num_hosts)
         self._cluster.create("pods", merged(made, self._template))
 

@@ -126,7 +126,7 @@ def in_queue(
     return merged(made, {"metadata": own})
 
 
-def elsewhere(made: dict[str, Any], nodes: Collection[str]) -> dict[str, Any]:
+def avoiding_nodes(made: dict[str, Any], nodes: Collection[str]) -> dict[str, Any]:
     """The same, on other nodes than these if there is room: a node that has just died is taken for
     a good one until the cluster has noticed.
     """
