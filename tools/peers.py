@@ -109,6 +109,7 @@ def run(name: str, suite: dict[str, Any]) -> dict[str, tuple[str, str]]:
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
         command += ["-c", os.devnull, "--rootdir", str(tests), "--timeout=120"]
+        command += ["-o", "python_files=*__*.py"]  # each once, whatever its name
         command += ["--continue-on-collection-errors", str(tests)]
         done = subprocess.run(
             command, cwd=tests, env=env, capture_output=True, text=True, check=False

@@ -92,15 +92,6 @@ for test_file in Path(__file__).parent.glob("*.py"):
 os.environ["PEER_MISSING"] = json.dumps(sorted(MISSING))  # for workers
 
 
-def pytest_collect_file(parent, file_path):
-    """Files of any name."""
-    import pytest
-
-    if file_path.suffix == ".py" and file_path.name != "conftest.py":
-        return pytest.Module.from_parent(parent, path=file_path)
-    return None
-
-
 def _last_line(report):
     text = str(getattr(report, "longrepr", "") or "")
     crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)

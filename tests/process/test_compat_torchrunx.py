@@ -167,6 +167,50 @@ def test_launch_takes_the_arguments_of_earlier_versions(capfd):
     assert torchrunx.launch(add, {"a": 1, "b": 1}, handler_factory=None, **options).rank(1) == 3
 
 
+@pytest.mark.parametrize("name", ["handler_factory", "log_handlers_builder", "log_handlers"])
+def test_a_run_takes_handlers_by_the_names_of_earlier_versions(name, capfd):
+    """Of one run, and of `launch`; the last name is of handlers, the others of what makes them."""
+    options = {"hostnames": ["localhost"], "workers_per_host": 1, "backend": None}
+
+    def say(word):
+        print(word)
+        return word
+
+    def handlers():
+        made = [torchrunx.stream_handler("localhost", 0)]
+        return made if name == "log_handlers" else lambda: made
+
+    launcher = torchrunx.Launcher(**options)
+    assert launcher.run(say, func_kwargs={"word": "a"}, **{name: handlers()}).rank(0) == "a"
+    assert launcher.run(say, ("b",), **{name: handlers()}).rank(0) == "b"
+    assert launcher.run(say, func_args=("c",), **{name: None}).rank(0) == "c"
+    assert torchrunx.launch(say, ("d",), **{name: handlers()}, **options).rank(0) == "d"
+    shown = [line.rpartition(" ")[2] for line in capfd.readouterr().out.splitlines()]
+    assert shown == ["a", "b", "d"]
+
+
+def test_handlers_of_earlier_versions_filter_by_the_names_of_loggers(capfd, tmp_path):
+    """Those that its builders make; lines that are printed are the root logger's."""
+
+    def handlers():
+        shown = torchrunx.stream_handler("localhost", 0)
+        shown.addFilter(logging.Filter("own"))
+        kept = torchrunx.file_handler("localhost", 0, tmp_path / "all")
+        kept.setFormatter(logging.Formatter("%(name)s %(message)s"))
+        return [shown, kept]
+
+    def work():
+        logging.getLogger("own.part").warning("shown")
+        logging.getLogger("other").warning("not shown")
+        print("printed")
+
+    options = {"hostnames": ["localhost"], "workers_per_host": 1, "backend": None}
+    torchrunx.launch(work, log_handlers_builder=handlers, **options)
+    assert [line.rpartition("]: ")[2] for line in capfd.readouterr().out.splitlines()] == ["shown"]
+    kept = (tmp_path / "all").read_text().splitlines()
+    assert sorted(kept) == ["other not shown", "own.part shown", "root printed"]
+
+
 def test_a_launcher_takes_the_fields_of_earlier_versions():
     """They are others' names for what it has."""
     launcher = torchrunx.Launcher(

@@ -32,6 +32,7 @@ def own_registry(tmp_path, monkeypatch):
 def program(text, *words, files=(), code=0):
     """What a program prints under the hook."""
     for name, content in dict(files).items():
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "w") as file:
             file.write(textwrap.dedent(content))
     with open("prog.py", "w") as file:
@@ -650,6 +651,74 @@ def test_what_programs_begin_with():
         "phalanx.compat has no module 'torchx.runtime'. Instead: read and write files with the "
         "program's own libraries, such as fsspec.",
         "unknown scheduler 'slrum'. Did you mean 'slurm'?",
+    ]
+
+
+def test_groups_of_replicas_that_are_watched_and_started_again():
+    """Apps of `ddp` with a role's name changed, told apart by the app's name in a list."""
+    shown = program(
+        """
+        import time
+        from torchx import specs
+        from torchx.components.dist import ddp
+        from torchx.runner import Runner, get_runner
+
+        def group(number):
+            app = ddp(f"--group={number}", name=f"ft_{number}", script="./sub/train.py", j="1x2",
+                      env={"GROUP": str(number)})
+            app.roles[0].name = app.name
+            return app
+
+        def running(runner: Runner) -> dict:
+            jobs = [j for j in runner.list("local_cwd") if j.state == specs.AppState.RUNNING]
+            return {int(j.name.partition("-")[0].partition("_")[2]): j.app_handle for j in jobs}
+
+        def watch(runner):
+            alive = running(runner)
+            for number in sorted({0, 1} - alive.keys()):
+                runner.run(group(number), scheduler="local_cwd")
+                print("started", number)
+
+        with get_runner() as runner:
+            watch(runner)
+            watch(runner)
+            runner.cancel(running(runner)[1])
+            while 1 in running(runner):
+                time.sleep(0.1)
+            watch(runner)
+            print(runner.describe(running(runner)[0]).roles[0].name)
+            for handle in running(runner).values():
+                runner.cancel(handle)
+        """,
+        files={"sub/train.py": "import time\ntime.sleep(100)\n"},
+    )
+    assert shown.splitlines() == ["started 0", "started 1", "started 1", "ft_0"]
+
+
+def test_tools_that_keep_states_and_build_arguments():
+    """States in JSON, handles without a session, what components leave to a replica's shell."""
+    shown = program(
+        """
+        import dataclasses, json, shlex
+        from torchx import specs
+        from torchx.components import dist
+        from torchx.specs import AppState, ReplicaState, parse_app_handle
+
+        @dataclasses.dataclass
+        class Mesh:
+            name: str
+            state: ReplicaState = AppState.UNSUBMITTED
+
+        print(json.dumps(dataclasses.asdict(Mesh("m"))))
+        print(*parse_app_handle("slurm:///job-1"), sep="|")
+        words = ["a b", dist._noquote("$RANK")]
+        print(*(w if isinstance(w, dist._noquote) else shlex.quote(w) for w in words))
+        """
+    )
+    assert shown.splitlines() == [
+        '{"name": "m", "state": "UNSUBMITTED"}',
+        "slurm||job-1",
+        "'a b' $RANK",
     ]
 
 

@@ -262,6 +262,17 @@ def test_one_cfg_for_several_schedulers():
     assert "local_cwd does not use 'hosts', an option of ssh" in done.stderr
 
 
+def test_a_session_without_a_name():
+    """It is the default one, in handles that are made and in those that leave it out."""
+    app = AppDef("said", [Role("r", entrypoint="echo", args=["hello"])])
+    with get_runner("") as runner:
+        handle = runner.run(app, "local_cwd")
+        assert handle.startswith("local_cwd://phalanx/said-")
+        bare = handle.replace("phalanx", "", 1)
+        assert runner.wait(bare).state is AppState.SUCCEEDED
+        assert [*runner.log_lines(bare, "r")] == ["hello"]
+
+
 def test_mounts_on_this_machine_are_a_warning():
     """The files are there as they are."""
     mounts = ("utils.sh", "--mounts", "type=bind,src=~/data,dst=/data", "ls")

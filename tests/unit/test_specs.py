@@ -182,6 +182,15 @@ def test_mounts(text, mounts):
     assert specs.parse_mounts([word for word in text.split(",") if word]) == mounts
 
 
+def test_a_home_directory_in_a_mount(monkeypatch):
+    """That of who submits; a volume is a name, which may begin like that."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert specs.parse_mounts(["type=bind", "src=~/data", "dst=~/b"]) == [
+        BindMount("/home/me/data", "~/b")
+    ]
+    assert specs.parse_mounts(["type=volume", "src=~v", "dst=/b"]) == [VolumeMount("~v", "/b")]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

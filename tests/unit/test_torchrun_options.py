@@ -200,6 +200,12 @@ def test_other_values():
     assert (said.shutdown_timeout, said.virtual_local_rank) == (7, True)
 
 
+@pytest.mark.parametrize("text", ["'a=1,b=c'", '"a=1,b=c"', "' a=1,b=c '", "a=1,b=c"])
+def test_quotes_around_the_rendezvous_settings_are_taken_off(text):
+    """They come from shells and YAML that left them there, as torch takes them off."""
+    assert parse(["--rdzv-conf", text, "x"], {}).rdzv_conf == {"a": "1", "b": "c"}
+
+
 def test_threads_are_limited_where_several_workers_share_a_host():
     """Unless the user has said how many."""
     said = options("--nproc-per-node 2 x")

@@ -180,6 +180,12 @@ def test_states_are_ordered_and_shown_by_name():
     """As they follow each other."""
     assert AppState.PENDING < AppState.RUNNING <= AppState.SUCCEEDED
     assert max(AppState.SUBMITTED, AppState.PENDING) is AppState.PENDING
+    assert sorted([AppState.SUCCEEDED, AppState.PENDING])[0] is AppState.PENDING
+    assert (AppState.FAILED > AppState.RUNNING, AppState.RUNNING >= AppState.FAILED) == (
+        True,
+        False,
+    )
+    assert json.dumps({"state": AppState.RUNNING}) == '{"state": "RUNNING"}'
     assert (str(AppState.RUNNING), specs.ReplicaState is AppState) == ("RUNNING", True)
     assert [state.name for state in AppState if specs.is_started(state)] == [
         "RUNNING",
@@ -212,8 +218,18 @@ def test_handles():
     parsed = specs.parse_app_handle(handle)
     assert parsed == ("local_cwd", "team", "echo-1")
     assert (parsed.scheduler_backend, parsed.session_name) == ("local_cwd", "team")
+    assert specs.parse_app_handle("slurm:///job-1") == ("slurm", "", "job-1")
     with pytest.raises(errors.ConfigError, match="invalid handle"):
         specs.parse_app_handle("echo-1")
+
+
+def test_a_variable_with_its_value_in_its_name_is_taken_apart():
+    """A slip that a shell's notation invites."""
+    with pytest.raises(errors.ConfigError) as raised:
+        Role("r", env={"DEBUG=1": "1"})
+    assert str(raised.value) == (
+        "role 'r': env: 'DEBUG=1' is not a valid variable name. Write 'DEBUG': '1'."
+    )
 
 
 def component(name: str, env: dict[str, str] | None = None, debug: bool = False) -> AppDef:

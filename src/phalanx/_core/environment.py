@@ -139,6 +139,16 @@ def acts_at_start(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _ACTS_AT_START)
 
 
+def not_a_name(name: object) -> str:
+    """What to say of a name that no variable can have; one with a value in it is taken apart."""
+    said = f"{name!r} is not a valid variable name."
+    if isinstance(name, str):
+        real, is_pair, value = name.partition("=")
+        if real and is_pair:
+            said += f" Write {real!r}: {value!r}."
+    return said
+
+
 def check(field: str, name: object, value: object) -> None:
     """Refuse what no process environment can hold, naming the variable and where it was given."""
     if not isinstance(name, str) or not isinstance(value, str):
@@ -147,7 +157,7 @@ def check(field: str, name: object, value: object) -> None:
             f"Write {str(name)!r}: {str(value)!r}."
         )
     if not name or "=" in name or "\0" in name:
-        raise ConfigError(f"{field}: {name!r} is not a valid variable name.")
+        raise ConfigError(f"{field}: {not_a_name(name)}")
     if "\0" in value:
         raise ConfigError(f"{field}: the value of {name} contains a NUL byte.")
     try:

@@ -26,13 +26,18 @@ class Handle:
 
 
 def parse(text: str) -> Handle:
-    """The parts of a handle. Raises `ConfigError`."""
+    """The app that a handle names. Raises `ConfigError`."""
+    scheduler, session, app_id = _parts(text)
+    return Handle(scheduler, session or SESSION, app_id)
+
+
+def _parts(text: str) -> tuple[str, str, str]:
     found = _HANDLE.fullmatch(text)
     if found is None or "/" in found["rest"]:
         raise ConfigError(
             f"invalid handle {text!r}; expected something like local_cwd://{SESSION}/echo-1a2b3c4d."
         )
-    return Handle(found["scheduler"], found["session"] or SESSION, found["rest"])
+    return found["scheduler"], found["session"], found["rest"]
 
 
 class ParsedAppHandle(NamedTuple):
@@ -47,7 +52,7 @@ class ParsedAppHandle(NamedTuple):
 
 
 def parse_app_handle(app_handle: str) -> ParsedAppHandle:
-    """The parts of a handle.
+    """The parts of a handle, as they are written: the session may be empty.
 
     Args:
         app_handle: Such as `local_cwd://phalanx/echo-1a2b3c4d`.
@@ -55,8 +60,7 @@ def parse_app_handle(app_handle: str) -> ParsedAppHandle:
     Raises:
         ConfigError: It is not a handle.
     """
-    found = parse(app_handle)
-    return ParsedAppHandle(found.scheduler, found.session, found.app_id)
+    return ParsedAppHandle(*_parts(app_handle))
 
 
 def make_app_handle(scheduler_backend: str, session_name: str, app_id: str) -> str:

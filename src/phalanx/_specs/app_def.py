@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from phalanx._core.environment import not_a_name
 from phalanx._specs.frozen import explained, freeze_field
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
 from phalanx.errors import ConfigError
@@ -162,7 +163,7 @@ class Role:
                 raise ConfigError(f"{where}args[{i}]: {arg!r} is not a string.")
         for key, value in self.env.items():
             if not _is_text(key) or not key or "=" in key:
-                raise ConfigError(f"{where}env: {key!r} is not a valid variable name.")
+                raise ConfigError(f"{where}env: {not_a_name(key)}")
             if not _is_text(value):
                 raise ConfigError(f"{where}env[{key!r}]: {value!r} is not a string.")
         for i, mount in enumerate(self.mounts):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from phalanx._core.heartbeats import median
@@ -16,9 +15,11 @@ if TYPE_CHECKING:
     from phalanx._core.rounds import Outcome
 
 
-@functools.total_ordering
-class AppState(Enum):
-    """Where an app, or one of its replicas, stands; ordered as they follow each other."""
+class AppState(StrEnum):
+    """Where an app, or one of its replicas, stands; ordered as they follow each other.
+
+    In JSON, and where a text is wanted, it is its name.
+    """
 
     UNSUBMITTED = "UNSUBMITTED"
     SUBMITTED = "SUBMITTED"
@@ -34,16 +35,26 @@ class AppState(Enum):
         """It will not change any more."""
         return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
-    def __lt__(self, other: object) -> bool:
+    def __lt__(self, other: str) -> bool:
         """Whether it comes before the other in an app's life."""
-        if not isinstance(other, AppState):
-            return NotImplemented
-        order = list(AppState)
-        return order.index(self) < order.index(other)
+        return _position(self) < _position(other)
 
-    def __str__(self) -> str:
-        """Its name, as commands show it."""
-        return self.value
+    def __le__(self, other: str) -> bool:
+        """Whether it does not come after the other."""
+        return _position(self) <= _position(other)
+
+    def __gt__(self, other: str) -> bool:
+        """Whether it comes after the other in an app's life."""
+        return _position(self) > _position(other)
+
+    def __ge__(self, other: str) -> bool:
+        """Whether it does not come before the other."""
+        return _position(self) >= _position(other)
+
+
+def _position(state: str) -> int:
+    """How far an app is that stands there. Raises `ValueError` for what is no state."""
+    return list(AppState).index(AppState(state))
 
 
 def is_terminal(state: AppState) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx._core.environment import not_a_name
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
 
@@ -69,7 +70,7 @@ class DockerOptions:
             raise ConfigError("python: must be a program of the image, such as python3.")
         for name in self.env:
             if not name or "=" in name:
-                raise ConfigError(f"env: {name!r} is not a valid variable name.")
+                raise ConfigError(f"env: {not_a_name(name)}")
         if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise ConfigError(f"cpus={self.cpus}: must be a number of CPUs, more than 0.")
         if self.gpus is not None and self.gpus < -1:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from phalanx._core.environment import not_a_name
 from phalanx._schedulers.kubernetes.api.cluster import parse_version
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
@@ -92,7 +93,7 @@ class KubernetesOptions:
             raise ConfigError("python: must be a program of the image, such as python3.")
         for name in self.env:
             if not name or "=" in name:
-                raise ConfigError(f"env: {name!r} is not a valid variable name.")
+                raise ConfigError(f"env: {not_a_name(name)}")
         for name in ("shm_size", "mem"):
             size = getattr(self, name)
             if size is not None and not _QUANTITY.fullmatch(size):

@@ -28,6 +28,15 @@ DEFAULT_ENV_VARS_FOR_COPY = (
 
 _PATH = str | os.PathLike[str]
 
+Handling = Factory | Literal["auto"] | None
+"""What makes the log handlers of a run; the default ones; none."""
+Handlers = Handling | list[logging.Handler]
+"""As 0.2.0 had it, also the handlers themselves."""
+
+_HANDLERS = ("handler_factory", "log_handlers_builder", "log_handlers")
+_OF_0_2 = {"func_args", "func_kwargs", *_HANDLERS}
+"""What `run` takes in 0.2: the arguments of the function, and of the run."""
+
 
 class LaunchResult(_Result[R]):
     """Every rank's value, with the methods of torchrunx 0.2 as well."""
@@ -63,7 +72,7 @@ class Launcher:
     """Environment variables to set for the workers."""
     env_file: _PATH | None = None
     """Bash file to source on each host."""
-    handler_factory: Factory | Literal["auto"] | None = field(default="auto", init=False)
+    handler_factory: Handling = field(default="auto", init=False)
     """Makes the log handlers of a run: see `set_logging_handlers`."""
     timeout: InitVar[int | None] = field(default=None, kw_only=True)
     """The name of `worker_timeout` until 0.3.0."""
@@ -80,7 +89,7 @@ class Launcher:
         if isinstance(extra, tuple | list):  # in 0.2: names of variables to copy
             self.copy_env_vars, self.extra_env_vars = (*self.copy_env_vars, *extra), None
 
-    def set_logging_handlers(self, handler_factory: Factory | Literal["auto"] | None) -> Self:
+    def set_logging_handlers(self, handler_factory: Handling) -> Self:
         """Have each run's output go to the handlers that this function makes.
 
         "auto": the default handlers; None: none. Returns the launcher itself.
@@ -95,21 +104,16 @@ class Launcher:
         `AgentFailedError` for workers and hosts that were lost; `PhalanxError` for the rest.
 
         `func_args` and `func_kwargs`, which 0.2 had, hold the arguments of a function that has
-        none of these names.
+        none of these names; `handler_factory`, there, is for this run alone.
         """
-        given, named = _arguments(func, args, kwargs)
-        spec = self._log_spec()
+        given, named, handlers = _arguments(func, args, kwargs)
+        spec = _log_spec(*handlers or [self.handler_factory])
         try:
             result = self._phalanx(spec).run(func, named, args=given)
         finally:
             if isinstance(spec, HandlerFactorySpec):
                 spec.close()
         return LaunchResult(result.values, result.members)
-
-    def _log_spec(self) -> LogSpec:
-        if self.handler_factory is None:
-            return DefaultLogSpec.nothing()
-        return HandlerFactorySpec(None if self.handler_factory == "auto" else self.handler_factory)
 
     def _phalanx(self, log_spec: LogSpec) -> phalanx.Launcher:
         return phalanx.Launcher(
@@ -139,11 +143,14 @@ def launch(
     default_env_vars: tuple[str, ...] = DEFAULT_ENV_VARS_FOR_COPY,
     extra_env_vars: tuple[str, ...] = (),
     env_file: _PATH | None = None,
-    handler_factory: Callable[[], list[logging.Handler]] | Literal["auto"] | None = "auto",
+    handler_factory: Handlers = "auto",
+    log_handlers_builder: Handlers = "auto",
+    log_handlers: Handlers = "auto",
 ) -> LaunchResult[R]:
     """Call `func(*func_args, **func_kwargs)` on every rank, with the arguments of torchrunx 0.2.
 
-    A dict in place of `func_args` is taken for `func_kwargs`, as still earlier versions had it.
+    A dict in place of `func_args` is taken for `func_kwargs`, as still earlier versions had it;
+    `log_handlers_builder` (0.2.1) and `log_handlers` (0.2.0) are `handler_factory`.
     """
     if isinstance(func_args, Mapping):
         func_kwargs, func_args = {**func_args, **(func_kwargs or {})}, ()
@@ -155,23 +162,39 @@ def launch(
         timeout=timeout,
         copy_env_vars=(*default_env_vars, *extra_env_vars),
         env_file=env_file,
-    ).set_logging_handlers(handler_factory)
+    )
+    given = [h for h in (handler_factory, log_handlers_builder, log_handlers) if h != "auto"]
+    launcher.handler_factory = _factory(given[0]) if given else "auto"
     return launcher.run(func, *(func_args or ()), **(func_kwargs or {}))
 
 
 def _arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The function's arguments, also if they are in `func_args` and `func_kwargs`."""
-    if args or not kwargs or not kwargs.keys() <= {"func_args", "func_kwargs"}:
-        return args, kwargs
+) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Handling]]:
+    """The function's arguments, also as 0.2 takes them, and the handlers that are given there."""
+    handlers = [name for name in _HANDLERS if name in kwargs]
+    if (args and not handlers) or not kwargs or not kwargs.keys() <= _OF_0_2:
+        return args, kwargs, []
     try:
-        inspect.signature(func).bind(**kwargs)
+        inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
-        return tuple(kwargs.get("func_args") or ()), kwargs.get("func_kwargs") or {}
+        call = {**dict(zip(("func_args", "func_kwargs"), args, strict=False)), **kwargs}
+        given = tuple(call.get("func_args") or ())
+        return given, call.get("func_kwargs") or {}, [_factory(kwargs[name]) for name in handlers]
     except ValueError:  # a builtin that does not say what it takes
         pass
-    return args, kwargs
+    return args, kwargs, []
+
+
+def _factory(handlers: Handlers) -> Handling:
+    """What makes the handlers, or says which: in 0.2.0, it was a list of them."""
+    return (lambda: handlers) if isinstance(handlers, list) else handlers
+
+
+def _log_spec(handlers: Handling) -> LogSpec:
+    if handlers is None:
+        return DefaultLogSpec.nothing()
+    return HandlerFactorySpec(None if handlers == "auto" else handlers)
 
 
 def _text(path: _PATH | None) -> str | None:

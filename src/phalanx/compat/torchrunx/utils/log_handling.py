@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -91,6 +92,10 @@ def _level(text: str) -> int:
     return names[text]
 
 
+KEEPING_NAMES: weakref.WeakSet[logging.Handler] = weakref.WeakSet()
+"""Handlers of 0.2: they are given records with the names of the loggers that made them."""
+
+
 class HandlerFactorySpec(LogSpec):
     """Gives everything that is said to all handlers of a factory, which filter it themselves."""
 
@@ -122,7 +127,7 @@ class HandlerFactorySpec(LogSpec):
 
 
 class _Named(logging.Handler):
-    """Gives records torchrunx's names, and lines of stderr its level, then hands them on."""
+    """Gives records torchrunx's names, or leaves them theirs, and lines of stderr its level."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
@@ -131,11 +136,15 @@ class _Named(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         whose = vars(record)
         record = copy.copy(record)
-        if record.name not in (whose.get("worker"), "root", ""):
-            record.msg = f"{record.name}:{record.msg}"
-        local_rank = whose.get("local_rank")
-        rest = "" if local_rank is None else f".{local_rank}"
-        record.name = f"torchrunx.{whose.get('hostname')}{rest}"
+        has_name = record.name not in (whose.get("worker"), "root", "")
+        if self._handler in KEEPING_NAMES:
+            record.name = record.name if has_name else "root"
+        else:
+            if has_name:
+                record.msg = f"{record.name}:{record.msg}"
+            local_rank = whose.get("local_rank")
+            rest = "" if local_rank is None else f".{local_rank}"
+            record.name = f"torchrunx.{whose.get('hostname')}{rest}"
         if whose.get("stream") == "stderr":
             record.levelno, record.levelname = logging.ERROR, "ERROR"
         if record.levelno >= self._handler.level:

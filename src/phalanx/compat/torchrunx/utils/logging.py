@@ -7,6 +7,7 @@ import os
 import sys
 
 from phalanx.compat.torchrunx.utils.log_handling import (
+    KEEPING_NAMES,
     default_handlers,
     file_handlers,
     get_handler_filter,
@@ -29,6 +30,7 @@ def add_filter_to_handler(
 ) -> None:
     """Have a handler take what one worker says; with no local rank, what the host's agent says."""
     handler.addFilter(get_handler_filter(hostname, local_rank, log_level))
+    KEEPING_NAMES.add(handler)
 
 
 def stream_handler(

@@ -36,6 +36,12 @@ ddp = thawing(_tracked(_ours.ddp), __name__)
 spmd = thawing(_tracked(_ours.spmd), __name__)
 
 
+class _noquote(str):  # noqa: N801 TorchX's name
+    """An argument that the shell of a replica is to expand: components do not quote it."""
+
+    __slots__ = ()
+
+
 def parse_nnodes(j: str) -> tuple[int, int, int, str]:
     """The least and the most hosts, the workers of each, and what torchrun's `--nnodes` is then.
 
