@@ -21,3 +21,16 @@ def test_reading_the_command_line_does_not_import_torch():
         "parse(['--nproc-per-node', '2', 'x'], {}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_looking_for_plugins_does_not_load_importlib_metadata():
+    """Nor does a submission load what only TorchX's schedulers, failures or stacks need."""
+    code = (
+        "import sys; from phalanx._runner import runner; runner.get_runner().__enter__(); "
+        "from phalanx import _plugins; _plugins.of('phalanx.cli'); "
+        "import phalanx._schedulers.supervised.local_cwd; "
+        "print([m for m in ('importlib.metadata', 'secrets', 'phalanx._schedulers.torchx.adapter', "
+        "'phalanx._core.stacks', 'phalanx._worker.outcome') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -11,13 +11,9 @@ from phalanx._schedulers.factories import (
     default_scheduler,
     get_scheduler_factories,
 )
+from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
 from phalanx._schedulers.scheduler import (
     Capabilities,
-    Lease,
-    LeasePhase,
-    LeaseRequest,
-    LeaseStatus,
-    LentHost,
     LogLine,
     Scheduler,
     Stream,
