@@ -68,8 +68,9 @@ def read(directory: Path) -> dict[str, list[float]]:
 
 def find(name: str) -> Path:
     """The directory of a run, by (the beginning of) its commit."""
-    if Path(name).is_dir():
-        return Path(name)
+    for path in (Path(name), RESULTS / name):  # one of a changed tree begins with the same name
+        if path.is_dir():
+            return path
     found = [path for path in RESULTS.glob(f"{name}*") if path.is_dir()]
     if len(found) != 1:
         known = ", ".join(sorted(path.name for path in RESULTS.glob("*") if path.is_dir()))
