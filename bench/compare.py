@@ -54,7 +54,8 @@ def figures(value: Any, path: str = "") -> Iterator[tuple[str, list[float]]]:
         yield path, [float(one) for one in value]
     elif isinstance(value, list):
         for number, below in enumerate(value):
-            name = below.get("name", number) if isinstance(below, dict) else number
+            names = below if isinstance(below, dict) else {}
+            name = names.get("name", names.get("agents", number))
             yield from figures(below, f"{path} / {name}")
 
 
