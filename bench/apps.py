@@ -3,7 +3,8 @@
 Rows are wall times of whole commands; rounds are interleaved. TorchX 0.7.0 is installed into an
 environment of its own, with the same torch beside it: what is installed is part of what both read.
 Its `run` waits for local apps with or without `--wait`; ours only with it.
-`BENCH_ROUNDS` (7) sets the rounds, `BENCH_PEERS=0` leaves TorchX out.
+`BENCH_ROUNDS` (7) sets the rounds, `BENCH_APPS` (200) how many apps are many, `BENCH_PEERS=0`
+leaves TorchX out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import run as common  # noqa: E402 found by the line above
 
 PHALANX = str(Path(sys.executable).parent / "phalanx")
 TORCHX = str(common.PEERS / "bin" / "torchx")
-MANY = 200
+MANY = int(os.environ.get("BENCH_APPS", "200"))
 COMMANDS = {
     "builtins": ["builtins"],
     "run --dryrun, an echo": ["run", "--dryrun", "-s", "local_cwd", "utils.echo"],

@@ -54,7 +54,8 @@ def figures(value: Any, path: str = "") -> Iterator[tuple[str, list[float]]]:
         yield path, [float(one) for one in value]
     elif isinstance(value, list):
         for number, below in enumerate(value):
-            name = below.get("name", number) if isinstance(below, dict) else number
+            names = below if isinstance(below, dict) else {}
+            name = names.get("name", names.get("agents", number))
             yield from figures(below, f"{path} / {name}")
 
 
@@ -68,8 +69,9 @@ def read(directory: Path) -> dict[str, list[float]]:
 
 def find(name: str) -> Path:
     """The directory of a run, by (the beginning of) its commit."""
-    if Path(name).is_dir():
-        return Path(name)
+    for path in (Path(name), RESULTS / name):  # one of a changed tree begins with the same name
+        if path.is_dir():
+            return path
     found = [path for path in RESULTS.glob(f"{name}*") if path.is_dir()]
     if len(found) != 1:
         known = ", ".join(sorted(path.name for path in RESULTS.glob("*") if path.is_dir()))

@@ -10,15 +10,14 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib.machinery import PathFinder
+from typing import Any
 
 from phalanx import _aliases
 from phalanx.errors import ConfigError, PluginError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -86,29 +85,99 @@ TORCHX_GROUPS = {
 """Groups of TorchX's that count as ours for a program that runs on `phalanx.compat.torchx`."""
 
 
-@functools.cache
-def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
-    """What is installed, read once: entry points of ours by group, each with its package."""
-    from importlib.metadata import distributions
+class _Package:
+    """An installed package, by its directory of metadata."""
 
-    found: dict[str, list[tuple[EntryPoint, str]]] = {}
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read_text(self, name: str) -> str | None:
+        """A file of its metadata; None where there is none."""
+        try:
+            with open(os.path.join(self._path, name), encoding="utf-8") as file:
+                return file.read()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+            return None
+
+    @property
+    def name(self) -> str:
+        """What it calls itself."""
+        for file in ("METADATA", "PKG-INFO"):
+            head, _, _ = (self.read_text(file) or "").partition("\n\n")
+            for line in head.splitlines():
+                key, _, value = line.partition(":")
+                if key.lower() == "name":
+                    return value.strip()
+        raise ValueError("it has no name")
+
+
+def _packages() -> Iterable[Any]:
+    """All that is installed, as `importlib.metadata` finds it.
+
+    Directories, that is nearly always all, are read here: to load `importlib.metadata`, with the
+    parsers of mail and archives that it needs, takes longer than to read them.
+    """
+    finders = [one for one in sys.meta_path if hasattr(one, "find_distributions")]
+    if finders != [PathFinder] or not all(map(_is_plain, sys.path)):
+        from importlib.metadata import distributions
+
+        return distributions()
+    return (
+        _Package(os.path.join(place, name))
+        for place in sys.path
+        for name in _names_in(place)
+        if name.lower().endswith((".dist-info", ".egg-info"))
+    )
+
+
+def _is_plain(place: Any) -> bool:
+    """A directory, or nothing: no archive, and no egg."""
+    if not isinstance(place, str) or place.lower().endswith(".egg"):
+        return False
+    return os.path.isdir(place or os.curdir) or not os.path.exists(place)
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return os.listdir(place or os.curdir)
+    except OSError:
+        return []
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    """Group, name and value of each entry point. Raises `ValueError` for a line that is none."""
+    group = None
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("[") and line.endswith("]"):
+            group = line.strip("[]")
+        elif group is not None:
+            name, value = line.split("=", 1)
+            yield group, name.strip(), value.strip()
+
+
+@functools.cache
+def _installed() -> dict[str, list[Plugin]]:
+    """What is installed, read once: entry points of ours, by group."""
+    found: dict[str, list[Plugin]] = {}
     seen: set[str] = set()
     names = os.environ.get(_aliases.VARIABLE, "").split(",")
     theirs = TORCHX_GROUPS if "torchx" in names else {}
-    for distribution in distributions():
+    for package in _packages():
         try:
-            text = distribution.read_text("entry_points.txt")
+            text = package.read_text("entry_points.txt")
             if text is None or not any(start in text for start in (*_STARTS, *theirs)):
                 continue
-            if (name := distribution.name) in seen:
+            if (its_name := package.name) in seen:
                 continue  # the first on the path is the one that is imported
-            seen.add(name)
-            for entry in distribution.entry_points:
-                group = theirs.get(entry.group, entry.group)
+            seen.add(its_name)
+            for written, name, value in list(_entries(text)):
+                group = theirs.get(written, written)
                 if group.startswith(_STARTS):
-                    found.setdefault(group, []).append((entry, name))
+                    found.setdefault(group, []).append(Plugin(group, name, value, its_name))
         except Exception as error:  # noqa: BLE001 a package's own record, others must not pay for it
-            where = getattr(distribution, "_path", distribution)
+            where = getattr(package, "_path", package)
             logging.getLogger("phalanx").warning("phalanx: %s is broken: %r", where, error)
     return found
 
@@ -116,7 +185,7 @@ def _installed() -> dict[str, list[tuple[EntryPoint, str]]]:
 @functools.cache
 def of(group: str) -> Sequence[Plugin]:
     """The plugins of a group, in the order of their names; of two alike the first counts."""
-    found = {Plugin(e.group, e.name, e.value, name) for e, name in _installed().get(group, ())}
+    found = set(_installed().get(group, ()))
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.value)))
 
 

@@ -45,3 +45,16 @@ def test_a_package_may_say_how_often_garbage_is_collected():
         assert gc.get_threshold() == (123, 4, 5)
     finally:
         gc.set_threshold(*before)
+
+
+def test_looking_for_plugins_does_not_load_importlib_metadata():
+    """Nor does a submission load what only TorchX's schedulers, failures or stacks need."""
+    code = (
+        "import sys; from phalanx._runner import runner; runner.get_runner().__enter__(); "
+        "from phalanx import _plugins; _plugins.of('phalanx.cli'); "
+        "import phalanx._schedulers.supervised.local_cwd; "
+        "print([m for m in ('importlib.metadata', 'secrets', 'phalanx._schedulers.torchx.adapter', "
+        "'phalanx._core.stacks', 'phalanx._worker.outcome') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

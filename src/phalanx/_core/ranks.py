@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from phalanx._core.ids import AgentId
-from phalanx._core.rounds import EqualHosts, Member, Round
 from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx._core.rounds import EqualHosts, Member, Round
 
 APP = "PHALANX_APP"
 HEARTBEAT_FILE = "PHALANX_HEARTBEAT_FILE"
@@ -83,6 +86,8 @@ def members(hostnames: Sequence[str], workers: Sequence[int]) -> tuple[Member, .
 
 def lay_out(hosts: Iterable[tuple[AgentId, str, int, str]]) -> tuple[Member, ...]:
     """Contiguous ranks for agents with their hosts, numbers of workers and roles, in order."""
+    from phalanx._core.rounds import Member  # most of who imports this module has no round
+
     table: list[Member] = []
     first = 0
     for agent, hostname, workers, role in hosts:
@@ -132,6 +137,8 @@ def position(hosts: Iterable[EqualHosts], *, host: int | None = None, rank: int 
 
 def member_at(hosts: Iterable[EqualHosts], number: int, agent: AgentId, hostname: str) -> Member:
     """The part of the host with so many before it."""
+    from phalanx._core.rounds import Member
+
     found = position(hosts, host=number)
     return Member(agent, hostname, found.rank, found.workers, found.role)
 

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx._core.ranks import ranges
-from phalanx._core.rounds import Member
+
+if TYPE_CHECKING:
+    from phalanx._core.rounds import Member
 
 
 class Stream(Enum):

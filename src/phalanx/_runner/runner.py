@@ -25,7 +25,6 @@ from phalanx._schedulers.factories import Factory
 from phalanx._schedulers.options import Option, options, parse
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._schedulers.scheduler_calls import asking, expect
-from phalanx._schedulers.torchx.adapter import TorchxAdapter
 from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo, plain
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, macros, serialization
 from phalanx._specs.mutable import frozen
@@ -274,7 +273,7 @@ class Runner:
         """
         found = self._scheduler(info.scheduler)
         with asking(info.scheduler):
-            app_id = found.submit(info if isinstance(found, TorchxAdapter) else info.request)
+            app_id = found.submit(info if found.takes_dry_run else info.request)
         if not isinstance(app_id, str) or not re.fullmatch(r"[^/\s]+", app_id):
             raise SchedulerError(
                 f"{info.scheduler} submitted the app but returned {app_id!r}, which is not a valid "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
@@ -27,7 +26,7 @@ def make_app_id(name: str) -> str:
         name: The app's name, with which the id begins.
     """
     word = re.sub(r"[^a-zA-Z0-9_]+", "-", name).strip("-_").lower()[:40].rstrip("-_") or "app"
-    return f"{word}-{secrets.token_hex(4)}"
+    return f"{word}-{os.urandom(4).hex()}"
 
 
 def replicas(

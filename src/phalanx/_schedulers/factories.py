@@ -10,8 +10,6 @@ from phalanx import _plugins as plugins
 from phalanx._core.suggestions import closest, did_you_mean
 from phalanx._schedulers.options import options
 from phalanx._schedulers.scheduler import BUILT_IN, Scheduler
-from phalanx._schedulers.torchx.adapter import TorchxAdapter
-from phalanx._schedulers.torchx.interface import TorchxScheduler
 from phalanx.errors import UnknownScheduler
 
 GROUP = "phalanx.schedulers"
@@ -23,6 +21,9 @@ def adapted(made: Any) -> Scheduler[Any, Any]:
     """What a factory has made, as a scheduler of ours. Raises `TypeError` for what is none."""
     if isinstance(made, Scheduler):
         return made
+    from phalanx._schedulers.torchx.adapter import TorchxAdapter
+    from phalanx._schedulers.torchx.interface import TorchxScheduler
+
     if isinstance(made, TorchxScheduler):
         return TorchxAdapter(made)
     raise TypeError(f"it returned {made!r}, which is not a phalanx.schedulers.Scheduler")

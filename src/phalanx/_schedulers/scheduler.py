@@ -10,30 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.authoring import make_app_id, need, replicas, workspace_files
-from phalanx._schedulers.leases import (
-    GroupCommand,
-    Lease,
-    LeasePhase,
-    LeaseRequest,
-    LeaseStatus,
-    LentHost,
-)
 from phalanx._schedulers.options import option
 from phalanx._specs import AppDef, AppStatus, AppSummary, RetryPolicy
 from phalanx.errors import ConfigError
 
+if TYPE_CHECKING:
+    from phalanx._schedulers.leases import Lease, LeaseRequest
+
 __all__ = [
     "Capabilities",
-    "GroupCommand",
-    "Lease",
-    "LeasePhase",
-    "LeaseRequest",
-    "LeaseStatus",
-    "LentHost",
     "LogLine",
     "Scheduler",
     "Stream",
@@ -102,6 +91,9 @@ class Scheduler(ABC, Generic[Options, Request]):
 
     rights: ClassVar[str] = ""
     """What an administrator applies so that users may use it, where that is needed."""
+
+    takes_dry_run: ClassVar[bool] = False
+    """`submit` is given the whole dry run, not only the request, as TorchX's schedulers have it."""
 
     poll_interval: ClassVar[float] = 2.0
     """Seconds between two questions of how an app stands, for those who wait."""

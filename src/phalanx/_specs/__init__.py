@@ -6,26 +6,32 @@ checked when it is made, with errors that name the field, and goes through JSON 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from phalanx._core.lazy import loader
 from phalanx._specs.app_def import NULL_RESOURCE, AppDef, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount, parse_mounts
 from phalanx._specs.resources import get_named_resources, named_resources, resource
 from phalanx._specs.serialization import from_dict, from_json, from_yaml, to_dict, to_json, to_yaml
-from phalanx._specs.status import (
-    AppState,
-    AppStatus,
-    AppSummary,
-    HostState,
-    HostStatus,
-    RankState,
-    ReplicaStatus,
-    RoleStatus,
-    RoundStatus,
-    StepStatus,
-    WorkerStatus,
-    is_started,
-    is_terminal,
-)
 from phalanx._specs.substitution import macros
+
+if TYPE_CHECKING:
+    from phalanx._specs.status import (
+        AppState,
+        AppStatus,
+        AppSummary,
+        HostState,
+        HostStatus,
+        RankState,
+        ReplicaStatus,
+        RoleStatus,
+        RoundStatus,
+        StepStatus,
+        WorkerStatus,
+        is_started,
+        is_terminal,
+    )
+    from phalanx._specs.status import AppState as ReplicaState
 
 AppHandle = str
 """What names an app to everybody: `{scheduler}://{session}/{app_id}`."""
@@ -33,8 +39,6 @@ AppHandle = str
 CfgVal = str | int | float | bool | list[str] | dict[str, str] | None
 """What a scheduler's option may be."""
 
-ReplicaState = AppState
-"""Replicas have the states that apps have."""
 
 __all__ = [
     "NULL_RESOURCE",
@@ -73,3 +77,28 @@ __all__ = [
     "to_json",
     "to_yaml",
 ]
+
+_OF_STATUS = (
+    "AppState",
+    "AppStatus",
+    "AppSummary",
+    "HostState",
+    "HostStatus",
+    "RankState",
+    "ReplicaStatus",
+    "RoleStatus",
+    "RoundStatus",
+    "StepStatus",
+    "WorkerStatus",
+    "is_started",
+    "is_terminal",
+)
+"""Not loaded by who only makes apps."""
+
+__getattr__ = loader(
+    __name__,
+    {
+        **dict.fromkeys(_OF_STATUS, "phalanx._specs.status"),
+        "ReplicaState": "phalanx._specs.status:AppState",
+    },
+)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from phalanx._core.heartbeats import median
 from phalanx.errors import AppStatusError
 
 if TYPE_CHECKING:
@@ -242,6 +241,8 @@ class StepStatus:
         timed = [(w.step_seconds, w) for w in workers if w.step_seconds is not None]
         if not timed:
             return None
+        from phalanx._core.heartbeats import median
+
         slowest_seconds, slowest = max(timed, key=lambda one: (one[0], -one[1].rank))
         return cls(
             done=min(worker.steps for _, worker in timed),

@@ -8,7 +8,7 @@ import errno
 import fcntl
 import ipaddress
 import os
-import secrets
+import random
 import socket
 import struct
 
@@ -172,7 +172,7 @@ def free_port() -> int:
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         below = int(file.read().split()[0])
     for _ in range(100):
-        port = secrets.randbelow(below - _LOWEST) + _LOWEST if below > 2 * _LOWEST else 0
+        port = random.SystemRandom().randrange(_LOWEST, below) if below > 2 * _LOWEST else 0
         with contextlib.suppress(OSError), _bind(socket.socket(), "0.0.0.0", port) as bound:  # noqa: S104
             return int(bound.getsockname()[1])
     raise OSError(errno.EADDRINUSE, "no free port was found")

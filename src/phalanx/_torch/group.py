@@ -7,6 +7,7 @@ It sits under a prefix of its own in the round's store, so that the user may for
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import time
@@ -27,6 +28,8 @@ _PAUSE = 0.002
 _init_process_group = dist.init_process_group
 _ours: Any = None
 _store: Any = None
+_last_seen: Any = object()
+"""The last module that was looked at: those after it were loaded later."""
 
 
 def join(backend: str, timeout: float) -> None:
@@ -86,14 +89,17 @@ def leave() -> None:
 def let_users_replace_it(*namespaces: dict[str, Any]) -> None:
     """Have `init_process_group`, under every name it was imported by, take our group down first.
 
-    Looks in all loaded modules, and in the namespaces given. Idempotent.
+    Looks in all loaded modules, and in the namespaces given. Idempotent. A fork looks only at what
+    has been loaded since: a look at all of them would cost it a copy of their pages.
     """
-    here = sys.modules[__name__]
-    modules = [
-        vars(m) for m in list(sys.modules.values()) if m is not here and hasattr(m, "__dict__")
-    ]
-    for names in (*modules, *namespaces):
-        if names.get("init_process_group") is _init_process_group:
+    global _last_seen  # noqa: PLW0603 what was loaded is one per process as well
+    last, here = _last_seen, sys.modules[__name__]
+    loaded = itertools.takewhile(lambda item: item[1] is not last, reversed(sys.modules.items()))
+    modules = [m for _, m in list(loaded) if hasattr(m, "__dict__")]
+    if modules:
+        _last_seen = modules[0]
+    for names in (*map(vars, modules), *namespaces):
+        if names is not vars(here) and names.get("init_process_group") is _init_process_group:
             names["init_process_group"] = _replacing
 
 

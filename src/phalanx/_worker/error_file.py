@@ -13,10 +13,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from phalanx._core.rounds import ExceptionInfo
-from phalanx._worker.outcome import format_traceback, open_regular, type_name
+from phalanx._system.small_files import open_regular
+
+if TYPE_CHECKING:
+    from phalanx._core.rounds import ExceptionInfo
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _LIMIT = 1 << 20
@@ -48,6 +50,8 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
             raise
         except BaseException as error:
             if not _write_of_worker(error):
+                from phalanx._worker.outcome import format_traceback, type_name
+
                 write(f"{type_name(error)}: {error}", format_traceback(error))
             raise
 
@@ -126,6 +130,8 @@ def _write_file(path: str, data: Any) -> None:
 
 def read(path: str) -> ExceptionInfo | None:
     """What an error file says; None where there is none, or it is none."""
+    from phalanx._core.rounds import ExceptionInfo
+
     try:
         with open_regular(path) as file:
             said = json.loads(file.read(_LIMIT)).get("message", "")

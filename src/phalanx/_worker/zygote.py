@@ -330,6 +330,8 @@ class Zygote:
     def _kill_orphans(self, worker: int, worker_set: _WorkerSet) -> None:
         """End what a worker left behind while others go on: its session's processes."""
         known = {worker_set.store, *worker_set.pids.values()}
+        if known.issuperset(processes.children(os.getpid())):
+            return  # what a worker leaves behind becomes a child of ours
         for pid in processes.descendants(os.getpid()):
             if pid not in known and processes.session_of(pid) == worker:
                 processes.send(pid, signal.SIGKILL)

@@ -11,14 +11,16 @@ from phalanx._schedulers.factories import (
     default_scheduler,
     get_scheduler_factories,
 )
-from phalanx._schedulers.scheduler import (
-    Capabilities,
+from phalanx._schedulers.leases import (
     GroupCommand,
     Lease,
     LeasePhase,
     LeaseRequest,
     LeaseStatus,
     LentHost,
+)
+from phalanx._schedulers.scheduler import (
+    Capabilities,
     LogLine,
     Scheduler,
     Stream,

@@ -13,31 +13,17 @@ from phalanx._specs import (
     NULL_RESOURCE,
     AppDef,
     AppHandle,
-    AppState,
-    AppStatus,
-    AppSummary,
     BindMount,
     CfgVal,
     DeviceMount,
-    HostState,
-    HostStatus,
-    RankState,
-    ReplicaState,
-    ReplicaStatus,
     Resource,
     RetryPolicy,
     Role,
-    RoleStatus,
-    RoundStatus,
-    StepStatus,
     VolumeMount,
-    WorkerStatus,
     from_dict,
     from_json,
     from_yaml,
     get_named_resources,
-    is_started,
-    is_terminal,
     macros,
     named_resources,
     parse_mounts,
@@ -52,6 +38,22 @@ if TYPE_CHECKING:
     from phalanx._runner.handles import ParsedAppHandle, make_app_handle, parse_app_handle
     from phalanx._schedulers.torchx.dryrun_info import AppDryRunInfo
     from phalanx._schedulers.torchx.runopts import runopt, runopts
+    from phalanx._specs import (
+        AppState,
+        AppStatus,
+        AppSummary,
+        HostState,
+        HostStatus,
+        RankState,
+        ReplicaState,
+        ReplicaStatus,
+        RoleStatus,
+        RoundStatus,
+        StepStatus,
+        WorkerStatus,
+        is_started,
+        is_terminal,
+    )
     from phalanx.errors import AppStatusError
     from phalanx.errors import UnknownApp as UnknownAppException
 
@@ -102,7 +104,24 @@ __all__ = [
     "to_yaml",
 ]
 
+_OF_STATUS = (
+    "AppState",
+    "AppStatus",
+    "AppSummary",
+    "HostState",
+    "HostStatus",
+    "RankState",
+    "ReplicaState",
+    "ReplicaStatus",
+    "RoleStatus",
+    "RoundStatus",
+    "StepStatus",
+    "WorkerStatus",
+    "is_started",
+    "is_terminal",
+)
 _LATER = {
+    **dict.fromkeys(_OF_STATUS, "phalanx._specs"),
     "AppDryRunInfo": "phalanx._schedulers.torchx.dryrun_info",
     "AppStatusError": "phalanx.errors",
     "ParsedAppHandle": "phalanx._runner.handles",
@@ -131,3 +150,7 @@ _ABSENT = {
 """Names of TorchX's that are missing here, and what to use instead."""
 
 __getattr__ = loader(__name__, _LATER, _ABSENT)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -404,9 +404,13 @@ def _main_file() -> str | None:
 
 
 def _preload(options: LaunchOptions, needs: Needs) -> tuple[wire.Import, ...]:
-    if options.preload == "auto":
+    if options.preload != "auto":
+        return tuple(wire.Import(name) for name in options.preload)
+    if not needs.preload or "cloudpickle" in (needs.late or ()):
         return needs.preload
-    return tuple(wire.Import(name) for name in options.preload)
+    # What most functions are unpickled with: beside packages it costs nothing, in each worker
+    # hundreds of pages.
+    return tuple(dict.fromkeys((*needs.preload, wire.Import("cloudpickle"))))
 
 
 def _working_directory() -> str | None:

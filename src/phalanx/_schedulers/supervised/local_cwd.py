@@ -12,7 +12,7 @@ from phalanx._schedulers.replicas.request import ReplicaRequest, with_python
 from phalanx._schedulers.scheduler import option
 from phalanx._schedulers.supervised.supervised_scheduler import SupervisedScheduler, check_grace
 from phalanx._system.machine import program_path
-from phalanx._worker.program import ERROR_FILE
+from phalanx._worker.error_file import VARIABLE as ERROR_FILE
 
 
 @dataclass(frozen=True)

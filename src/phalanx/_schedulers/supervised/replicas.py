@@ -11,10 +11,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from phalanx._core.ranks import REPLICA
-from phalanx._core.stacks import RankStacks
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.replicas.replica_end import ReplicaEnd
 from phalanx._schedulers.replicas.request import RANK0_PORT, ROLE, AppRequest, ReplicaRequest
@@ -22,6 +21,9 @@ from phalanx._schedulers.supervised.supervisor_process import is_supervisor
 from phalanx._system import processes, shortage
 from phalanx._system.network import free_port
 from phalanx._system.small_files import open_to_append
+
+if TYPE_CHECKING:
+    from phalanx._core.stacks import RankStacks
 
 CANNOT_START = 127
 """The exit code of what cannot be started, as shells have it."""
@@ -33,7 +35,7 @@ Wait = Callable[[str], bool]
 """Called with what is waited for; lets a moment pass, and says whether to go on."""
 
 
-TellStacks = Callable[[Mapping[ReplicaKey, Sequence[RankStacks]]], None]
+TellStacks = Callable[[Mapping[ReplicaKey, Sequence["RankStacks"]]], None]
 """Called with what was found, by replica."""
 
 

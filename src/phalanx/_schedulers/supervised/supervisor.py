@@ -21,10 +21,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx._channel import tokens
-from phalanx._core.stacks import RankStacks, to_dict
 from phalanx._logs.lines import LineTimes
 from phalanx._registry import append, cancel_asked, read, replace, stack_requests
 from phalanx._registry.recorded_app import see
@@ -52,6 +51,9 @@ from phalanx._schedulers.supervised.warning_list import WarningList
 from phalanx._specs import AppState, ReplicaStatus
 from phalanx._system import processes
 
+if TYPE_CHECKING:
+    from phalanx._core.stacks import RankStacks
+
 LOG = "supervisor.log"
 _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two looks at what replicas have printed: short while they print."""
@@ -65,11 +67,14 @@ _AGAIN = 1.0
 
 def main() -> None:
     """Run the app whose directory is the first argument."""
-    run_app(Path(sys.argv[1]))
+    run_app(Path(sys.argv[1]), is_fork=False)
 
 
-def run_app(path: Path) -> None:
-    """Run the app of a directory, in a process that is there for this alone."""
+def run_app(path: Path, *, is_fork: bool = True) -> None:
+    """Run the app of a directory, in a process that is there for this alone.
+
+    One that is a fork of a command need not look for orphans that are stopped: the command has.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until there is somebody to hear them
     processes.close_from(3)
     request = AppRequest.from_dict(read(path / "request.json") or {})
@@ -85,6 +90,8 @@ def run_app(path: Path) -> None:
         os.close(theirs)
         _supervise(path, request, ours)
     os.close(ours)
+    if not is_fork:
+        processes.wake_orphans()
     _keep(path, supervisor, began)
 
 
@@ -93,7 +100,6 @@ def _keep(path: Path, supervisor: int, began: float) -> NoReturn:
     for number in _ENDS:
         signal.signal(number, lambda *_: processes.send(supervisor, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    processes.wake_orphans()
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)  # also those whose parents have gone
         if os.WIFSTOPPED(status):
@@ -295,6 +301,8 @@ class Supervisor:
 
     def _tell_stacks(self, name: str, found: Mapping[ReplicaKey, Sequence[RankStacks]]) -> None:
         """From any thread. A replica without workers has one without a process, that says why."""
+        from phalanx._core.stacks import RankStacks, to_dict
+
         ranks = []
         for (role, number), known in found.items():
             hostname = self._replicas[role, number].hostname

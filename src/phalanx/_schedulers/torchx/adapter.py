@@ -30,6 +30,7 @@ class TorchxAdapter(Scheduler[Any, AppDryRunInfo]):
     """
 
     rank0_env = "TORCHX_RANK0_HOST"
+    takes_dry_run = True
 
     def __init__(self, inner: TorchxScheduler[Any]) -> None:
         super().__init__(inner.session_name)

@@ -55,8 +55,8 @@ class Lane:
         self._pools = pools
         prepare = self._host.prepare
         # What every call unpickles with: in each worker it would take longer than all the rest.
-        preload = (*prepare.preload, wire.Import("cloudpickle"))
-        self._first = wire.encode(dataclasses.replace(prepare, preload=preload))
+        preload = dict.fromkeys((*prepare.preload, wire.Import("cloudpickle")))
+        self._first = wire.encode(dataclasses.replace(prepare, preload=tuple(preload)))
         self._fingerprint = local_fingerprint(prepare, plan.env_file) if pools else {}
         self._child: AgentProcess | None = None
         self._decoder = wire.Decoder()
