@@ -164,6 +164,32 @@ def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limi
             selector.unregister(connection)
             connection.close()
 
+        def take(bound: socket.socket) -> None:
+            try:
+                connection, _ = bound.accept()
+            except BlockingIOError:
+                raise
+            except OSError:  # no descriptors are left: strangers have them
+                if heard:
+                    part_with(next(iter(heard)))
+                else:
+                    time.sleep(0.05)  # others of this process will be free
+                return
+            connection.setblocking(False)
+            heard[connection] = b""
+            selector.register(connection, selectors.EVENT_READ)
+            if len(heard) > _STRANGERS:
+                part_with(next(iter(heard)))
+
+        def hear(connection: socket.socket) -> None:
+            try:
+                data = connection.recv(size - len(heard[connection]))
+            except ConnectionError:
+                data = b""
+            heard[connection] += data
+            if not data or len(heard[connection]) >= size:
+                part_with(connection)
+
         def part_with_all() -> None:
             for connection in list(heard):
                 part_with(connection)
@@ -174,21 +200,10 @@ def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limi
                 found = key.fileobj
                 assert isinstance(found, socket.socket)
                 with contextlib.suppress(BlockingIOError):
-                    if found not in heard:
-                        connection, _ = found.accept()
-                        connection.setblocking(False)
-                        heard[connection] = b""
-                        selector.register(connection, selectors.EVENT_READ)
-                        if len(heard) > _STRANGERS:
-                            part_with(next(iter(heard)))
-                        continue
-                    try:
-                        data = found.recv(size - len(heard[found]))
-                    except ConnectionError:
-                        data = b""
-                    heard[found] += data
-                    if not data or len(heard[found]) >= size:
-                        part_with(found)
+                    if found in listening:
+                        take(found)
+                    elif found in heard:  # else it has had to go for another just now
+                        hear(found)
 
 
 _STRANGERS = 256
