@@ -357,3 +357,39 @@ def test_components_are_listed_by_a_part_of_their_names(capsys):
     """As one looks for them."""
     assert main(["builtins", "dist"]) == 0
     assert capsys.readouterr().out.split("\n", 1)[1] == " 1. dist.ddp\n 2. dist.spmd\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+@pytest.mark.parametrize("kind", ["file", "link", "pipe", "directory", "writable"])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_configuration_that_others_can_write_does_not_count(tmp_path, monkeypatch, kind, above):
+    """It would name programs to run, for everybody who works below /tmp; and nobody is held up."""
+    home, below = tmp_path / "home", tmp_path / "below"
+    home.mkdir()
+    below.mkdir()
+    monkeypatch.chdir(below)
+    path = (tmp_path if above else below) / ".phalanxconfig"
+    text = '[command.run]\nscheduler = "nowhere"\n'
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        (home / "other").write_text(text)
+        path.symlink_to(home / "other")
+    else:
+        path.write_text(text)
+    if kind == "writable":
+        path.chmod(0o666)
+    else:
+        os.chown(path, 65534, -1, follow_symlinks=False)
+    environ = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+    done = command("run", "--dryrun", "utils.echo", **environ)
+    assert done.returncode == 0, done.stderr
+    who = "every user can write to it" if kind == "writable" else "it belongs to nobody"
+    told = f"phalanx: ignoring {path}: {who}. To use it: PHALANXCONFIG={path}\n"
+    assert done.stderr == told
+    if kind in ("file", "link", "writable"):
+        environ["PHALANXCONFIG"] = str(path)
+        named = command("run", "--dryrun", "utils.echo", **environ)
+        assert "nowhere" in named.stderr

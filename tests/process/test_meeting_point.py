@@ -1,5 +1,8 @@
 """Whether hosts reach the first one, before `dist.*` over SSH starts: strangers come there, too."""
 
+import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -69,6 +72,29 @@ def test_strangers_are_neither_counted_nor_waited_for(ports):
     for each in held:
         each.close()
     assert not thread.is_alive() and not missing
+
+
+@pytest.mark.parametrize("trouble", ["too many", "no descriptors"])
+def test_strangers_that_have_to_go_do_not_end_it(ports, monkeypatch, trouble):
+    """Also those that say something at the very moment; a low limit of descriptors neither."""
+    with contextlib.ExitStack() as stack:
+        for i in range(100):
+            address = ports[i % 4].getsockname()
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", address[1])))
+            connection.sendall(b"x")
+        number = ports[0].getsockname()[1]
+        peer = stack.enter_context(socket.create_connection(("127.0.0.1", number)))
+        peer.sendall(greeting_of(SECRET, 1))
+        if trouble == "too many":
+            monkeypatch.setattr("phalanx._worker.program._STRANGERS", 3)
+        else:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            os.close(lowest := os.dup(peer.fileno()))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 10, hard))
+        missing = {greeting_of(SECRET, 1)}
+        hear_greetings(ports, missing, time.monotonic() + 60)
+    assert not missing
 
 
 def test_who_does_not_come_is_waited_for_until_the_time_is_over(ports):

@@ -644,6 +644,19 @@ def test_a_supervisor_that_is_stopped_is_continued(whom):
     wait_until(lambda: status(handle)["state"] == "SUCCEEDED")
 
 
+def test_a_keeper_that_is_stopped_hears_of_a_killed_supervisor():
+    """Whoever looks continues it: its app would be running for ever."""
+    handle = submit("utils.sh", "echo up; sleep 600")
+    wait_until(lambda: phalanx("log", handle).stdout)
+    keeper = recorded_app.get(handle.rpartition("/")[2]).facts["owner"]["pid"]
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(int(children[0]), signal.SIGKILL)
+    wait_until(lambda: status(handle)["state"] == "FAILED")
+    assert "the last output of its replicas may be missing" in status(handle)["message"]
+    wait_until(lambda: not is_alive(keeper))
+
+
 def test_an_app_whose_machine_was_restarted_is_failed(own_registry):
     """Its supervisor cannot be there any more."""
     handle = submit("utils.echo")

@@ -315,8 +315,7 @@ def test_an_answer_that_is_none_is_not_obeyed_and_said_at_once(torchrun):  # noq
         connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         writer.transport.pause_reading()
         connection.setblocking(False)
-        greeting = await trust.hear_greeting(connection)
-        session = await trust.admit(connection, greeting, trust.key_of(TOKEN, "rendezvous"))
+        session = await trust.admit(connection, trust.key_of(TOKEN, "rendezvous"))
         channel = await SocketChannel.over(connection, session)
         await channel.send(
             rendezvous_frames.AppEnded(reason="succeeded", missing=(), note="", hosts=())

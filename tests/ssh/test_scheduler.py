@@ -216,6 +216,33 @@ def test_a_failure_names_host_and_error_and_ends_the_others(runner, cfg, cluster
     assert "role/1 exited with code 1: KeyError: 7" in status.message
 
 
+@pytest.mark.parametrize(
+    ("by_itself", "state"), [(True, AppState.FAILED), (False, AppState.CANCELLED)]
+)
+def test_what_ends_as_it_is_stopped_is_what_it_was(runner, cfg, cluster, by_itself, state):
+    """Of a signal that comes while a program ends it knows nothing: its code is its own."""
+    deafly = (
+        "import signal, sys, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); "
+        "print('up', flush=True)\nwhile not signal.sigpending(): time.sleep(0.01)\nsys.exit(9)"
+    )
+    other = (
+        f'exec python3 -c "{deafly}"'
+        if by_itself
+        else ("trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done")
+    )
+    wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 3"
+    command = f"if [ ${{replica_id}} = 0 ]; then {wait}; fi\n{other}"
+    handle = runner.run(shell(command, num_replicas=2), "ssh", cfg)
+    wait_until(lambda: list(runner.log_lines(handle, replica=1)) == ["up"])
+    cluster.hosts[0].write("/tmp/go", "")
+    status = runner.wait(handle)
+    first, second = status.roles[0].replicas
+    assert (first.state, first.exit_code) == (AppState.FAILED, 3)
+    assert (second.state, second.exit_code, second.signal) == (state, 9, None)
+    assert status.message.startswith("role/0 exited with code 3")
+    cluster.hosts[0].enter("rm", "/tmp/go")
+
+
 def test_hosts_that_cannot_be_used_are_all_named_before_anything_starts(runner, cfg):
     """And nothing was run on the others."""
     cfg["hosts"] = [*cfg["hosts"], "nosuchbox", "norsuchbox"]

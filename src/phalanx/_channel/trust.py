@@ -104,32 +104,57 @@ async def prove(connection: socket.socket, key: bytes) -> ConnectionSeal:
     return ConnectionSeal(key, numbers, opener=True)
 
 
-async def hear_greeting(connection: socket.socket) -> bytes:
-    """The first word of one that has connected. Raises `NotTrusted`, `OSError`."""
+async def admit(connection: socket.socket, *keys: bytes) -> ConnectionSeal:
+    """Have one that has connected prove one of the keys. Raises `NotTrusted`, `OSError`."""
     loop = asyncio.get_running_loop()
-    greeting, size = b"", len(GREETING) + _RANDOM
-    while len(greeting) < size:
-        more = await loop.sock_recv(connection, size - len(greeting))
-        if not more:
+    admission = Admission(*keys)
+    while (seal := admission.seal) is None:
+        heard = await loop.sock_recv(connection, admission.wants)
+        await loop.sock_sendall(connection, admission.take(heard))
+    return seal
+
+
+class Admission:
+    """How one that has connected proves one of the keys: what it says goes in, answers come out."""
+
+    def __init__(self, *keys: bytes) -> None:
+        """Nothing was said."""
+        self._keys = keys
+        self._heard = b""
+        self._numbers = b""
+        self.seal: ConnectionSeal | None = None
+        """Once it has proved itself."""
+
+    @property
+    def wants(self) -> int:
+        """How many bytes at most are to be read of it now."""
+        return (_PROOF if self._numbers else len(GREETING) + _RANDOM) - len(self._heard)
+
+    def take(self, heard: bytes) -> bytes:
+        """What to answer to the next bytes, none at its end. Raises `NotTrusted`."""
+        if not heard:
             raise NotTrusted("it left")
-        greeting += more
-        if not greeting.startswith(GREETING[: len(greeting)]):
-            raise NotTrusted("it uses another protocol", heard=greeting)
-    return greeting
+        self._heard += heard
+        if not self._numbers and not begins_as_greeting(self._heard):
+            raise NotTrusted("it uses another protocol", heard=self._heard)
+        if self.wants:
+            return b""
+        said, self._heard = self._heard, b""
+        if not self._numbers:
+            own = secrets.token_bytes(_RANDOM)
+            self._numbers = said[len(GREETING) :] + own
+            return own
+        for key in self._keys:
+            if hmac.compare_digest(said, _derive(key, b"opener", self._numbers)):
+                self.seal = ConnectionSeal(key, self._numbers, opener=False)
+                return _derive(key, b"listener", self._numbers)
+        raise NotTrusted("it could not prove that it has the token", is_wrong=True)
 
 
-async def admit(connection: socket.socket, greeting: bytes, *keys: bytes) -> ConnectionSeal:
-    """Have one that has greeted prove one of the keys. Raises `NotTrusted`, `OSError`."""
-    loop = asyncio.get_running_loop()
-    own = secrets.token_bytes(_RANDOM)
-    numbers = greeting[len(GREETING) :] + own
-    await loop.sock_sendall(connection, own)
-    proof = await _receive(connection, _PROOF, "it left")
-    for key in keys:
-        if hmac.compare_digest(proof, _derive(key, b"opener", numbers)):
-            await loop.sock_sendall(connection, _derive(key, b"listener", numbers))
-            return ConnectionSeal(key, numbers, opener=False)
-    raise NotTrusted("it could not prove that it has the token", is_wrong=True)
+def begins_as_greeting(first: bytes) -> bool:
+    """It may be the beginning of a peer's first word."""
+    size = len(GREETING)
+    return first[:size] == GREETING[: len(first)]
 
 
 async def _receive(

@@ -23,7 +23,7 @@ from typing import Any
 
 from phalanx._system.identity import identity
 from phalanx._system.small_files import load_json
-from phalanx._system.user_directories import user_directory
+from phalanx._system.user_directories import is_own, user_directory
 
 VERSION = 1
 
@@ -51,22 +51,10 @@ def _check_owner(path: Path) -> None:
         found = path.stat()
     except OSError:
         return  # it is not there, or whoever uses it is told why not
-    if not _is_own(found.st_uid):
+    if not is_own(found.st_uid):
         raise RuntimeError(f"{path} belongs to another user")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RuntimeError(f"{path} is writable by others. Run: chmod 700 {path}")
-
-
-def _is_own(user: int) -> bool:
-    return user == os.geteuid() or user == _owner_of_home()
-
-
-def _owner_of_home() -> int | None:
-    """Another user's home is used on purpose: root's with `sudo`, a mounted one in a container."""
-    try:
-        return os.stat(user_directory(os.environ, "HOME", "")).st_uid
-    except (OSError, RuntimeError):
-        return None
 
 
 def make(path: Path) -> None:
@@ -171,7 +159,7 @@ def read(path: Path) -> dict[str, Any] | None:
     nor ends whoever reads all records.
     """
     try:
-        value = load_json(path, _is_own)
+        value = load_json(path, is_own)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

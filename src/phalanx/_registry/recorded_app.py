@@ -24,7 +24,7 @@ from phalanx._registry import LAUNCH, VERSION, directory, directory_name, read, 
 from phalanx._registry.log_reader import LogReader, by_time
 from phalanx._specs import AppState, HostState, RankState
 from phalanx._system.identity import is_alive, is_local
-from phalanx._system.processes import catches
+from phalanx._system.processes import catches, continue_stopped
 from phalanx.errors import UnknownApp
 
 _POLL = 0.1
@@ -200,7 +200,12 @@ class RecordedApp:
 
     def _owner_is_gone(self) -> bool:
         """Certainly: what runs on another host cannot be seen from here."""
-        if not self.is_local or is_alive(self.facts["owner"]):
+        if not self.is_local:
+            return False
+        if is_alive(owner := self.facts["owner"]):
+            if owner.get("supervises"):
+                # What would see it, and continue it, may have been killed meanwhile.
+                continue_stopped(owner["pid"])
             return False
         # It may have passed from the process that submitted it to its supervisor meanwhile.
         return self.is_launch or not is_alive(self._owner())

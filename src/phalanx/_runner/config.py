@@ -3,11 +3,14 @@
 A value is looked for in the environment, then in the project's file (the nearest one upward from
 the current directory, or the one that $PHALANXCONFIG names), then in the one in the home directory.
 Sections are `[scheduler.NAME]`, `[component."NAME"]` and `[command.NAME]`.
+
+A file that is only found does not count if another user may have written it: it names programs.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +20,10 @@ from typing import Any
 
 from phalanx import _aliases
 from phalanx._core.suggestions import closest, did_you_mean
+from phalanx._logs import logger
 from phalanx._runner import torchx_config
 from phalanx._schedulers.options import Option
+from phalanx._system.user_directories import is_own
 from phalanx.errors import ConfigError
 
 FILE = ".phalanxconfig"
@@ -100,7 +105,9 @@ def load(
     for is_project in (False, True):
         try:
             path = project_file(directory, environ) if is_project else home_file(environ)
-            if path is not None and str(path) not in read and _is_file(path):
+            if path is None or str(path) in read or (not is_project and _is_anothers(path)):
+                continue
+            if _is_file(path):
                 read[str(path)] = _read(path, problems)
         except ConfigError as error:
             if problems is None:
@@ -121,6 +128,7 @@ def _torchx_files(
         home = environ.get("HOME")
         paths = [Path(directory or "."), *([Path(home)] if home else [])]
         paths = [each / torchx_config.FILE for each in paths]
+        paths = [path for path in paths if not _is_anothers(path)]
     return [(str(path), torchx_config.read(path)) for path in paths if _is_file(path)]
 
 
@@ -161,9 +169,47 @@ def project_file(
     except OSError:
         return None
     for parent in (start, *start.parents):
-        if _is_file(parent / FILE):
-            return parent / FILE
+        path = parent / FILE
+        if not _is_anothers(path) and _is_file(path):
+            return path
     return None
+
+
+def _is_anothers(path: Path) -> bool:
+    """Another user could have written a file, or have put a link there; this is said once.
+
+    Directories such as /tmp are above those of many users.
+    """
+    try:
+        found = [path.lstat(), path.stat()]
+    except (OSError, ValueError):
+        return False
+    users = [info.st_uid for info in found if not _may_configure(info.st_uid)]
+    mode = found[1].st_mode
+    if not users and not (stat.S_ISREG(mode) and mode & stat.S_IWOTH):
+        return False
+    if str(path) not in _said:
+        _said.add(str(path))
+        who = f"it belongs to {_name_of(users[0])}" if users else "every user can write to it"
+        variable = "PHALANXCONFIG" if path.name == FILE else "TORCHXCONFIG"
+        logger.warning("phalanx: ignoring %s: %s. To use it: %s=%s", path, who, variable, path)
+    return True
+
+
+_said: set[str] = set()
+
+
+def _may_configure(user: int) -> bool:
+    if user == 0 or is_own(user):
+        return True
+    return os.geteuid() == 0 and os.environ.get("SUDO_UID") == str(user)  # as git has it
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def _is_file(path: Path) -> bool:

@@ -236,6 +236,13 @@ def state_of(pid: int) -> str | None:
     return None if state[0] in "ZX" else state.strip()
 
 
+def continue_stopped(pid: int) -> None:
+    """Continue a process that SIGSTOP has stopped; one that a debugger holds stays."""
+    if (state_of(pid) or "").startswith("T"):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def waits_in_kernel(pid: int) -> str:
     """The kernel's function in which a process waits; empty where that is not known."""
     try:

@@ -5,6 +5,7 @@ holds a port.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -80,8 +81,12 @@ def is_of_this_machine(address: str) -> bool:
         return False  # a kernel without this question
 
 
+@functools.lru_cache(maxsize=1024)
 def plain_address(address: str) -> str:
-    """An address as it is written, without a scope, and as version 4 where it stands for one."""
+    """An address as it is written, without a scope, and as version 4 where it stands for one.
+
+    Kept, as those of connections are asked for one by one, and few.
+    """
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from phalanx._core.environment import users
 from phalanx._core.launch_guard import DEPTH
 from phalanx._core.ranks import HOST, RANK_VARIABLES
+from phalanx._system import processes
 from phalanx._system.installed_files import is_installed
 from phalanx._system.machine import program_path
 from phalanx._system.network import address_towards, free_port, listen
@@ -29,9 +30,12 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names the file in which a program reports its error, as for torchrun."""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, str, bytes, str]:
+def run(
+    argv: Sequence[str], env: Mapping[str, str], first: str
+) -> tuple[int, str, bytes, str, bool]:
     """Run a program to its end: its exit code (minus a signal's number), what is wrong with it if
-    it could not be started, its error file, and the interpreter that is `python` to it.
+    it could not be started, its error file, the interpreter that is `python` to it, and whether it
+    was asked to end before it did.
 
     SIGTERM is passed on. `python` is the interpreter that this worker has. `first` is where the
     role's first replica is; the program learns under which address it is seen from there.
@@ -49,16 +53,16 @@ def run(argv: Sequence[str], env: Mapping[str, str], first: str) -> tuple[int, s
             entries = (environ.get("PYTHONPATH"), ours)
             environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
         try:
-            code = _run(_resolve(argv, environ), environ)
+            code, asked = _run(_resolve(argv, environ), environ)
         except OSError as error:
             text = f"cannot start {error.filename or argv[0]!r}: {error.strerror}"
             print(f"phalanx: {text}", file=sys.stderr)
-            return 127, text, b"", sys.executable
+            return 127, text, b"", sys.executable, False
         try:
             with open(environ[ERROR_FILE], "rb") as file:
-                return code, "", file.read(1 << 20), sys.executable
+                return code, "", file.read(1 << 20), sys.executable, asked
         except OSError:
-            return code, "", b"", sys.executable
+            return code, "", b"", sys.executable, asked
 
 
 def _outside(environ: Mapping[str, str]) -> dict[str, str]:
@@ -73,14 +77,18 @@ def _outside(environ: Mapping[str, str]) -> dict[str, str]:
     return environ
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
     """Run a program in a group of its own. What it has started gets SIGTERM with it, and is waited
-    for then; after the grace it is killed with us.
+    for then; after the grace it is killed with us. Gives its code, and whether it was asked to end.
     """
     asked: list[int] = []
+    heard: list[bool] = []
+    """Each time before it had ended: whether it could answer."""
 
     def pass_on(number: int, _: object) -> None:
         asked.append(number)
+        if not processes.has_died(process.pid):
+            heard.append(not processes.dies_of(process.pid, number))
         _signal_group(process.pid, number)
         _signal_group(process.pid, signal.SIGCONT)
 
@@ -96,7 +104,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     code = process.wait()
     while asked and _signal_group(process.pid, 0):
         time.sleep(0.05)
-    return code
+    # What cannot answer dies of it, or has ended by itself.
+    return code, bool(heard) and (heard[0] or code in (-signal.SIGTERM, -signal.SIGKILL))
 
 
 def _signal_group(leader: int, number: int) -> bool:
@@ -164,6 +173,32 @@ def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limi
             selector.unregister(connection)
             connection.close()
 
+        def take(bound: socket.socket) -> None:
+            try:
+                connection, _ = bound.accept()
+            except BlockingIOError:
+                raise
+            except OSError:  # no descriptors are left: strangers have them
+                if heard:
+                    part_with(next(iter(heard)))
+                else:
+                    time.sleep(0.05)  # others of this process will be free
+                return
+            connection.setblocking(False)
+            heard[connection] = b""
+            selector.register(connection, selectors.EVENT_READ)
+            if len(heard) > _STRANGERS:
+                part_with(next(iter(heard)))
+
+        def hear(connection: socket.socket) -> None:
+            try:
+                data = connection.recv(size - len(heard[connection]))
+            except ConnectionError:
+                data = b""
+            heard[connection] += data
+            if not data or len(heard[connection]) >= size:
+                part_with(connection)
+
         def part_with_all() -> None:
             for connection in list(heard):
                 part_with(connection)
@@ -174,21 +209,10 @@ def hear_greetings(listening: Sequence[socket.socket], awaited: set[bytes], limi
                 found = key.fileobj
                 assert isinstance(found, socket.socket)
                 with contextlib.suppress(BlockingIOError):
-                    if found not in heard:
-                        connection, _ = found.accept()
-                        connection.setblocking(False)
-                        heard[connection] = b""
-                        selector.register(connection, selectors.EVENT_READ)
-                        if len(heard) > _STRANGERS:
-                            part_with(next(iter(heard)))
-                        continue
-                    try:
-                        data = found.recv(size - len(heard[found]))
-                    except ConnectionError:
-                        data = b""
-                    heard[found] += data
-                    if not data or len(heard[found]) >= size:
-                        part_with(found)
+                    if found in listening:
+                        take(found)
+                    elif found in heard:  # else it has had to go for another just now
+                        hear(found)
 
 
 _STRANGERS = 256

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from phalanx._core.ids import AgentId, HostIndex
 from phalanx._core.rounds import Ended, Outcome
@@ -212,6 +212,20 @@ class AppRun(Generic[R]):
             raise self._error.with_traceback(None)
         assert self._result is not None
         return self._result
+
+    def returned_by(self, rank: int) -> R | None:
+        """What a rank returned to an app that was cancelled; None: nothing, or not all of it came.
+
+        Before `result`, which drops it.
+        """
+        self.wait()
+        has_returned = any(one.rank == rank and one.succeeded for one in self._outcomes)
+        with self._lock:
+            inbox = self._inboxes.get(rank)
+            cancelled = self._verdict is not None and self._verdict.reason is Reason.CANCELLED
+            if not cancelled or not has_returned or inbox is None or not inbox.is_whole:
+                return None
+            return cast("R", inbox.load())
 
     async def wait_async(self) -> LaunchResult[R]:
         """As `result`, in an asyncio program. Cancelling the task cancels the app."""

@@ -97,8 +97,7 @@ async def admit(connection: socket.socket, token: str) -> RecordStream | None:
     keep_alive(connection)
     try:
         async with asyncio.timeout(_PROVING):
-            greeting = await trust.hear_greeting(connection)
-            seal = await trust.admit(connection, greeting, make_key(token))
+            seal = await trust.admit(connection, make_key(token))
     except (trust.NotTrusted, OSError, TimeoutError):
         connection.close()
         return None

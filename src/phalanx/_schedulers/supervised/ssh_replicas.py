@@ -183,16 +183,20 @@ class SshReplicas:
 
     def _wait(self, replica: ReplicaRequest, app: AppRun[Any]) -> None:
         app.wait()
-        asked = replica.key in self._graces
+        stopped = replica.key in self._graces
         try:
-            code, error, reported, python = app.result().rank(0)
+            # Also of one that was cancelled: it may have ended by itself just then.
+            returned = app.returned_by(0) if stopped else None
+            code, error, reported, python, asked = returned or app.result().rank(0)
             _keep_error(replica, reported)
-            ending = ReplicaEnd.of(code, error, asked=asked, python=python)
+            ending = ReplicaEnd.of(code, error, asked=stopped and asked, python=python)
         except OutputLost as lost:
-            code, _, reported, _ = lost.result.rank(0)
+            code, _, reported, _, asked = lost.result.rank(0)
             _keep_error(replica, reported)
             ending = (
-                ReplicaEnd.of(code, str(lost), asked=asked) if code else ReplicaEnd(error=str(lost))
+                ReplicaEnd.of(code, str(lost), asked=stopped and asked)
+                if code
+                else ReplicaEnd(error=str(lost))
             )
         except Cancelled:
             killed = [o.signal for o in app.status().ended if o.signal]

@@ -28,12 +28,11 @@ from phalanx._logs import logger
 from phalanx._rendezvous.tcp.connections import torch_store
 from phalanx._rendezvous.tcp.connections.crowd import Crowd, Standing
 from phalanx._rendezvous.tcp.connections.link import Link
+from phalanx._rendezvous.tcp.connections.newcomer import Newcomer
 from phalanx._rendezvous.tcp.connections.store_gate import StoreGate
 from phalanx._system import socket_owner
 from phalanx._system.local_users import LocalUsers
 
-_PROVING = 5.0
-"""Seconds in which one that connects must have proved itself."""
 _FIRST_WORD = 10.0
 """Seconds in which one that connects to a shared port must say something."""
 _MOST_STRANGERS = 256
@@ -116,7 +115,10 @@ class Listener:
             if self._is_refused(connection, take):
                 connection.close()
             elif self._enter(connection, origin := _origin_of(connection)):
-                self._ends[connection] = do(self._receive(connection, origin, take)).cancel
+                if take is None or self._gate.store is not None:
+                    self._ends[connection] = do(self._tell(connection, origin, take, do)).cancel
+                else:
+                    self._meet(connection, origin, take, do)
             else:
                 connection.close()
             if taken % _AT_ONCE == 0:
@@ -134,7 +136,7 @@ class Listener:
             return False  # it has said nothing yet
         except OSError:
             return True
-        if take is None or self._gate.store is not None or _is_greeting(first):
+        if take is None or self._gate.store is not None or trust.begins_as_greeting(first):
             return not first
         self._say_mixed_once(first)
         with contextlib.suppress(OSError):
@@ -158,37 +160,64 @@ class Listener:
             return Standing.OWN
         return Standing.PROVEN if origin in self._proven else Standing.STRANGER
 
-    async def _receive(
-        self, connection: socket.socket, origin: Hashable, take: Take | None
+    async def _tell(
+        self, connection: socket.socket, origin: Hashable, take: Take | None, do: Do
     ) -> None:
-        """Find out whose it is. Whatever goes wrong costs this connection alone."""
+        """Find out whether it is a peer, or means the store."""
+        is_peer = False
+        try:
+            async with asyncio.timeout(_FIRST_WORD):
+                first = await _peek(connection)
+            is_peer = take is not None and trust.begins_as_greeting(first)
+            if not is_peer:
+                self._forget(connection)
+                if self._users.admit(connection):
+                    await self._gate.pass_on(connection, origin, self._standing(origin))
+        except (trust.NotTrusted, TimeoutError, OSError):
+            pass  # strangers come and go, and nobody waits for them
+        finally:
+            if not is_peer:
+                self._forget(connection)
+                connection.close()
+        if is_peer:
+            assert take is not None
+            self._ends.pop(connection, None)  # what ends it is another from now on
+            self._meet(connection, origin, take, do)
+
+    def _meet(self, connection: socket.socket, origin: Hashable, take: Take, do: Do) -> None:
+        """Have it prove itself. Whatever goes wrong costs this connection alone."""
+
+        def proved(seal: trust.ConnectionSeal) -> None:
+            self._ends[connection] = do(self._take_in(connection, seal, origin, take)).cancel
+
+        def refused(why: trust.NotTrusted | OSError) -> None:
+            self._forget(connection)
+            if isinstance(why, trust.NotTrusted):
+                self._say_once(why, connection)
+                self._say_mixed_once(why.heard)
+
+        newcomer = Newcomer(
+            connection,
+            trust.Admission(*self._keys),
+            greeted=functools.partial(self._crowd.advance, connection),
+            proved=proved,
+            refused=refused,
+        )
+        if connection in self._crowd:
+            self._ends.setdefault(connection, newcomer.end)
+
+    async def _take_in(
+        self, connection: socket.socket, seal: trust.ConnectionSeal, origin: Hashable, take: Take
+    ) -> None:
         link: Link | None = None
         try:
-            if take is None or self._gate.store is not None:
-                async with asyncio.timeout(_FIRST_WORD):
-                    first = await _peek(connection)
-                if take is None or not _is_greeting(first):
-                    self._forget(connection)
-                    if not self._users.admit(connection):
-                        return
-                    await self._gate.pass_on(connection, origin, self._standing(origin))
-                    return
-            async with asyncio.timeout(_PROVING):
-                greeting = await trust.hear_greeting(connection)
-                self._crowd.advance(connection)
-                session = await trust.admit(connection, greeting, *self._keys)
-            link = Link(await SocketChannel.over(connection, session))
-        except trust.NotTrusted as error:
-            self._say_once(error, connection)
-            self._say_mixed_once(error.heard)
-            return
-        except (TimeoutError, OSError):
-            return  # strangers come and go, and nobody waits for them
+            link = Link(await SocketChannel.over(connection, seal))
+        except OSError:
+            return  # it has left
         finally:
             self._forget(connection)
             if link is None:
                 connection.close()
-        assert take is not None
         await self._hand_over(link, origin, take)
 
     async def _hand_over(self, link: Link, origin: Hashable, take: Take) -> None:
@@ -224,12 +253,6 @@ class Listener:
                 "phalanx: refused a host that was started with torch's own launcher: %s",
                 torch_store.MIXED,
             )
-
-
-def _is_greeting(first: bytes) -> bool:
-    """It may be the beginning of a peer's first word."""
-    size = len(trust.GREETING)
-    return first[:size] == trust.GREETING[: len(first)]
 
 
 def _origin_of(connection: socket.socket) -> Hashable:
