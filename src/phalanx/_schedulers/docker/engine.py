@@ -26,7 +26,7 @@ from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._system import machine
-from phalanx.errors import SchedulerError
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -44,10 +44,6 @@ _versions: dict[str, str] = {}
 """The version of the API that an engine has, by its address: it is asked once."""
 
 
-class EngineUnreachable(SchedulerError):
-    """The engine does not answer."""
-
-
 class NotInEngine(SchedulerError):
     """The engine has no such container, image, network or volume."""
 
@@ -59,7 +55,7 @@ class NameTaken(SchedulerError):
 class Engine:
     """A connection to the engine that the user's environment names; a context manager.
 
-    Everything raises `SchedulerError`: `EngineUnreachable` where it does not answer.
+    Everything raises `SchedulerError`: `SchedulerUnreachable` where it does not answer.
     """
 
     def __init__(self, *, timeout: float = _TIMEOUT) -> None:
@@ -319,7 +315,7 @@ class Engine:
             kind = {404: NotInEngine, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
             raise kind(f"the Docker engine cannot {what}: {said}") from error
         except (DockerException, RequestException, HTTPError, OSError) as error:
-            raise EngineUnreachable(
+            raise SchedulerUnreachable(
                 f"the Docker engine at {self.address} does not answer "
                 f"({sanitize_line(str(error), _LONGEST)}). Look at it: docker info"
             ) from error
@@ -362,7 +358,7 @@ def _socket_path(address: str) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Say in a sentence why a socket of this machine cannot be used. Raises `EngineUnreachable`."""
+    """Say why a socket of this machine cannot be used. Raises `SchedulerUnreachable`."""
     path = _socket_path(address)
     if path is None:
         return
@@ -371,7 +367,7 @@ def _knock(address: str) -> None:
             tried.settimeout(_TIMEOUT)
             tried.connect(path)
     except OSError as error:
-        raise EngineUnreachable(_no_entry(path, error)) from error
+        raise SchedulerUnreachable(_no_entry(path, error)) from error
 
 
 def _no_entry(path: str, error: OSError) -> str:
@@ -491,15 +487,3 @@ def moment(text: str | None) -> float | None:
     offset = zone[1].replace("Z", "+00:00") if zone else "+00:00"
     base = base.removesuffix(zone[1]) if zone and not rest else base
     return datetime.fromisoformat(base + offset).timestamp() + float(f"0.{fraction or 0}")
-
-
-def wait_for_engine(limit: float) -> Engine:
-    """A connection, as soon as the engine answers; after `limit`, raises `EngineUnreachable`."""
-    end = time.monotonic() + limit
-    while True:
-        try:
-            return Engine()
-        except EngineUnreachable:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
