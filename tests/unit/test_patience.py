@@ -1,11 +1,15 @@
 """A scheduler that does not answer for a while ends no wait."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from phalanx._runner.handles import Handle
+from phalanx._runner.submitted_app import SubmittedApp
 from phalanx._schedulers import patience
 from phalanx._schedulers.patience import PATIENCE, Patience
+from phalanx._specs import AppState, AppStatus
 from phalanx.errors import SchedulerUnreachable
 
 
@@ -39,3 +43,26 @@ def test_of_all_who_wait_one_says_so(clock, caplog):
         clock(now)
         Patience().bear(SchedulerUnreachable(f"refused {number}"))
     assert len(caplog.messages) == 1
+
+
+def watched(*answers):
+    """What is seen of an app whose scheduler answers so: by a state, or not at all."""
+    left = iter(answers)
+
+    def describe(app_id):
+        if (state := next(left)) is None:
+            raise SchedulerUnreachable("no engine here")
+        return AppStatus(app_id, state)
+
+    scheduler = SimpleNamespace(describe=describe, poll_interval=0.0)
+    app = SubmittedApp(Handle("scheduler", "session", "app"), lambda *_: scheduler)
+    return [status.state for status in app.watch(0.0)]
+
+
+def test_who_watches_an_app_sees_it_as_it_was(clock):
+    """So that limits of time are kept meanwhile; nobody waits who has never seen it."""
+    clock(10.0)
+    running, done = AppState.RUNNING, AppState.SUCCEEDED
+    assert watched(running, None, None, done) == [running, running, running, done]
+    with pytest.raises(SchedulerUnreachable, match="no engine here"):
+        watched(None, running)

@@ -46,28 +46,25 @@ class SubmittedApp:
     def watch(self, interval: float | None) -> Iterator[AppStatus | None]:
         """The status again and again until the app has ended; by default less and less often.
 
-        Once it has been seen, a scheduler that does not answer is asked again, for a while.
+        Of a scheduler that does not answer any more it is what it was, for a while.
         """
         pause = self._scheduler.poll_interval
         longest = pause * 10
         if interval is not None:
             pause = longest = interval
-        patience: Patience | None = None
+        status, patience = self.status(), Patience()
         while True:
+            yield status
+            if status is None or status.state.is_final:
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.1, longest)
             try:
                 status = self.status()
             except SchedulerUnreachable as error:
-                if patience is None:
-                    raise
                 patience.bear(error)
             else:
-                patience = patience or Patience()
                 patience.answered()
-                yield status
-                if status is None or status.state.is_final:
-                    return
-            time.sleep(pause)
-            pause = min(pause * 1.1, longest)
 
     def cancel(self, grace: float | None) -> None:
         """Cancel it, if it has not ended."""
