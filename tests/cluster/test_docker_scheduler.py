@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from phalanx import specs
 from phalanx._cli.commands import clean
+from phalanx._schedulers.docker import engine as docker_engine
 from phalanx._schedulers.docker import leftovers
 from phalanx._schedulers.docker.engine import Engine as DockerEngine
 from phalanx._schedulers.docker.gpus import find_used
@@ -472,6 +474,33 @@ def test_nothing_is_left_by_delete(apps, docker):
         listed = docker.docker(kind, "ls", *(["-a"] if kind == "container" else []))
         assert app_id not in listed
     wait_until(lambda: not supervisors(app_id))
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_network_that_is_left_late_is_waited_for(apps, docker, monkeypatch, is_gone):
+    """By containers of ours that are gone already; who else is in it stays there."""
+    monkeypatch.setattr(docker_engine, "_LEAVING", 1.0)
+    app_id = apps.submit(sh("true"))
+    apps.ended(app_id)
+    other = docker.docker("run", "--detach", "--network", app_id, IMAGE, "sleep", "600").strip()
+    inspect = DockerEngine.inspect
+    if is_gone:
+        monkeypatch.setattr(
+            DockerEngine,
+            "inspect",
+            lambda engine, one: None if one == other else inspect(engine, one),
+        )
+        ender = threading.Timer(3.0, docker.docker, ["rm", "-f", other])
+        ender.start()
+        apps.scheduler.delete(app_id)
+        ender.join()
+    else:
+        with pytest.raises(SchedulerError, match="active endpoints"):
+            apps.scheduler.delete(app_id)
+        assert other in docker.docker("ps", "-q", "--no-trunc")
+        docker.docker("rm", "-f", other)
+        docker.docker("network", "rm", app_id)
+    assert app_id not in docker.docker("network", "ls")
 
 
 def test_clean_removes_what_a_killed_submission_has_left(apps, docker, monkeypatch, tmp_path):

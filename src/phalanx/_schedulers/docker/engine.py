@@ -36,8 +36,10 @@ _SOCKET = "unix:///var/run/docker.sock"
 _TIMEOUT = 60.0
 _LONGEST = 500
 _TRIES = 10
-_LEAVING = 10.0
-"""Seconds for containers to leave a network."""
+_LEAVING, _LEAVING_SLOWLY = 10.0, 60.0
+"""Seconds for containers to leave a network: those that are there, and those that are gone, whose
+ends a busy engine has still to remove.
+"""
 _GPU = re.compile(r"nvidia\.com/gpu=\d+")
 """A GPU among the devices that an engine names."""
 _versions: dict[str, str] = {}
@@ -264,23 +266,34 @@ class Engine:
                 for entry in listed:
                     self.remove_container(entry["Id"])
             for network in self.api.networks(filters=filters):
-                self._remove_network(network["Id"])
+                self.remove_network(network["Id"])
             for volume in self.api.volumes(filters=filters).get("Volumes") or ():
                 self.remove_volume(volume["Name"])
 
-    def _remove_network(self, network: str) -> None:
-        """Containers that are gone may take a moment to leave it."""
-        limit = time.monotonic() + _LEAVING
+    def remove_network(self, network: str) -> None:
+        """Containers that are gone may take a moment to leave it. One that is not there is none."""
+        began = time.monotonic()
         while True:
             try:
-                with contextlib.suppress(NotInEngine), self.errors("remove a network"):
+                with contextlib.suppress(NotInEngine, NameTaken), self.errors("remove a network"):
                     self.api.remove_network(network)
             except SchedulerError as error:
-                if "active endpoints" not in str(error) or time.monotonic() > limit:
+                waited = time.monotonic() - began
+                is_used = waited > _LEAVING and self._is_used(network)
+                if "active endpoints" not in str(error) or is_used or waited > _LEAVING_SLOWLY:
                     raise
                 time.sleep(0.1)
             else:
                 return
+
+    def _is_used(self, network: str) -> bool:
+        """A container that is there is in it."""
+        try:
+            with self.errors("look at a network"):
+                known = self.api.inspect_network(network)
+        except NotInEngine:
+            return False
+        return any(self.inspect(one) is not None for one in known.get("Containers") or {})
 
     def remove_volume(self, name: str) -> None:
         """One that is not there is no error."""
