@@ -192,8 +192,8 @@ class ReconnectSuite:
                 numbers.append(int(line.text))
                 if len(numbers) in (1, 5000, 20_000):
                     cut()
-            assert numbers == list(range(count))
             assert list(app.result(60)) == [data]
+            assert numbers == list(range(count))
 
     def test_a_command_that_hangs_is_replaced(self, way):
         """After `host_timeout`; the app goes on meanwhile."""

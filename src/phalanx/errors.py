@@ -8,6 +8,7 @@
     │   └── UsageError       a component was given arguments that it does not take
     ├── PluginError          what an installed package has registered cannot be used
     ├── SchedulerError       a scheduler could not do what it was asked for
+    │   └── SchedulerUnreachable  it does not answer; it may later
     ├── UnknownApp           there is no such app
     ├── AppStatusError       an app on a scheduler did not succeed
     ├── WireError            bytes that are not frames of our version
@@ -48,6 +49,7 @@ __all__ = [
     "QueueTimeout",
     "ResultError",
     "SchedulerError",
+    "SchedulerUnreachable",
     "StartFailed",
     "StartTimeout",
     "UnknownApp",
@@ -119,6 +121,10 @@ class PluginError(PhalanxError):
 
 class SchedulerError(PhalanxError):
     """A scheduler could not do what it was asked for."""
+
+
+class SchedulerUnreachable(SchedulerError):
+    """A scheduler does not answer. It may later: ask again."""
 
 
 class UnknownApp(PhalanxError, LookupError):

@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from phalanx import specs
 from phalanx._cli.commands import clean
+from phalanx._schedulers.docker import engine as docker_engine
 from phalanx._schedulers.docker import leftovers
 from phalanx._schedulers.docker.engine import Engine as DockerEngine
 from phalanx._schedulers.docker.gpus import find_used
@@ -117,7 +119,7 @@ def test_an_engine_that_is_not_there_is_said_with_the_next_command(tmp_path, mon
         print(told)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("EngineUnreachable permission denied: ")
+    assert done.stdout.startswith("SchedulerUnreachable permission denied: ")
     assert "usermod -aG docker" in done.stdout
 
 
@@ -474,6 +476,33 @@ def test_nothing_is_left_by_delete(apps, docker):
     wait_until(lambda: not supervisors(app_id))
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_network_that_is_left_late_is_waited_for(apps, docker, monkeypatch, is_gone):
+    """By containers of ours that are gone already; who else is in it stays there."""
+    monkeypatch.setattr(docker_engine, "_LEAVING", 1.0)
+    app_id = apps.submit(sh("true"))
+    apps.ended(app_id)
+    other = docker.docker("run", "--detach", "--network", app_id, IMAGE, "sleep", "600").strip()
+    inspect = DockerEngine.inspect
+    if is_gone:
+        monkeypatch.setattr(
+            DockerEngine,
+            "inspect",
+            lambda engine, one: None if one == other else inspect(engine, one),
+        )
+        ender = threading.Timer(3.0, docker.docker, ["rm", "-f", other])
+        ender.start()
+        apps.scheduler.delete(app_id)
+        ender.join()
+    else:
+        with pytest.raises(SchedulerError, match="active endpoints"):
+            apps.scheduler.delete(app_id)
+        assert other in docker.docker("ps", "-q", "--no-trunc")
+        docker.docker("rm", "-f", other)
+        docker.docker("network", "rm", app_id)
+    assert app_id not in docker.docker("network", "ls")
+
+
 def test_clean_removes_what_a_killed_submission_has_left(apps, docker, monkeypatch, tmp_path):
     """A network, a volume, and a container through which that is filled; nothing that is used."""
     user = tmp_path.name
@@ -631,10 +660,46 @@ def test_with_live_restore_an_app_does_not_notice(own_engine):
     apps.delete()
 
 
+@pytest.mark.parametrize("shows", [False, True], ids=["waits", "follows"])
+def test_a_command_that_waits_goes_on_when_its_engine_is_back(own_engine, tmp_path, shows):
+    """With what engines keep through it; and says meanwhile why it is silent."""
+    engine, apps = own_engine
+    engine.stop()
+    engine.start(**{"live-restore": True})
+    command = "i=0; until [ -e /shared/end ]; do echo $$i; i=$$((i+1)); sleep 0.1; done"
+    mounts = f"type=bind,src={tmp_path},dst=/shared"
+    words = ("-cfg", "pull=never", "--workspace", "", "--wait", *(["--log"] if shows else []))
+    with subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "run", "-s", "local_docker", *words]
+        + ["utils.sh", "--image", IMAGE, "--mounts", mounts, command],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        handle = process.stdout.readline().strip()
+        if shows:
+            assert "sh/0 0" in iter(process.stderr.readline, "sh/0 0\n") or True
+        engine.stop(kill=True)
+        said = next(line for line in process.stderr if "asking again for up to 60 s" in line)
+        assert "the Docker engine at" in said
+        engine.start(**{"live-restore": True})
+        (tmp_path / "end").touch()
+        _, rest = process.communicate()
+    assert process.returncode == 0, rest
+    assert "asking again" not in rest
+    name = handle.rpartition("/")[2]
+    scheduler = create_scheduler("local_docker", "phalanx")
+    assert [line.text for line in scheduler.logs(name, "sh", 0)][:3] == ["0", "1", "2"]
+    scheduler.delete(name)
+
+
 # ── through the runner ────────────────────────────────────────────────────────
 
 
-def test_ddp_forms_its_group_in_an_image_with_python_alone(in_docker, tmp_path, monkeypatch):
+@pytest.mark.parametrize("user", [None, "12345:12345"], ids=["root", "a user without a home"])
+def test_ddp_forms_its_group_in_an_image_with_python_alone(in_docker, tmp_path, monkeypatch, user):
+    """And prints nothing of its own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     project = tmp_path / "project"
     project.mkdir()
@@ -643,7 +708,7 @@ def test_ddp_forms_its_group_in_an_image_with_python_alone(in_docker, tmp_path, 
     with get_runner("ddp") as runner:
         arguments = ["--image", IMAGE, "-j", "2x1", "--script", "main.py"]
         handle = runner.run_component(
-            "dist.ddp", arguments, "local_docker", QUICK, workspace=str(project)
+            "dist.ddp", arguments, "local_docker", {**QUICK, "user": user}, str(project)
         )
         try:
             status = runner.wait(handle, timeout=90)

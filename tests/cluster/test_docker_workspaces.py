@@ -141,6 +141,7 @@ def test_ctrl_c_while_an_image_is_built_ends_the_build(in_docker, project):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, "Traceback" in err) == (130, "", False), err
+    assert "check whether it was submitted: phalanx list -s local_docker\n" in err
     wait_until(lambda: not containers(in_docker, project.name), 30)
     assert images_of(in_docker, project) == []
 

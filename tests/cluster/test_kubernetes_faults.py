@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import SchedulerError
+from phalanx.runner import get_runner
 from phalanx.schedulers import create_scheduler
 from phalanx.specs import AppDef, AppState, Resource, RetryPolicy, Role, macros
 from tests.cluster.conftest import use_kubeconfig
@@ -383,12 +384,13 @@ def test_a_replica_on_a_node_whose_kubelet_is_dead_is_started_on_another(apps, k
 def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once(
     apps, kube_alone, fault, seconds
 ):
+    """And who waits for its end goes on waiting."""
     kube = kube_alone
     how, part = fault.split()
     lines = 10 * seconds + 40
     program = COUNT.format(lines=lines)
     app_id = apps.submit(app(apps, "python3", "-c", program))
-    got, failed = [], []
+    got, waited, failed = [], [], []
 
     def follow():
         scheduler = create_scheduler("kubernetes", apps.scheduler.session_name)
@@ -400,8 +402,17 @@ def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once
         finally:
             scheduler.close()
 
-    follower = threading.Thread(target=follow)
-    follower.start()
+    def wait():
+        with get_runner(apps.scheduler.session_name) as runner:
+            handle = f"kubernetes://{apps.scheduler.session_name}/{app_id}"
+            try:
+                waited.append(runner.wait(handle).state)
+            except BaseException as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=one) for one in (follow, wait)]
+    for thread in threads:
+        thread.start()
     try:
         wait_until(lambda: len(got) > 10 or failed, 60, "nothing was followed")
         node, container = apps.container()
@@ -418,10 +429,11 @@ def test_who_follows_an_app_while_the_control_plane_is_away_gets_every_line_once
         kube.heal(part)
     finally:
         kube.heal(part)
-        follower.join(90)
+        for thread in threads:
+            thread.join(90)
     assert not failed
     assert got == [f"line {number}" for number in range(lines)]
-    assert apps.ended(app_id).state is AppState.SUCCEEDED
+    assert waited == [apps.ended(app_id).state] == [AppState.SUCCEEDED]
 
 
 @pytest.mark.timeout(240)

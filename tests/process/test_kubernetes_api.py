@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx._schedulers.kubernetes.apps import logs
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
-from phalanx.errors import SchedulerError
+from phalanx._schedulers.kubernetes.api.cluster import Cluster
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 NO_LINGERING = struct.pack("ii", 1, 0)
@@ -64,7 +64,7 @@ def api(tmp_path, monkeypatch):
 )
 def test_an_answer_that_does_not_come_is_told_in_words(api, answer, resets, said):
     api(answer, resets=resets)
-    with Cluster() as cluster, pytest.raises(ClusterUnreachable) as caught:
+    with Cluster() as cluster, pytest.raises(SchedulerUnreachable) as caught:
         cluster.list("jobs")
     assert str(caught.value).startswith("cannot list jobs: the API server http://127.0.0.1:")
     assert f"does not answer {said}. Look at it: kubectl cluster-info" in str(caught.value)

@@ -40,7 +40,7 @@ LAYERS = [
     "_agent",
     "_registry",
     "_launcher.launch_options",
-    "_schedulers.leases _schedulers.options _schedulers.scheduler_calls",
+    "_schedulers.leases _schedulers.options _schedulers.scheduler_calls _schedulers.patience",
     "_launcher.transport",
     "_launcher.project",
     "_images",

@@ -7,10 +7,10 @@ from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import explain, moment
 from phalanx._schedulers.docker.gpus import choose
 from phalanx._schedulers.docker.options import DockerOptions
-from phalanx._schedulers.docker.request import ContainerRequest, role_words
+from phalanx._schedulers.docker.request import ContainerRequest, make_request, role_words
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._schedulers.replicas.lifecycle import RoleLifecycle
-from phalanx._specs import AppState, RetryPolicy
+from phalanx._specs import AppDef, AppState, RetryPolicy, Role
 from phalanx.errors import ConfigError, SchedulerError
 
 
@@ -135,3 +135,25 @@ def test_a_container_asks_for_its_own_gpus_by_number():
     (asked,) = made["HostConfig"].pop("DeviceRequests")
     assert (asked["DeviceIDs"], asked["Capabilities"]) == (["3", "5"], [["gpu"]])
     assert made == {"HostConfig": {"ShmSize": 1}, "Labels": {"a": "b", labels.GPUS: "3,5"}}
+
+
+BYTES = "secret-\udcff"
+"""What Python makes of bytes that are no text."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "environ", "env", "said"),
+    [
+        ({}, {"TOKEN": BYTES}, {}, "copy_env: the variable 'TOKEN' is not UTF-8"),
+        ({}, {}, {"A": BYTES}, "role 'role': the variable 'A' is not UTF-8"),
+        ({"env": {"B": BYTES}}, {}, {}, "role 'role': the variable 'B' is not UTF-8"),
+        ({"args": [BYTES]}, {}, {}, "role 'role': the argument 'secret-.udcff' is not UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_refused(fields, environ, env, said):
+    """It would arrive as something else; values of variables are not told."""
+    given = AppDef("app", [Role("role", image="image", entrypoint="true", **fields)])
+    options = DockerOptions(copy_env=["TO*"], env=env)
+    with pytest.raises(ConfigError, match=said) as refused:
+        make_request(given, "session", options, "FIRST", {}, environ)
+    assert "variable" not in said or BYTES not in str(refused.value)

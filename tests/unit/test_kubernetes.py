@@ -20,7 +20,6 @@ from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.apps.actions import again, seen_objects
 from phalanx._schedulers.kubernetes.apps.archive import PackedFiles, pack_project
 from phalanx._schedulers.kubernetes.api.cluster import (
-    ClusterUnreachable,
     Forbidden,
     NotInCluster,
     ObjectExists,
@@ -39,7 +38,7 @@ from phalanx._schedulers.kubernetes.apps.seen import indexes, seen_pod
 from phalanx._schedulers.kubernetes.manifest import moment
 from phalanx._specs import AppDef, AppState, Resource, RetryPolicy, Role
 from phalanx._specs.mounts import BindMount, DeviceMount, VolumeMount
-from phalanx.errors import ConfigError, SchedulerError
+from phalanx.errors import ConfigError, SchedulerError, SchedulerUnreachable
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -392,8 +391,8 @@ def test_a_large_project_is_refused_with_its_size(tmp_path):
         (403, "no such account", Forbidden, "cannot create jobs in ns: no such account"),
         (403, "forbidden: exceeded quota: q, requested: pods=1", Forbidden, "exceeded quota: q"),
         (401, "Unauthorized", SchedulerError, "does not know you"),
-        (503, "busy", ClusterUnreachable, "busy"),
-        (500, "etcdserver: request timed out", ClusterUnreachable, "request timed out"),
+        (503, "busy", SchedulerUnreachable, "busy"),
+        (500, "etcdserver: request timed out", SchedulerUnreachable, "request timed out"),
         (422, "spec invalid.", SchedulerError, "spec invalid"),
     ],
 )

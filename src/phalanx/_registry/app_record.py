@@ -76,7 +76,8 @@ class AppRecord:
             replace(path / "status.json", {"state": AppState.PENDING.value})
             reserve(path / "status.json", sum(member.workers for member in members))
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            if (kind := type(error)) not in _SAID:  # a home that cannot be written stays so
+            # A home that cannot be written stays so; a replica is found by its scheduler.
+            if (kind := type(error)) not in _SAID and not part_of:
                 _SAID.add(kind)
                 text = (
                     "phalanx: cannot record %s (%s): list, status, log and cancel will not find it"

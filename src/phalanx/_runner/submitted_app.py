@@ -15,10 +15,11 @@ from typing import Any
 from phalanx._registry import recorded_app
 from phalanx._registry.recorded_app import RecordedApp
 from phalanx._runner.handles import Handle
+from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.scheduler import LogLine, Scheduler, Stream
 from phalanx._schedulers.scheduler_calls import asking, expect, guarded
 from phalanx._specs import AppDef, AppStatus, AppSummary, serialization
-from phalanx.errors import ConfigError, UnknownApp, UnknownScheduler
+from phalanx.errors import ConfigError, SchedulerUnreachable, UnknownApp, UnknownScheduler
 
 
 class SubmittedApp:
@@ -43,18 +44,27 @@ class SubmittedApp:
             return None if status is None else expect(status, AppStatus)
 
     def watch(self, interval: float | None) -> Iterator[AppStatus | None]:
-        """The status again and again until the app has ended; by default less and less often."""
+        """The status again and again until the app has ended; by default less and less often.
+
+        Of a scheduler that does not answer any more it is what it was, for a while.
+        """
         pause = self._scheduler.poll_interval
         longest = pause * 10
         if interval is not None:
             pause = longest = interval
+        status, patience = self.status(), Patience()
         while True:
-            status = self.status()
             yield status
             if status is None or status.state.is_final:
                 return
             time.sleep(pause)
             pause = min(pause * 1.1, longest)
+            try:
+                status = self.status()
+            except SchedulerUnreachable as error:
+                patience.bear(error)
+            else:
+                patience.answered()
 
     def cancel(self, grace: float | None) -> None:
         """Cancel it, if it has not ended."""

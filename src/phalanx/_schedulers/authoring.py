@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 
 from phalanx._logs import logger
@@ -68,6 +69,45 @@ def needs_phalanx(role: Role) -> bool:
     """A word of its command is Phalanx."""
     words = [role.entrypoint, *role.args]
     return any(re.search(r"(^|\s|/)phalanx(\s|\.|$)", word) for word in words)
+
+
+def copied_variables(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """The variables of an environment whose names match, for an API that takes text.
+
+    Raises `ConfigError` for one that is none; its value is not told.
+    """
+    wanted = list(patterns)
+    found = {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+    }
+    for name, value in found.items():
+        if not _is_text(name + value):
+            raise ConfigError(f"copy_env: the variable {name!r} is not UTF-8 text. Leave it out.")
+    return found
+
+
+def check_text(app: AppDef, env: Mapping[str, str]) -> None:
+    """Refuse words and variables that no API can take: bytes that are no text.
+
+    `env` is what the options set. Raises `ConfigError`.
+    """
+    for role in app.roles:
+        for word in (role.entrypoint, *role.args):
+            if not _is_text(word):
+                raise ConfigError(f"role {role.name!r}: the argument {word!r} is not UTF-8 text.")
+        for name, value in {**env, **role.env}.items():
+            if not _is_text(name + value):
+                raise ConfigError(f"role {role.name!r}: the variable {name!r} is not UTF-8 text.")
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_script(script: str, directory: str) -> None:

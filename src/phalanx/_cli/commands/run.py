@@ -389,7 +389,10 @@ def _run(wanted: _Wanted, habits: Habits) -> int:
                 runner.cancel(handle)
                 return 130
             text = f"{handle} keeps running. To cancel it: phalanx cancel {handle}"
-            unsure = "interrupted during submission; check whether it was submitted: phalanx list"
+            unsure = (
+                "interrupted during submission; check whether it was submitted: phalanx list -s "
+                f"{info.scheduler}"
+            )
             print(f"phalanx run: {text if handle else unsure}", file=sys.stderr)
             return 130
 

@@ -16,7 +16,9 @@ from typing import Any
 from phalanx._schedulers.aws_batch.options import DEFAULT_LOG_GROUP
 from phalanx._schedulers.aws_batch.service import Service
 from phalanx._schedulers.aws_batch.status import state_of
+from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.scheduler import LogLine
+from phalanx.errors import SchedulerUnreachable
 
 _POLL = 1.0
 _LONGEST_POLL = 5.0
@@ -68,15 +70,23 @@ class ReplicaLog:
         if until is not None:
             times["endTime"] = round(until * 1000) + 1
         tokens: dict[str, str | None] = {}
-        empty, pause = 0, _POLL
+        empty, pause, patience = 0, _POLL, Patience()
         while True:
-            job = self.find()
-            over = self.has_ended() if job is None else state_of(job).is_final
             came = False
-            for stream in () if job is None else streams_of(job):
-                for line in self._new_lines(group_of(job or {}), stream, tokens, times):
-                    came = True
-                    yield line
+            try:
+                job = self.find()
+                over = self.has_ended() if job is None else state_of(job).is_final
+                for stream in () if job is None else streams_of(job):
+                    for line in self._new_lines(group_of(job or {}), stream, tokens, times):
+                        came = True
+                        yield line
+            except SchedulerUnreachable as error:
+                if not follow:
+                    raise
+                patience.bear(error)
+                time.sleep(pause)
+                continue
+            patience.answered()
             empty = 0 if came or not over else empty + 1
             past = until is not None and time.time() > until + _LONGEST_POLL
             if not follow or empty >= _SETTLED or (past and not came):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx._images.plan import ImagePlan
-from phalanx._schedulers.authoring import make_app_id
+from phalanx._schedulers.authoring import check_text, make_app_id
 from phalanx._schedulers.aws_batch.command import make_command
 from phalanx._schedulers.aws_batch.container import container_properties
 from phalanx._schedulers.aws_batch.names import AppTags, BatchAppId, JobKind, role_tags
@@ -133,6 +133,7 @@ def make_request(
 ) -> AwsBatchRequest:
     """The definition and the job of an app. Raises `ConfigError`."""
     _check(app)
+    check_text(app, options.env)
     kind = job_kind(app, options)
     name = make_app_id(app.name)
     app_id = BatchAppId(options.queue, name, options.region, options.profile, options.endpoint)

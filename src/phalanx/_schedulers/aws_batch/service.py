@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.authoring import need
-from phalanx.errors import ConfigError, SchedulerError
+from phalanx.errors import ConfigError, SchedulerError, SchedulerUnreachable
 
 EXTRA = "phalanx[aws]"
 _ATTEMPTS = 8
@@ -173,7 +173,7 @@ def _explained() -> Iterator[None]:
     except (aws.TokenRetrievalError, aws.SSOError, aws.CredentialRetrievalError) as error:
         raise SchedulerError(f"AWS: {_said(error)}. {_LOGIN}") from None
     except (aws.HTTPClientError, aws.ConnectionError) as error:
-        raise SchedulerError(f"cannot reach AWS Batch: {_said(error)}.") from None
+        raise SchedulerUnreachable(f"cannot reach AWS Batch: {_said(error)}.") from None
     except (aws.BotoCoreError, ValueError) as error:  # it was never sent
         raise ConfigError(f"AWS Batch: {_said(error)}.") from None
 

@@ -26,7 +26,7 @@ from phalanx._schedulers.replicas.assessment import SeenApp, SeenContainer
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
 from phalanx._schedulers.replicas.lifecycle_record import LifecycleRecord
 from phalanx._system import machine
-from phalanx.errors import SchedulerError
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -36,16 +36,14 @@ _SOCKET = "unix:///var/run/docker.sock"
 _TIMEOUT = 60.0
 _LONGEST = 500
 _TRIES = 10
-_LEAVING = 10.0
-"""Seconds for containers to leave a network."""
+_LEAVING, _LEAVING_SLOWLY = 10.0, 60.0
+"""Seconds for containers to leave a network: those that are there, and those that are gone, whose
+ends a busy engine has still to remove.
+"""
 _GPU = re.compile(r"nvidia\.com/gpu=\d+")
 """A GPU among the devices that an engine names."""
 _versions: dict[str, str] = {}
 """The version of the API that an engine has, by its address: it is asked once."""
-
-
-class EngineUnreachable(SchedulerError):
-    """The engine does not answer."""
 
 
 class NotInEngine(SchedulerError):
@@ -59,7 +57,7 @@ class NameTaken(SchedulerError):
 class Engine:
     """A connection to the engine that the user's environment names; a context manager.
 
-    Everything raises `SchedulerError`: `EngineUnreachable` where it does not answer.
+    Everything raises `SchedulerError`: `SchedulerUnreachable` where it does not answer.
     """
 
     def __init__(self, *, timeout: float = _TIMEOUT) -> None:
@@ -268,23 +266,34 @@ class Engine:
                 for entry in listed:
                     self.remove_container(entry["Id"])
             for network in self.api.networks(filters=filters):
-                self._remove_network(network["Id"])
+                self.remove_network(network["Id"])
             for volume in self.api.volumes(filters=filters).get("Volumes") or ():
                 self.remove_volume(volume["Name"])
 
-    def _remove_network(self, network: str) -> None:
-        """Containers that are gone may take a moment to leave it."""
-        limit = time.monotonic() + _LEAVING
+    def remove_network(self, network: str) -> None:
+        """Containers that are gone may take a moment to leave it. One that is not there is none."""
+        began = time.monotonic()
         while True:
             try:
-                with contextlib.suppress(NotInEngine), self.errors("remove a network"):
+                with contextlib.suppress(NotInEngine, NameTaken), self.errors("remove a network"):
                     self.api.remove_network(network)
             except SchedulerError as error:
-                if "active endpoints" not in str(error) or time.monotonic() > limit:
+                waited = time.monotonic() - began
+                is_used = waited > _LEAVING and self._is_used(network)
+                if "active endpoints" not in str(error) or is_used or waited > _LEAVING_SLOWLY:
                     raise
                 time.sleep(0.1)
             else:
                 return
+
+    def _is_used(self, network: str) -> bool:
+        """A container that is there is in it."""
+        try:
+            with self.errors("look at a network"):
+                known = self.api.inspect_network(network)
+        except NotInEngine:
+            return False
+        return any(self.inspect(one) is not None for one in known.get("Containers") or {})
 
     def remove_volume(self, name: str) -> None:
         """One that is not there is no error."""
@@ -319,7 +328,7 @@ class Engine:
             kind = {404: NotInEngine, 409: NameTaken}.get(error.status_code or 0, SchedulerError)
             raise kind(f"the Docker engine cannot {what}: {said}") from error
         except (DockerException, RequestException, HTTPError, OSError) as error:
-            raise EngineUnreachable(
+            raise SchedulerUnreachable(
                 f"the Docker engine at {self.address} does not answer "
                 f"({sanitize_line(str(error), _LONGEST)}). Look at it: docker info"
             ) from error
@@ -362,7 +371,7 @@ def _socket_path(address: str) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Say in a sentence why a socket of this machine cannot be used. Raises `EngineUnreachable`."""
+    """Say why a socket of this machine cannot be used. Raises `SchedulerUnreachable`."""
     path = _socket_path(address)
     if path is None:
         return
@@ -371,7 +380,7 @@ def _knock(address: str) -> None:
             tried.settimeout(_TIMEOUT)
             tried.connect(path)
     except OSError as error:
-        raise EngineUnreachable(_no_entry(path, error)) from error
+        raise SchedulerUnreachable(_no_entry(path, error)) from error
 
 
 def _no_entry(path: str, error: OSError) -> str:
@@ -491,15 +500,3 @@ def moment(text: str | None) -> float | None:
     offset = zone[1].replace("Z", "+00:00") if zone else "+00:00"
     base = base.removesuffix(zone[1]) if zone and not rest else base
     return datetime.fromisoformat(base + offset).timestamp() + float(f"0.{fraction or 0}")
-
-
-def wait_for_engine(limit: float) -> Engine:
-    """A connection, as soon as the engine answers; after `limit`, raises `EngineUnreachable`."""
-    end = time.monotonic() + limit
-    while True:
-        try:
-            return Engine()
-        except EngineUnreachable:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)

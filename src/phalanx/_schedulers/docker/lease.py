@@ -22,7 +22,7 @@ from phalanx._images.builder import ensure_image
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.engine import Engine
 from phalanx._schedulers.docker.gpus import ALL, chosen
-from phalanx._schedulers.docker.leftovers import remove_leftovers, remove_network
+from phalanx._schedulers.docker.leftovers import remove_leftovers
 from phalanx._schedulers.docker.options import DockerOptions
 from phalanx._schedulers.docker.request import gpu_request, user_name, writable_tmp
 from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
@@ -249,7 +249,7 @@ class DockerLease(Lease):
             listed = engine.api.containers(all=True, filters=mine)
             for_all(engine.remove_container, [entry["Id"] for entry in listed])
             for network in engine.api.networks(filters=mine):
-                remove_network(engine, network["Id"])
+                engine.remove_network(network["Id"])
 
 
 def exec_command(container: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def remove_leftovers(engine: Engine) -> None:
         for network in engine.api.networks(filters=mine):
             owners = {*_owners(network.get("Labels") or {})}
             if owners and not owners & used and is_old(moment(network.get("Created"))):
-                remove_network(engine, network["Id"])
+                _remove_network(engine, network["Id"])
         for volume in engine.api.volumes(filters=mine).get("Volumes") or ():
             owners = {*_owners(volume.get("Labels") or {})}
             if owners and not owners & used and is_old(moment(volume.get("CreatedAt"))):
@@ -50,7 +50,7 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
     return labels.FILLING in own or (labels.LEASE in own and entry["State"] == "created")
 
 
-def remove_network(engine: Engine, network: str) -> None:
+def _remove_network(engine: Engine, network: str) -> None:
     """A network that others may remove as well, or are just leaving."""
     try:
         with engine.errors("remove a network"):

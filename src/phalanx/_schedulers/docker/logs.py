@@ -9,20 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx._logs.lines import LogLine, Stream
-from phalanx._schedulers.docker.engine import (
-    Engine,
-    EngineUnreachable,
-    NotInEngine,
-    moment,
-    wait_for_engine,
-)
+from phalanx._schedulers.docker.engine import Engine, NotInEngine, moment
+from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
+from phalanx.errors import SchedulerUnreachable
 
 _STREAMS = {1: Stream.STDOUT, 2: Stream.STDERR}
 _HEADER = struct.Struct(">BxxxI")
 _PAUSE = 0.1
-_PATIENCE = 60.0
-"""Seconds that an engine may be unreachable for somebody who follows."""
 _LAST = 200
 """Lines of stderr that are looked through for an error."""
 
@@ -46,12 +40,13 @@ class ReplicaOutput:
                 yield LogLine(role=role, replica=replica, text=text, time=when, stream=kind)
 
     def _all_attempts(self, stream: Stream, *, follow: bool) -> Iterator[tuple[float, Stream, str]]:
-        engine = Engine()
+        engine, patience = Engine(), Patience()
         attempt, last, is_last_look = 0, "", False
         try:
             while True:
                 try:
                     known = engine.attempts(self.app_id, self.session, self.key)
+                    patience.answered()
                     container, state = known.get(attempt, ("", "created"))
                     if state != "created":
                         for stamp, kind, text in _lines(
@@ -66,11 +61,10 @@ class ReplicaOutput:
                         return
                     # What was made before the app ended is seen by one more look.
                     is_last_look = self.has_app_ended(engine)
-                except EngineUnreachable:
+                except SchedulerUnreachable as error:
                     if not follow:
                         raise
-                    engine.close()
-                    engine = wait_for_engine(_PATIENCE)
+                    patience.bear(error)
                 if not is_last_look:
                     time.sleep(_PAUSE)
         finally:
@@ -147,7 +141,7 @@ def _frames(
                 number, size = _HEADER.unpack(header)
                 yield _STREAMS.get(number, Stream.STDOUT), response.raw.read(size)
         except struct.error as error:
-            raise EngineUnreachable(
+            raise SchedulerUnreachable(
                 f"the Docker engine has broken off its answer: {error}"
             ) from error
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx._core.environment import not_a_name
+from phalanx._schedulers.authoring import copied_variables
 from phalanx._schedulers.options import option
 from phalanx.errors import ConfigError
 
@@ -94,12 +94,8 @@ class DockerOptions:
         return given[0] if given else ""
 
     def copied(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables of an environment that are passed on."""
-        return {
-            name: value
-            for name, value in environ.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.copy_env or ())
-        }
+        """The variables of an environment that are passed on. Raises `ConfigError`."""
+        return copied_variables(environ, self.copy_env or ())
 
 
 def _bytes(name: str, text: str | None) -> int | None:

@@ -18,7 +18,13 @@ from typing import Any
 from phalanx._core.ranks import REPLICA as REPLICA_VARIABLE
 from phalanx._images.plan import ImagePlan
 from phalanx._rendezvous.tcp.tokens import FILE_VARIABLE as RENDEZVOUS_TOKEN_FILE
-from phalanx._schedulers.authoring import UNSAID_MEMORY, make_app_id, needs_phalanx, replicas
+from phalanx._schedulers.authoring import (
+    UNSAID_MEMORY,
+    check_text,
+    make_app_id,
+    needs_phalanx,
+    replicas,
+)
 from phalanx._schedulers.docker import labels
 from phalanx._schedulers.docker.labels import container_name
 from phalanx._schedulers.docker.options import DockerOptions
@@ -151,6 +157,7 @@ def make_request(
             raise ConfigError(
                 f"role {role.name!r} has no image to run in. Name one, such as --image python:3.12"
             )
+    check_text(app, options.env)
     record = LifecycleRecord(
         tuple(
             RoleLifecycle(role.name, role.num_replicas, role.max_retries, role.retry_policy)

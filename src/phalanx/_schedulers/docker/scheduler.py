@@ -104,14 +104,14 @@ class DockerScheduler(Scheduler[DockerOptions, DockerRequest]):
             try:
                 made = create_containers(engine, request, images)
                 for_all(engine.start, made)
-            except BaseException:
+                found = engine.find(request.app_id)
+                if found is not None and found.cancelled is not None:
+                    carry_out(engine, found)  # while it was being submitted
+                if request.lifecycle_record.needs_supervisor:
+                    start_supervisor(request.app_id)
+            except BaseException:  # nobody would know of it
                 engine.remove_all(request.app_id)
                 raise
-            found = engine.find(request.app_id)
-            if found is not None and found.cancelled is not None:
-                carry_out(engine, found)  # while it was being submitted
-        if request.lifecycle_record.needs_supervisor:
-            start_supervisor(request.app_id)
         return request.app_id
 
     # ── how apps stand ────────────────────────────────────────────────────────

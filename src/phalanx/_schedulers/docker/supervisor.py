@@ -14,7 +14,8 @@ import time
 
 from phalanx._schedulers.daemon import start_daemon
 from phalanx._schedulers.docker.actions import carry_out
-from phalanx._schedulers.docker.engine import Engine, EngineUnreachable
+from phalanx._schedulers.docker.engine import Engine
+from phalanx.errors import SchedulerUnreachable
 
 _AWAY = 1.0
 """Seconds between two tries to reach an engine."""
@@ -45,5 +46,5 @@ def _is_done(app_id: str) -> bool:
                     return True
                 if next(events, None) is None:
                     return False
-    except EngineUnreachable:
+    except SchedulerUnreachable:
         return False

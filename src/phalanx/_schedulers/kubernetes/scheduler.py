@@ -139,15 +139,15 @@ class KubernetesScheduler(Scheduler[KubernetesOptions, KubernetesRequest]):
         """
         cluster = self._cluster(request.app.context, request.app.namespace)
         images = build_images(request)
+        app_id = str(request.app)
         try:
             create_objects(cluster, request, images)
-        except BaseException:
+            if request.record.needs_supervisor:
+                start_supervisor(app_id)
+        except BaseException:  # nobody would know of it
             with contextlib.suppress(NotInCluster):
                 cluster.delete("services", request.app.name)
             raise
-        app_id = str(request.app)
-        if request.record.needs_supervisor:
-            start_supervisor(app_id)
         return app_id
 
     # ── how apps stand ────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ from phalanx._images.context import BuildContext
 from phalanx._rendezvous.tcp.tokens import VARIABLE as RENDEZVOUS_TOKEN
 from phalanx._schedulers.authoring import check_script, files_needed, workspace_of
 from phalanx._schedulers.leases import Lease, LeaseRequest
+from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.ray import job_log
 from phalanx._schedulers.ray.api.addresses import dashboard_of
 from phalanx._schedulers.ray.api.dashboard import Dashboard
@@ -31,7 +32,7 @@ from phalanx._schedulers.ray.options import RayOptions
 from phalanx._schedulers.scheduler import Capabilities, LogLine, Scheduler, Stream
 from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, RetryPolicy, Role
 from phalanx._specs.app_def import SCRIPT
-from phalanx.errors import ConfigError, SchedulerError, UnknownApp
+from phalanx.errors import ConfigError, SchedulerError, SchedulerUnreachable, UnknownApp
 
 _NAME = "ray"
 _DELETING = 60.0
@@ -266,13 +267,19 @@ def _said(dashboard: Dashboard, name: str, job: dict[str, Any]) -> dict[str, Any
 
 def _follow(dashboard: Dashboard, name: str, role: str, replica: int) -> Iterator[LogLine]:
     """All lines, as they come, until the job has ended."""
-    seen = 0
+    seen, took, patience = 0, 0.0, Patience()
     while True:
-        job = dashboard.job(name)
-        is_last = job is None or state_of(job).is_final
-        began = time.monotonic()
-        lines = list(job_log.lines_of(dashboard.log(name), role, replica))
-        took = time.monotonic() - began
+        try:
+            job = dashboard.job(name)
+            is_last = job is None or state_of(job).is_final
+            began = time.monotonic()
+            lines = list(job_log.lines_of(dashboard.log(name), role, replica))
+            took = time.monotonic() - began
+        except SchedulerUnreachable as error:
+            patience.bear(error)
+            time.sleep(_BEHIND)
+            continue
+        patience.answered()
         yield from lines[seen:]
         seen = max(seen, len(lines))
         if is_last:

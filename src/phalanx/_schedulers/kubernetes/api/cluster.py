@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from phalanx._core.json_text import parse_json
 from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.kubernetes.api.connection import Access, find_access
-from phalanx.errors import SchedulerError
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 _CONNECT = 10.0
 _READ = 60.0
@@ -28,10 +28,6 @@ _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _MERGE = "application/merge-patch+json"
 _AGAIN = (429, 502, 503, 504)
 """Answers that say nothing but to come again."""
-
-
-class ClusterUnreachable(SchedulerError):
-    """The API server does not answer."""
 
 
 class NotInCluster(SchedulerError):
@@ -49,7 +45,7 @@ class Forbidden(SchedulerError):
 class Cluster:
     """A namespace of a cluster; a context manager. All methods may be called from any thread.
 
-    Everything raises `SchedulerError`: `ClusterUnreachable` where the API server does not answer.
+    Everything raises `SchedulerError`: `SchedulerUnreachable` where the API server does not answer.
     """
 
     def __init__(
@@ -188,7 +184,7 @@ class Cluster:
             self._check(response, verb, resource, data)
             known = parse_json(data)
         if not isinstance(known, dict):
-            raise ClusterUnreachable(f"{self.access.server} is no Kubernetes API server.")
+            raise SchedulerUnreachable(f"{self.access.server} is no Kubernetes API server.")
         return known
 
     def _send(
@@ -226,7 +222,7 @@ class Cluster:
             yield
         except (HTTPError, OSError, json.JSONDecodeError) as error:
             said = sanitize_line(_innermost(error), _LONGEST)
-            raise ClusterUnreachable(
+            raise SchedulerUnreachable(
                 f"cannot {verb} {resource}: the API server {self.access.server} does not answer "
                 f"({said}). Look at it: kubectl cluster-info"
             ) from error
@@ -265,7 +261,7 @@ def refusal(status: int, text: str, verb: str, resource: str, where: str) -> Sch
         )
     kind = {404: NotInCluster, 409: ObjectExists}.get(status, SchedulerError)
     if status in _AGAIN or status >= 500:
-        kind = ClusterUnreachable
+        kind = SchedulerUnreachable
     return kind(f"cannot {verb} {resource} {where}: {said}")
 
 

@@ -15,15 +15,14 @@ from typing import Any
 
 from phalanx._logs.lines import LogLine, Stream
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable, NotInCluster
+from phalanx._schedulers.kubernetes.api.cluster import Cluster, NotInCluster
 from phalanx._schedulers.kubernetes.apps.seen import ReplicaPod, seen_pod
 from phalanx._schedulers.kubernetes.manifest import MAIN
+from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.replicas.lifecycle import ReplicaKey
-from phalanx.errors import SchedulerError
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 _PAUSE = 0.2
-_PATIENCE = 60.0
-"""Seconds that an API server may be unreachable for somebody who follows."""
 _SILENCE = 45.0
 """Seconds without a line after which a log is asked for anew: the connection may be dead."""
 _LAST = 200
@@ -85,11 +84,11 @@ class PodOutput:
         done: set[str] = set()
         positions: dict[str, _Position] = {}
         is_last_look = False
-        away: float | None = None
+        patience = Patience()
         while True:
             try:
                 pods = [p for p in self._pods(cluster) if p.uid not in done]
-                away = None  # it answers; a program that is silent for long is no reason to end
+                patience.answered()  # a program that is silent for long is no reason to end
                 for pod in pods:
                     if pod.is_lost:
                         done.add(pod.uid)  # nobody can read it any more
@@ -110,12 +109,10 @@ class PodOutput:
                 if not follow:
                     return
                 is_last_look = self.has_app_ended(cluster)
-            except ClusterUnreachable:
+            except SchedulerUnreachable as error:
                 if not follow:
                     raise
-                away = away or time.monotonic()
-                if time.monotonic() - away > _PATIENCE:
-                    raise
+                patience.bear(error)
             if not is_last_look:
                 time.sleep(_PAUSE)
 
@@ -200,7 +197,7 @@ def _lines(
     except NotInCluster:
         return  # it was deleted meanwhile
     except SchedulerError as error:
-        if isinstance(error, ClusterUnreachable) or not _NO_LOG.search(str(error)):
+        if isinstance(error, SchedulerUnreachable) or not _NO_LOG.search(str(error)):
             raise
 
 

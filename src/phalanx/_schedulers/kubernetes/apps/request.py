@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx._core.lazy import attribute_hints
 from phalanx._images.plan import ImagePlan
+from phalanx._schedulers.authoring import check_text
 from phalanx._schedulers.kubernetes import names
 from phalanx._schedulers.kubernetes.apps.archive import PackedFiles
 from phalanx._schedulers.kubernetes.apps.pod import REPLICA_ID, PodMaker
@@ -130,6 +131,7 @@ def make_request(
             raise ConfigError(
                 f"role {role.name!r} has no image to run in. Name one, such as --image python:3.12"
             )
+    check_text(app, options.env)
     name = AppName(names.make_name(app.name), namespace, options.context)
     words = role_words([role.name for role in app.roles])
     roles = tuple(_role_record(role, words[role.name], version) for role in app.roles)

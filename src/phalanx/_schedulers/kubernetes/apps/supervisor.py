@@ -13,9 +13,10 @@ import time
 
 from phalanx._schedulers.daemon import start_daemon
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
+from phalanx._schedulers.kubernetes.api.cluster import Cluster
 from phalanx._schedulers.kubernetes.apps.actions import carry_out, find, is_due
 from phalanx._schedulers.kubernetes.names import AppName
+from phalanx.errors import SchedulerUnreachable
 
 _LOG = "kubernetes.log"
 _INTERVAL = 0.5
@@ -53,7 +54,7 @@ def main() -> None:
                     if is_due(assessed):
                         now = None  # until it is done, also where no Job tells of it
                 before = now
-            except ClusterUnreachable:
+            except SchedulerUnreachable:
                 before = None
             time.sleep(_INTERVAL if time.monotonic() - began < _A_WHILE else _LATER)
 

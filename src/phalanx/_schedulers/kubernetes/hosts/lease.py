@@ -18,7 +18,7 @@ from typing import Any
 
 from phalanx._logs import logger
 from phalanx._schedulers.kubernetes import names
-from phalanx._schedulers.kubernetes.api.cluster import Cluster, ClusterUnreachable
+from phalanx._schedulers.kubernetes.api.cluster import Cluster
 from phalanx._schedulers.kubernetes.api.credentials import SharedCredentials, credentials_of
 from phalanx._schedulers.kubernetes.api.exec_stream import GONE, exec_command
 from phalanx._schedulers.kubernetes.hosts import lent_pods
@@ -27,7 +27,7 @@ from phalanx._schedulers.kubernetes.hosts.lent_pods import SeenPod
 from phalanx._schedulers.kubernetes.manifest import merged, moment
 from phalanx._schedulers.kubernetes.options import KubernetesOptions
 from phalanx._schedulers.leases import Lease, LeasePhase, LeaseRequest, LeaseStatus, LentHost
-from phalanx.errors import PhalanxError, SchedulerError
+from phalanx.errors import PhalanxError, SchedulerError, SchedulerUnreachable
 
 RECONNECT_TIMEOUT = 90.0
 """Seconds for which an agent waits for a launcher whose stream has broken, unless asked for: an API
@@ -271,9 +271,9 @@ class KubernetesLease(Lease):
         self._is_deleted = True
         try:
             self._delete()
-        except ClusterUnreachable as error:
+        except SchedulerUnreachable as error:
             self._guard.take_over()
-            raise ClusterUnreachable(
+            raise SchedulerUnreachable(
                 f"{error}. The pods are deleted as soon as it answers"
             ) from None
         except SchedulerError:

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from phalanx._core.json_text import parse_json
 from phalanx._core.sanitize import sanitize_line
 from phalanx._schedulers.ray.api import auth_token
-from phalanx.errors import SchedulerError
+from phalanx.errors import SchedulerError, SchedulerUnreachable
 
 _TIMEOUT = 30.0
 _TRIES = 4
@@ -30,11 +30,7 @@ _NO_AGENT = "No available agent"
 """What Ray says, after ten seconds of its own, while the head node's agent is not up."""
 
 
-class DashboardUnreachable(SchedulerError):
-    """Nobody answers."""
-
-
-class ClusterStarting(SchedulerError):
+class ClusterStarting(SchedulerUnreachable):
     """The dashboard answers, and nobody is there yet to start a job."""
 
 
@@ -149,7 +145,7 @@ class Dashboard:
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, socket.gaierror):
                 reason = reason.strerror
-            raise DashboardUnreachable(
+            raise SchedulerUnreachable(
                 f"no answer from the Ray dashboard at {self.address}: {reason}. Is the cluster up? "
                 "Name it with -cfg dashboard_address=http://HOST:8265"
             ) from None
@@ -173,7 +169,7 @@ def _again(ask: Callable[[], bytes], tries: int) -> bytes:
     for left in range(tries - 1, -1, -1):
         try:
             return ask()
-        except (ClusterStarting, DashboardUnreachable):
+        except SchedulerUnreachable:
             if not left:
                 raise
             time.sleep(_PAUSE)
