@@ -39,7 +39,7 @@ def run(name, directory):
 def test_two_workers_train_together(name, package, most, tmp_path):
     """Each rank sees the other, and all have the same loss, which has become small."""
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: it is not in requirements.lock")
+        pytest.skip(f"{package} is not installed")
     shown = run(name, tmp_path)
     assert "0 of 2" in shown
     losses = ast.literal_eval(shown[shown.rindex(": [") + 2 :].strip())
