@@ -264,8 +264,8 @@ def test_scripts_that_are_elsewhere_are_left_to_whoever_has_them(tmp_path):
         (["--workers-per-host", "four"], "--workers-per-host four: must be a whole number, "),
         (["--workers-per-host=four"], "--workers-per-host four: must be a whole number, "),
         (["--max-restarts", "1.5"], "--max-restarts 1.5: must be a whole number."),
-        (["--start-timeout", "soon"], "--start-timeout soon: must be a number."),
-        (["--start-timeout"], "'--start-timeout'"),
+        (["--start-timeout", "soon"], "--start-timeout soon: must be a number of seconds"),
+        (["--start-timeout"], "--start-timeout needs a number of seconds."),
         (["--restart", "never"], "--restart never: must be all or host."),
         (
             ["--workers-per-hsot", "4"],
