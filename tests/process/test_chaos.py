@@ -108,6 +108,30 @@ def test_torchrun_is_broken_where_it_runs(tmp_path, monkeypatch, way):
     assert "restarts: 1" in said
 
 
+def test_a_replica_that_is_tried_again_has_recovered(tmp_path, monkeypatch):
+    """Each try is a launch of its own; the app is what breaks, and goes on."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('end').exists():\n    time.sleep(0.01)\n"
+    )
+    words = [sys.executable, "-m", "phalanx", "run", "-s", "local_cwd", "--wait", "dist.ddp"]
+    words += ["-j", "1x1", "--max_retries", "9", "--script", "train.py"]
+    run = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        known = lambda: [app for app in apps(parts=True) if app.is_launch]
+        is_whole = lambda: [app for app in known() if observation(app.status(), 0.0).running]
+        wait_until(is_whole, timeout=60)
+        flags = ("--kill-worker", "1s", "--duration", "1s", "--seed", str(SEED), "--json")
+        done = command(*flags)
+        assert done.returncode == 0, done
+        report = json.loads(done.stdout)
+        assert (report["state"], report["recovered"], report["restarts"]) == ("RUNNING", 1, 1)
+    finally:
+        (tmp_path / "end").touch()
+        said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+
+
 def test_a_paused_worker_goes_on_when_chaos_is_interrupted(app):
     """Even if it was to be paused for long."""
     words = [sys.executable, "-m", "phalanx", "chaos", app.id, "--pause-worker", "1s:10m"]

@@ -4,6 +4,7 @@ Nothing leads them from outside; they are started by hand, as a user would, and 
 """
 
 import re
+import signal
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_the_loss_of_a_host_is_survived(commands, cluster, how, number):
         said = commands.logs[lost.name].read_text()
         assert "no majority" in said
         assert "survives the silent loss" in said
+
+
+def test_a_leader_that_was_stopped_follows_those_that_went_on(commands, cluster):
+    """Its connections are all closed when it runs again: the others have not ended for that."""
+    hosts = cluster.hosts[:3]
+    first = hosts[0]
+    for host in hosts:
+        commands.start(host, first.address, "--nnodes", "1:3")
+    commands.wait_for_world(hosts, 3)
+    (pid,) = first.pids("-m phalanx torchrun")
+    first.enter("kill", "-STOP", str(pid))
+    commands.wait_for_world(hosts[1:], 2)
+    first.enter("kill", "-CONT", str(pid))
+    commands.running[first.name].send_signal(signal.SIGCONT)  # `nsenter` stops with it
+    commands.wait_for_world(hosts, 3)
+    assert 1 not in {world for _, world, _, _ in commands.begun(first)}
+    assert commands.end(*hosts) == [0, 0, 0]
 
 
 def test_a_host_that_sorts_before_rank_0_joins(commands, cluster):

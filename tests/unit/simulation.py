@@ -117,6 +117,8 @@ class Link:
             await self._changed.wait()
 
     def pass_time(self, seconds):
+        if self.own in self.net.paused:
+            return  # it does not count time in which it was stopped
         self.silent = self.silent + seconds if self._heard == self._counted else 0.0
         self._counted = self._heard
 
@@ -171,6 +173,7 @@ class SimulatedConnector:
 
     async def connect(self, place, patience=2.0):
         await asyncio.sleep(self.net.delay())
+        await self.net.wait_until_it_runs(self.host)
         if self.net.is_cut(self.host, place.address):
             await asyncio.sleep(2.0)
             raise PeerUnreachable("no answer", closed=False)
@@ -281,6 +284,7 @@ class SimulatedKeys:
 
     async def _travel(self):
         await asyncio.sleep(self.net.delay())
+        await self.net.wait_until_it_runs(self.host)
         if not self.net.etcd.is_up or self.net.is_cut(self.host, ETCD):
             await asyncio.sleep(1.0)
             raise EtcdUnreachable("no answer")
@@ -323,6 +327,8 @@ class Net:
         self.listeners = {}
         self.links = []
         self.sides = {}
+        self.paused = {}
+        """What comes for hosts that are stopped, and what is on its way from them."""
         self.etcd = SimulatedEtcd(loop)
         self._ports = 40000
         self._due = {}
@@ -338,6 +344,15 @@ class Net:
         sides = {self.sides.get(one, 0), self.sides.get(other, 0)}
         return len(sides - {None}) > 1  # None is reached from both
 
+    def resume(self, name):
+        """A host that was stopped goes on; it finds all that has come meanwhile."""
+        for arrive in self.paused.pop(name, ()):
+            arrive()
+
+    async def wait_until_it_runs(self, name):
+        while name in self.paused:
+            await asyncio.sleep(0.1)
+
     def deliver(self, link, item):
         """Later, but in order; a cut drops what is on its way, and all that follows on it."""
         peer = link.peer
@@ -345,6 +360,10 @@ class Net:
         self._due[id(link)] = due
 
         def arrive():
+            for name in (link.own, link.other):
+                if name in self.paused:
+                    self.paused[name].append(arrive)
+                    return
             link.is_broken |= self.is_cut(link.own, link.other)
             if not link.is_broken:
                 peer.receive(item)
@@ -552,6 +571,10 @@ async def play(history, count, least, most, seed, *, failure_window=40.0, **opti
                 hosts[target % count].fail()
             case "lose agent":
                 hosts[target % count].lose_agent(20.0)
+            case "pause":
+                net.paused.setdefault(hosts[target % count].name, [])
+            case "resume":
+                net.resume(hosts[target % count].name)
             case "succeed":
                 hosts[target % count].succeed()
             case "cancel":

@@ -129,6 +129,66 @@ def test_two_sides_of_a_cut_never_both_go_on(count, events, seed):
     check_agreement(hosts)
 
 
+@settings(max_examples=HISTORIES, deadline=None, derandomize=True, suppress_health_check=EVERY)
+@given(
+    count=st.integers(2, 5),
+    events=st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.02, 0.3, 2.0, 6.0, 12.0]),
+            st.sampled_from(["pause", "pause", "resume", "crash", "lose agent"]),
+            st.integers(0, 4),
+        ),
+        max_size=8,
+    ),
+    seed=st.integers(0, 1 << 30),
+)
+@example(
+    count=2,
+    events=[(2, "lose agent", 0), (2, "lose agent", 1), (0.02, "pause", 0), (12, "resume", 1)],
+    seed=1690,
+)
+@example(
+    count=4,
+    events=[(0.02, "pause", 1), (6, "crash", 2), (12, "pause", 0), (0.3, "crash", 0), (24, "x", 0)],
+    seed=35,
+)
+def test_hosts_that_are_stopped_for_a_while_are_no_second_group(count, events, seed):
+    """Whatever came to pass meanwhile: what they hear of it is that connections were closed."""
+    resumed = [(0.0, "resume", number) for number in range(count)]
+    history = [(8.0, "nothing", 0), *events, *resumed]
+    hosts = simulate(history, count, 1, count, seed, failure_window=90.0)
+    check_agreement(hosts)
+    going = {host.current for host in hosts if host.is_in and host.current is not None}
+    assert len(going) <= 1, [(host.name, host.current) for host in hosts]
+
+
+@pytest.mark.parametrize("pause", [0.02, 0.5, 4.0, 10.0])
+@pytest.mark.parametrize("waiting", [(1,), (2,), (1, 2)])
+def test_those_that_wait_go_on_when_all_members_have_ended(waiting, pause):
+    """Their agents were lost, the others went on, and crash before they are back."""
+    lost = [(0.0, "lose agent", number) for number in waiting]
+    crashed = [number for number in range(3) if number not in waiting]
+    crashes = [(0.02, "crash", number) for number in crashed]
+    history = [(8.0, "nothing", 0), *lost, (pause, "nothing", 0), *crashes]
+    hosts = simulate(history, 3, 1, 3, seed=1)
+    check_agreement(hosts)
+    assert [number for number in range(3) if hosts[number].is_in] == list(waiting)
+    check_formed(hosts, 1)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_host_that_was_stopped_takes_part_again(count, number):
+    """The leader as well, which follows then; of two hosts that which went on goes on alone."""
+    history = [(8.0, "nothing", 0), (0.0, "pause", number), (8.0, "resume", number)]
+    hosts = simulate(history, count, 1, count, seed=number)
+    check_agreement(hosts)
+    check_formed(hosts, 1)
+    assert [host.name for host in hosts if host.is_in] == (
+        [host.name for host in hosts] if count > 2 else [hosts[number].name]
+    )
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 @pytest.mark.parametrize("side", range(1, 16))
 def test_only_a_majority_survives_silence(count, side):

@@ -258,7 +258,12 @@ OF_RENDEZVOUS = [
         restarts=0,
         torch=False,
         cause="c",
+        waiting=(2,),
+        waiting_at=(_AT,),
     ),
+    rendezvous_frames.AgentAsked(),
+    rendezvous_frames.AgentTold(agent=1),
+    rendezvous_frames.GivenUp(),
     rendezvous_frames.RestartsSpent(restarts=1),
     rendezvous_frames.FailureTold(
         agent=1, hostname="h", outcome=_FAULT, consequence=False, kind="cause"

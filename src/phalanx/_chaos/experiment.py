@@ -10,7 +10,6 @@ from phalanx._chaos.fault_history import FaultHistory, FaultRecord, Observation,
 from phalanx._chaos.faults import PlannedFault
 from phalanx._chaos.hosts import ChaosHosts, NotDone
 from phalanx._chaos.victims import choose, victims
-from phalanx._registry.recorded_app import RecordedApp
 
 _LOOK = 0.1
 """Seconds between looks at how the app stands."""
@@ -21,14 +20,17 @@ class Experiment:
 
     def __init__(
         self,
-        app: RecordedApp,
+        status: Callable[[], dict[str, Any]],
         hosts: ChaosHosts,
         told: Callable[[FaultRecord], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`told` hears of each fault twice: when it is made, and when it is overcome."""
+        """`status` says how the app stands.
+
+        `told` hears of each fault twice: when it is made, and when it is overcome.
+        """
         self.history = FaultHistory()
-        self._app = app
+        self._status = status
         self._hosts = hosts
         self._told = told
         self._now = now
@@ -64,7 +66,7 @@ class Experiment:
         return not seen.state.is_final
 
     def _see(self) -> tuple[Observation, dict[str, Any]]:
-        status = self._app.status()
+        status = self._status()
         seen = observation(status, self._elapsed)
         for fault in self.history.observe(seen):
             self._told(fault)

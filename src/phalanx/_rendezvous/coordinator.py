@@ -230,6 +230,8 @@ class Coordinator:
         if now < wait_until:
             self.deadline = wait_until
             return []
+        if not first and self._lacks_quorum(self._roster.joined.keys()):
+            return self._finish(now)  # others were lost meanwhile
         return self._begin(now)
 
     def _begin(self, now: float) -> list[p.CoordinatorAction]:
@@ -303,7 +305,11 @@ class Coordinator:
             if agent in self._roster.excluded:
                 self._note = f"Fewer than {self.settings.least} hosts are left."
             return self._finish(now)
-        if agent in self._roster.gone or agent not in self._roster.hosts:
+        if agent in self._roster.gone:
+            # Its agent had been lost, and now the host is.
+            self._roster.gone[agent] &= event.closed
+            return []
+        if agent not in self._roster.hosts:
             return []
         self._roster.lose(agent, certain=event.closed, left=event.left)
         name = self._roster.hosts[agent].hostname
@@ -497,10 +503,7 @@ class Coordinator:
     def _go_on(self, unconfirmed: tuple[AgentId, ...], now: float) -> list[p.CoordinatorAction]:
         """After a failure or a loss: another round if that is allowed, else the end."""
         alive = self._roster.joined.keys() - unconfirmed
-        if not self._roster.may_decide(self._round_state.members, alive):
-            self._over = p.Reason.NO_QUORUM
-            missing = [agent for agent in self._round_state.members if agent not in alive]
-            self._missing = self._roster.names(missing)
+        if self._lacks_quorum(alive):
             return self._finish(now)
         if not self._is_change(alive):
             if not self._roster.may_recover:
@@ -519,6 +522,15 @@ class Coordinator:
             p.ExpelAction(agent, "it did not stop its workers in time") for agent in unconfirmed
         ]
         return [*expelled, *self._exclude_failed(now), *self._regroup(now)]
+
+    def _lacks_quorum(self, alive: Collection[AgentId]) -> bool:
+        """Others may go on without these: no round may begin with them. Then it is over."""
+        if self._roster.may_decide(self._round_state.members, alive):
+            return False
+        self._over = p.Reason.NO_QUORUM
+        missing = [agent for agent in self._round_state.members if agent not in alive]
+        self._missing = self._roster.names(missing)
+        return True
 
     def _is_change(self, alive: Collection[AgentId]) -> bool:
         """It is only that hosts have come, or that some are lost and the rest is enough.

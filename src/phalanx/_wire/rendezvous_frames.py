@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -91,6 +91,23 @@ class JoinRefused(Frame):
 
 
 @frame
+class AgentAsked(Frame):
+    """Which agent is there? Another than the one that had this port may have it by now."""
+
+
+@frame
+class AgentTold(Frame):
+    """This one is."""
+
+    agent: AgentNumber
+
+
+@frame
+class GivenUp(Frame):
+    """Nothing was heard of you: the others may have gone on without you by now."""
+
+
+@frame
 class HostPosition(Frame):
     """Your host's position in the round that the next frame tells of, where that does not say."""
 
@@ -121,9 +138,15 @@ class RoundFormed(Frame):
     torch: bool | None
     cause: Message = ""
     """The failure that it is a restart for, in one line."""
+    waiting: tuple[AgentNumber, ...] = ()
+    """Hosts that are not in it, and may come to decide when all its members have ended."""
+    waiting_at: tuple[Endpoint, ...] = ()
+    """Where each of these can be reached."""
 
     def contradiction(self) -> str:
-        """All columns have a row for each member, and no member is in it twice."""
+        """All columns have a row for each member, and no host is in it twice."""
+        if len(self.waiting) != len(self.waiting_at):
+            return "it does not say where each of those that wait is"
         columns = (self.agents, self.hostnames, self.addresses, self.ports)
         if len({len(column) for column in columns}) != 1:
             return "its columns differ in length"
@@ -134,7 +157,8 @@ class RoundFormed(Frame):
                 return "its positions are not those of its hosts"
         if len(self.agents) != (len(self.positions) or count):
             return "its columns and its hosts differ in length"
-        return "" if len(set(self.agents)) == len(self.agents) else "a member is in it twice"
+        known = self.agents + self.waiting
+        return "" if len(set(known)) == len(known) else "a host is in it twice"
 
     @classmethod
     def make(
@@ -144,8 +168,9 @@ class RoundFormed(Frame):
         contacts: Mapping[AgentId, Endpoint],
         only: Container[AgentId] | None = None,
         cause: str = "",
+        waiting: Collection[AgentId] = (),
     ) -> RoundFormed:
-        """Tell of a round: of all its members, or of these."""
+        """Tell of a round: of all its members, or of these; and of some that wait."""
         told = [(i, m) for i, m in enumerate(round_.members) if only is None or m.agent in only]
         return cls(
             round=round_.number,
@@ -160,6 +185,8 @@ class RoundFormed(Frame):
             restarts=round_.restarts,
             torch=round_.torch,
             cause=cause,
+            waiting=tuple(waiting),
+            waiting_at=tuple(contacts[agent] for agent in waiting),
         )
 
     @property
@@ -182,9 +209,9 @@ class RoundFormed(Frame):
 
     @property
     def contacts(self) -> dict[AgentId, Endpoint]:
-        """Where its members can be reached, by agent."""
-        endpoints = map(Endpoint, self.addresses, self.ports)
-        return dict(zip(self.agents, endpoints, strict=False))
+        """Where its members can be reached, by agent; after them those that wait."""
+        endpoints = *map(Endpoint, self.addresses, self.ports), *self.waiting_at
+        return dict(zip(self.agents + self.waiting, endpoints, strict=False))
 
 
 @frame
@@ -228,6 +255,9 @@ codec.register(
     LeaderMoved,
     LeaderElected,
     JoinRefused,
+    AgentAsked,
+    AgentTold,
+    GivenUp,
     HostPosition,
     RoundFormed,
     RestartsSpent,

@@ -8,13 +8,14 @@ import math
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from phalanx._chaos.experiment import Experiment
 from phalanx._chaos.fault_history import FaultRecord
 from phalanx._chaos.faults import DURATIONS, Kind, PlannedFault, Rate, parse_rate, plan
 from phalanx._chaos.hosts import ChaosHost, ChaosHosts
+from phalanx._chaos.tries import ReplicaTries
 from phalanx._cli import parsing
 from phalanx._cli.app_argument import find_app, launches_below, only_running
 from phalanx._registry.recorded_app import RecordedApp
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if options.dryrun:
         return _print_plan(seed, rates, duration, as_json=options.json)
     try:
-        app = _find(options.app)
+        app, status = _find(options.app)
     except LookupError as error:
         print(f"phalanx chaos: {error}", file=sys.stderr)
         return 1
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
         if not _may_begin(hosts, rates):
             return 1
         print(f"phalanx chaos: {app.id}, seed {seed}", file=sys.stderr)
-        experiment = Experiment(app, hosts, _tell)
+        experiment = Experiment(status, hosts, _tell)
         experiment.run(plan(seed, rates), duration, options.settle)
     except KeyboardInterrupt:
         print("phalanx chaos: interrupted; mending what is broken", file=sys.stderr)
@@ -169,10 +170,10 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def _find(text: str | None) -> RecordedApp:
-    """The launch to break. Raises `LookupError`."""
+def _find(text: str | None) -> tuple[RecordedApp, Callable[[], dict[str, Any]]]:
+    """The launch to break, and what says how it stands. Raises `LookupError`."""
     found = find_app(only_running().handle if text is None else text)
-    app = found.record
+    app = whole = found.record
     if app is not None and app.scheduler == "local_cwd" and not app.state.is_final:
         launches = launches_below(app) if app.facts["owner"] else []
         if len(launches) > 1:
@@ -194,7 +195,9 @@ def _find(text: str | None) -> RecordedApp:
     if not app.is_local:
         owner = app.facts["owner"]["host"]
         raise LookupError(f"{app.id} was launched on {owner}: run phalanx chaos there")
-    return app
+    if whole is None or whole is app:
+        return app, app.status
+    return app, ReplicaTries(whole, app, launches_below).status
 
 
 def _targets(app: RecordedApp) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from phalanx._rendezvous.tcp.verdicts import verdict_of
 from phalanx._wire.rendezvous_frames import (
     AppEnded,
     FailureTold,
+    GivenUp,
     HostPosition,
     JoinAccepted,
     JoinRefused,
@@ -42,6 +43,8 @@ class FollowEnd:
     closed: bool
     """Nobody is there, for certain."""
     followed: bool = False
+    given_up: bool = False
+    """It has heard nothing of this host, and may have gone on without it."""
     moved: Endpoint | None = None
     unreachable: PeerUnreachable | None = None
     """Why no connection came about."""
@@ -115,6 +118,11 @@ class Follower:
             if isinstance(frame, JoinRefused):
                 link.close()
                 raise RendezvousError(f"this host has to leave: {frame.reason}")
+            if isinstance(frame, GivenUp):
+                link.close()
+                self._state.lose_leader(link)
+                why = "it has heard nothing of this host for too long"
+                return FollowEnd(why, closed=True, followed=True, given_up=True)
             self._obey(frame)
         link.close()
         self._state.lose_leader(link)
@@ -128,7 +136,7 @@ class Follower:
             case RoundFormed():
                 round_ = self._round_of(frame)
                 event = self._round_event(round_, frame.cause)
-                self._state.round_formed(frame.leader, frame.contacts, event)
+                self._state.round_formed(frame.leader, frame.contacts, event, frame.waiting)
                 self._actions.carry_out(BeginRoundAction(round_))
             case wire.HaltRound():
                 halt = HaltRoundAction(frame.round, frame.grace, stacks=frame.stacks)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 
+from phalanx import _wire as wire
 from phalanx._logs import logger
 from phalanx._rendezvous.tcp.connections.link import Link
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.leader import Leader
 from phalanx._rendezvous.tcp.state import TcpState
 from phalanx._system import network
+from phalanx._wire.rendezvous_frames import GivenUp
 
 SAID_AFTER = 2.0
 """Seconds after which it is said what is waited for."""
@@ -63,6 +65,7 @@ class Heartbeat:
 
     def _give_up(self, link: Link) -> None:
         if link is self._state.link:
+            link.post_encoded(wire.encode(GivenUp()))  # it may have been stopped for a while
             link.abort()
         elif (leader := self._state.leader) is not None:
             leader.lose(link, f"no heartbeat for {self._limit:g} s", closed=False)

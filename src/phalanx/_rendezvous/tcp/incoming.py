@@ -7,14 +7,21 @@ import contextlib
 from collections.abc import Callable
 
 from phalanx import _wire as wire
+from phalanx._core.ids import AgentId
 from phalanx._core.rounds import Endpoint, Round
 from phalanx._logs import logger
 from phalanx._rendezvous.tcp.connections.connector import Connector
-from phalanx._rendezvous.tcp.connections.link import Link, PeerUnreachable
+from phalanx._rendezvous.tcp.connections.link import CONNECTING, Link, PeerUnreachable
 from phalanx._rendezvous.tcp.connections.listener import Do
 from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.state import TcpState
-from phalanx._wire.rendezvous_frames import JoinRefused, JoinRequest, LeaderMoved
+from phalanx._wire.rendezvous_frames import (
+    AgentAsked,
+    AgentTold,
+    JoinRefused,
+    JoinRequest,
+    LeaderMoved,
+)
 
 _HELD = 2.0
 """Seconds that one who asks is kept waiting while we still follow another."""
@@ -60,7 +67,9 @@ class IncomingPeers:
         if isinstance(frame, JoinRequest):
             await self._receive(link, frame)
             return
-        if isinstance(frame, LeaderMoved) and frame.app == self._host.run_id:
+        if isinstance(frame, AgentAsked):
+            await link.send(AgentTold(agent=self._host.agent))
+        elif isinstance(frame, LeaderMoved) and frame.app == self._host.run_id:
             await self._abdicate(frame.contact)
         elif frame is not None:
             await self._refuse(link, frame)
@@ -110,6 +119,20 @@ class IncomingPeers:
             link.close()
         follow(contact)
 
+    async def is_there(self, agent: AgentId, contact: Endpoint) -> bool | None:
+        """Whether an agent still listens at its port, or has ended; None: that is not known."""
+        try:
+            link = await self._connector.connect(contact)
+        except PeerUnreachable as error:
+            return False if error.closed else None
+        answer: wire.Frame | None = None
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(CONNECTING):
+                await link.send(AgentAsked())
+                answer = await anext(link.frames())
+        link.close()
+        return answer.agent == agent if isinstance(answer, AgentTold) else None
+
     async def look_for(self, round_: Round) -> None:
         """Find out which members of the last round, that have not come to us, have ended."""
         contacts = self._state.contacts
@@ -120,12 +143,8 @@ class IncomingPeers:
                 contact = contacts.get(agent)
                 if agent == self._host.agent or contact is None:
                     continue
-                try:
-                    link = await self._connector.connect(contact)
-                    link.close()  # it is there, and will come
-                except PeerUnreachable as error:
-                    if error.closed:
-                        leader.count_out(agent)
+                if await self.is_there(agent, contact) is False:
+                    leader.count_out(agent)  # else it is there, and will come
 
     async def watch_the_beginning(self) -> None:
         """Have those that come to the original endpoint sent to where it goes on."""

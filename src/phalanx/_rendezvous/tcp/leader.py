@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import resource
 import time
 from collections import deque
@@ -48,6 +50,7 @@ from phalanx._rendezvous.tcp.host import TcpHost
 from phalanx._rendezvous.tcp.pings import Pings
 from phalanx._rendezvous.tcp.verdicts import frames_of
 from phalanx._wire.rendezvous_frames import (
+    GivenUp,
     HostPosition,
     JoinAccepted,
     JoinRefused,
@@ -57,6 +60,8 @@ from phalanx._wire.rendezvous_frames import (
     RoundFormed,
 )
 
+_COMES_AGAIN, _LOOKED = 2.0, 0.25
+"""Seconds in which one whose connection was closed has ended or comes again, and between looks."""
 _LONGEST_CAUSE = 500
 _MOST_REFUSALS = 8
 """So many are told; whoever has no token can have others refused again and again."""
@@ -93,14 +98,21 @@ class TellRound:
         leader: AgentId,
         contacts: Mapping[AgentId, Endpoint],
         cause: str = "",
+        waiting: Iterable[AgentId] = (),
     ) -> None:
-        """`contacts` are where its members are reached; `cause` is what it is a restart for."""
+        """`contacts` are where hosts are reached, its members and those that are `waiting`.
+
+        `cause` is what it is a restart for.
+        """
         members = tuple(member.agent for member in round_.members)
         self.agents: Mapping[AgentId, int] = {agent: at for at, agent in enumerate(members)}
         """Its members, by how many are before each."""
         self._number = round_.number
-        self._successors = frozenset(successors(members))
-        self._whole = wire.encode(RoundFormed.make(round_, leader, contacts, cause=cause))
+        others = [agent for agent in waiting if agent not in self.agents]
+        order = successors(members, others)
+        self._successors = frozenset(order)
+        told = RoundFormed.make(round_, leader, contacts, None, cause, order[len(members) :])
+        self._whole = wire.encode(told)
         self._short = self._whole
         if len(self._successors) < len(members):
             short = RoundFormed.make(round_, leader, contacts, self._successors, cause)
@@ -126,14 +138,17 @@ class Leader:
         act: Callable[[CoordinatorAction], None],
         do: Do,
         know: Callable[[Link], None],
+        is_there: Callable[[AgentId, Endpoint], Awaitable[bool | None]],
+        step_aside: Callable[[Endpoint], None],
         past: Handover | None = None,
         contacts: Mapping[AgentId, Endpoint] = MappingProxyType({}),
         term: Term | None = None,
     ) -> None:
         """`act` is told what concerns this host; `do` runs what waits; `know` is told who is in.
 
-        `past` and `contacts` are what is known of the round that another has decided on; `term`
-        is that of one who was elected.
+        `is_there` asks where a host was whether it has ended; `step_aside` has this host follow
+        those that go on without it, and are reached there. `past` and `contacts` are what is known
+        of the round that another has decided on; `term` is that of one who was elected.
         """
         settings = host.coordinator_settings
         self._coordinator = Coordinator(settings, RestartAll(settings), now(), past)
@@ -143,7 +158,9 @@ class Leader:
             self._coordinator.catch_up(term.floor, 0)
         self._pending: deque[CoordinatorAction] = deque()
         """What is to be done once a round is written down, that round's beginning first."""
-        self._formed = None if past is None else TellRound(past.round, host.agent, self._contacts)
+        self._formed = None
+        if past is not None:
+            self._formed = TellRound(past.round, host.agent, self._contacts, waiting=contacts)
         self._restarts = 0 if past is None else past.round.restarts
         """Those of the last round that was told of."""
         """The last round that others were told of."""
@@ -167,6 +184,10 @@ class Leader:
         self._accepted = wire.encode(JoinAccepted(leader=self._own))
         self._held: dict[AgentId, JoinRequest] = {}
         """Those that have come and still have workers of an old round."""
+        self._is_there = is_there
+        self._step_aside = step_aside
+        self._elsewhere: dict[AgentId, Endpoint] = {}
+        """Those that are there, and have turned from us."""
 
     @property
     def links(self) -> list[Link]:
@@ -285,6 +306,7 @@ class Leader:
         self._know(link)
         link.join(request.agent, request.last_round)
         self._links[request.agent] = link
+        self._elsewhere.pop(request.agent, None)
         link.post_encoded(self._accepted)
         self.pings.add(link)
         if self._formed is not None and request.agent not in self._formed.agents:
@@ -300,7 +322,27 @@ class Leader:
             except Exception as error:  # noqa: BLE001 what one says must not end the others
                 reason = f"it sent a {type(frame).__name__} that ended in {error!r}"
                 break
-        self.lose(link, reason, closed=True)
+        self.lose(link, reason, closed=await self._has_ended(link))
+
+    async def _has_ended(self, link: Link) -> bool:
+        """Whether one whose connection is closed has ended, and cannot go on with others.
+
+        One that has heard nothing of us for long, as while we were stopped, has turned to another
+        leader. One of which the connection alone was broken comes again in a moment.
+        """
+        if self._term is not None:
+            return True  # without us nobody has begun a round, if we may begin one
+        contact, there = self._contacts[link.agent], False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMES_AGAIN):
+                while self._links.get(link.agent) is link:
+                    there = bool(await self._is_there(link.agent, contact))
+                    if not there:
+                        return True
+                    await asyncio.sleep(_LOOKED)
+        if there:
+            self._elsewhere[link.agent] = contact
+        return not there
 
     def _say_refusal(self, request: JoinRequest, problem: str) -> None:
         """Say it on this host as well, a few times: whoever looks here should see why few come."""
@@ -335,6 +377,15 @@ class Leader:
                 self.close_for_all()
             case wire.ShutDown():
                 self.lose(link, "it was told to leave", closed=True)
+            case GivenUp() if self._may_do_without_us:
+                self._elsewhere[agent] = self._contacts[agent]
+                self.lose(link, "it has turned to another leader", closed=False)
+
+    @property
+    def _may_do_without_us(self) -> bool:
+        """Others can have gone on without us; of two members neither can without the other."""
+        members = () if self._formed is None else self._formed.agents
+        return not (len(members) == 2 and self._own in members)
 
     def close_for_all(self) -> None:
         """It is over for everybody, at once: agents of others stop their workers by themselves."""
@@ -350,6 +401,8 @@ class Leader:
         if link.is_over or self._links.get(link.agent) is not link:
             return
         del self._links[link.agent]
+        if not closed:
+            link.post_encoded(wire.encode(GivenUp()))  # it may yet read that, and go on
         link.close()
         self.feed(AgentGoneEvent(link.agent, reason, self._lately(link), closed))
 
@@ -387,7 +440,8 @@ class Leader:
             case BeginRoundAction(round_):
                 before, self._restarts = self._restarts, round_.restarts
                 cause = self._coordinator.restart_cause if round_.restarts > before else ""
-                told = TellRound(round_, self._own, self._contacts, cause[:_LONGEST_CAUSE])
+                cause = cause[:_LONGEST_CAUSE]
+                told = TellRound(round_, self._own, self._contacts, cause, self._links)
                 self._formed = formed = told
                 self._forget_last_rounds(self._links)
                 for agent, link in self._links.items():
@@ -406,6 +460,8 @@ class Leader:
                 self._exclude(exclusion)
             case FinishAction(Verdict(reason=Reason.NO_QUORUM)) if self._term is not None:
                 self._term.step_down()
+            case FinishAction(Verdict(reason=Reason.NO_QUORUM)) if self._elsewhere:
+                self._step_aside(next(iter(self._elsewhere.values())))
             case FinishAction(verdict):
                 self.verdict = verdict
                 for frame in frames_of(verdict):

@@ -13,7 +13,7 @@ Beside it goes the round: `begin`, `workers_started`, `worker_ended`, `stop`, `c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from phalanx._core.ids import AgentId
@@ -80,12 +80,14 @@ class TcpState:
 
     @property
     def successors(self) -> tuple[AgentId, ...]:
-        """The members of the last round that may decide next, as another has told."""
+        """Those that may decide next, as another has told: members of the last round, and then
+        hosts that waited.
+        """
         return self._successors
 
     @property
     def is_successor(self) -> bool:
-        """This host may decide next: it was told of all members."""
+        """This host may decide next: it was told of all the others that may."""
         return self._agent in self._successors
 
     def contact_of(self, agent: AgentId) -> Endpoint:
@@ -194,11 +196,16 @@ class TcpState:
         return self._clear
 
     def round_formed(
-        self, leader: AgentId, contacts: dict[AgentId, Endpoint], event: ProgressEvent
+        self,
+        leader: AgentId,
+        contacts: dict[AgentId, Endpoint],
+        event: ProgressEvent,
+        waiting: Collection[AgentId] = (),
     ) -> None:
-        """The leader has told of a round, and where members of it are reached."""
+        """The leader has told of a round, and where members of it and those waiting are reached."""
         self._contacts = contacts
-        self._successors = successors(tuple(contacts))
+        members = [agent for agent in contacts if agent not in waiting]
+        self._successors = successors(members, tuple(waiting))
         self._leader_contact = contacts.get(leader, self._leader_contact)
         self._progress.append(event)
 

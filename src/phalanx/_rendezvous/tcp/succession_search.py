@@ -70,7 +70,7 @@ class SuccessionSearch:
                 continue
             if end.followed:
                 limit = self._now() + self._patience
-                self._begin_succession(closed=end.closed)
+                self._begin_succession(closed=end.closed, given_up=end.given_up)
             elif self._succession is not None and self._asked is not None and not sent_on:
                 self._succession.fail(self._asked, closed=end.closed)
             if self._now() > limit:
@@ -89,15 +89,20 @@ class SuccessionSearch:
                 return
             contact = found
 
-    def _begin_succession(self, *, closed: bool) -> None:
-        """The one that decided is lost, and with it the round, if there was one."""
+    def _begin_succession(self, *, closed: bool, given_up: bool = False) -> None:
+        """The one that decided is lost, and with it the round, if there was one.
+
+        Of two members neither has gone on without the other, if it had given that one up.
+        """
         self._pause = SHORTEST
         self._succession = self._asked = None
         round_, leader = self._state.round, self._state.leader_agent
         if round_ is not None and leader is not None:
             self._actions.halt(self._host.coordinator_settings.stop_grace)
-            candidates = self._state.successors
-            self._succession = Succession(candidates, self._host.agent, leader, closed=closed)
+            given_up = given_up and not (self._state.is_member and len(round_.members) == 2)
+            self._succession = Succession(
+                self._state.successors, self._host.agent, leader, closed=closed, given_up=given_up
+            )
 
     def _next_contact(self) -> Endpoint | None:
         """Whom to ask now; None when it is us that decide from now on."""
@@ -109,7 +114,8 @@ class SuccessionSearch:
                 self._asked = agent
                 return self._state.contact_of(agent)
             case BecomeLeader(closed, silent):
-                if not self._state.is_successor:
+                may = self._state.is_successor
+                if not may or (silent and not self._state.is_member):
                     # It may not decide: it asks again, also where all began.
                     self._begin_succession(closed=False)
                     return self._host.endpoint

@@ -377,6 +377,8 @@ class TcpDecider:
             self._actions.carry_out,
             self._do,
             self._know,
+            self._incoming.is_there,
+            self._step_aside,
             past=past,
             contacts=self._state.contacts,
             term=term,
@@ -480,6 +482,17 @@ class TcpDecider:
         self._give_up(leader)
         self._do(election.resign())
         self._search(election, hold_off=self._host.settings.host_timeout)
+
+    def _step_aside(self, contact: Endpoint) -> None:
+        """Most of the last round have turned from us, and go on: follow whom they follow."""
+        leader = self._state.depose()
+        if leader is None or self._state.is_over:
+            return
+        logger.warning(
+            "phalanx: this host no longer leads the rendezvous: others have gone on without it"
+        )
+        self._give_up(leader)
+        self._follow(contact)
 
     def _give_up(self, leader: Leader) -> None:
         for link in leader.links:
