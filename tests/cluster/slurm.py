@@ -8,6 +8,7 @@ a few seconds then and are requeued; `closed`, for an account that nobody has. N
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -207,6 +208,12 @@ class Slurm:
             "squeue", "-h", "--states=all", f"--jobs={job}", f"--Format={field}:100", check=False
         )
         return listed.strip().partition("\n")[0].strip()
+
+    @staticmethod
+    def said(errors):
+        """What a command of ours has said, but for what it waits for: Slurm may take its time."""
+        lines = errors.splitlines()
+        return [line for line in lines if not re.match(r"phalanx \w+: waiting for slurm ", line)]
 
     def _pid(self, daemon):
         try:

@@ -258,7 +258,7 @@ def test_apps_that_run_are_cancelled_together(apps):
         apps.until_line(handle, "up")
     done = phalanx(apps.slurm, "cancel", *handles, "--json")
     told = [{"id": id_of(h), "state": "CANCELLED", "was": "RUNNING"} for h in handles]
-    assert (json.loads(done.stdout), done.stderr) == (told, "")
+    assert (json.loads(done.stdout), apps.slurm.said(done.stderr)) == (told, [])
     states = [apps.slurm.job(apps.job(handle)) for handle in handles]
     assert set(states) <= {"CANCELLED", ""}
 

@@ -307,7 +307,7 @@ def test_handlers_of_one_worker_and_an_agent_that_is_lost(tmp_path):
         launcher.run(die)
     assert re.search(r"^\S+ \S+:INFO: rank 1\n", one.read_text(), re.M)
     assert "rank 0" not in one.read_text()
-    assert own.read_text() == "app:said by 0\n"
+    assert own.read_text() == "said by 0\n"
 
 
 def test_lightnings_environment_is_that_of_the_workers(monkeypatch):

@@ -449,14 +449,16 @@ def gpus_that_are_given(disk, case, trouble):
     wait_until(lambda: "waiting for 1 GPU" in status(second)["message"])
     keeper = json.loads((_place(disk, second) / "app.json").read_text())["owner"]["pid"]
     (supervisor,) = map(int, _children_of(keeper))
-    os.kill(supervisor, signal.SIGSTOP)
+    for pid in (keeper, supervisor):  # the keeper would continue it
+        os.kill(pid, signal.SIGSTOP)
     disk.harm(trouble)
     if trouble == "full":
         (case.place / "go").touch()
         (case.place / "again").touch()
         wait_until(lambda: status(first)["state"] == "SUCCEEDED")
         disk.fill()  # once more: it has left some room
-    os.kill(supervisor, signal.SIGCONT)
+    for pid in (supervisor, keeper):
+        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: not _children_of(keeper) or trouble == "read-only")
     if trouble == "read-only":
         wait_until(lambda: (_place(disk, second) / "supervisor.log").stat().st_size)

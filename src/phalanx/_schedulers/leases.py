@@ -46,7 +46,11 @@ class GroupCommand:
     it had been started by itself. `{host}` stands for its name; None for none."""
 
     def words(self, hosts: Sequence[str]) -> list[str]:
-        """The command for some hosts."""
+        """The command for some hosts.
+
+        Args:
+            hosts: Their names.
+        """
         names, count = ",".join(hosts), str(len(hosts))
         return [word.replace("{hosts}", names).replace("{count}", count) for word in self.command]
 
