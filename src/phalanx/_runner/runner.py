@@ -98,6 +98,8 @@ class Runner:
         self._name = name or handles.SESSION
         self._config = settings
         self._component_defaults = component_defaults or {}
+        self._submitted: set[str] = set()
+        """Handles of what this runner has submitted."""
         self._schedulers = RunnerSchedulers(
             scheduler_factories, scheduler_params or {}, lambda: self.config
         )
@@ -282,6 +284,7 @@ class Runner:
         handle = handles.Handle(info.scheduler, self._name, app_id)
         definition = {"app": serialization.to_dict(info.app), "options": plain(info.cfg)}
         submission.define(info.scheduler, self._name, app_id, definition)
+        self._submitted.add(str(handle))
         return str(handle)
 
     # ── what was submitted ────────────────────────────────────────────────────
@@ -339,7 +342,7 @@ class Runner:
             ConfigError: As `status`.
             SchedulerError: As `status`.
         """
-        return self._app(app_handle).watch(interval)
+        return self._app(app_handle).watch(interval, submitted=app_handle in self._submitted)
 
     def cancel(self, app_handle: str, grace: float | None = None) -> None:
         """Cancel an app. One that has ended, or is not there, is left as it is.

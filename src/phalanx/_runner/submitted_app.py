@@ -18,7 +18,7 @@ from phalanx._runner.handles import Handle
 from phalanx._schedulers.patience import Patience
 from phalanx._schedulers.scheduler import LogLine, Scheduler, Stream
 from phalanx._schedulers.scheduler_calls import asking, expect, guarded
-from phalanx._specs import AppDef, AppStatus, AppSummary, serialization
+from phalanx._specs import AppDef, AppState, AppStatus, AppSummary, serialization
 from phalanx.errors import ConfigError, SchedulerUnreachable, UnknownApp, UnknownScheduler
 
 
@@ -43,28 +43,35 @@ class SubmittedApp:
             status = scheduler.describe(self._handle.app_id)
             return None if status is None else expect(status, AppStatus)
 
-    def watch(self, interval: float | None) -> Iterator[AppStatus | None]:
+    def watch(
+        self, interval: float | None, *, submitted: bool = False
+    ) -> Iterator[AppStatus | None]:
         """The status again and again until the app has ended; by default less and less often.
 
-        Of a scheduler that does not answer any more it is what it was, for a while.
+        Of a scheduler that does not answer any more it is what it was, for a while; `submitted`: it
+        has just taken the app.
         """
         pause = self._scheduler.poll_interval
         longest = pause * 10
         if interval is not None:
             pause = longest = interval
-        status, patience = self.status(), Patience()
+        patience, status = Patience(), None
+        if submitted:
+            status = AppStatus(self._handle.app_id, AppState.SUBMITTED)
         while True:
+            try:
+                status = self.status()
+            except SchedulerUnreachable as error:
+                if status is None:
+                    raise
+                patience.bear(error)
+            else:
+                patience.answered()
             yield status
             if status is None or status.state.is_final:
                 return
             time.sleep(pause)
             pause = min(pause * 1.1, longest)
-            try:
-                status = self.status()
-            except SchedulerUnreachable as error:
-                patience.bear(error)
-            else:
-                patience.answered()
 
     def cancel(self, grace: float | None) -> None:
         """Cancel it, if it has not ended."""
