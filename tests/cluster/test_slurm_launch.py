@@ -265,7 +265,7 @@ def test_a_host_that_slurm_takes_away_is_replaced(slurm, tmp_path, how):
             urgent = ("-p", "high", "-w", "n1", "--exclusive", "-o", "/dev/null")
             slurm.run("sbatch", *urgent, "--job-name=urgent", "--wrap", "sleep 600")
         else:
-            slurm.run("scontrol", "update", f"jobid={first}", "EndTime=now")
+            slurm.run("scontrol", "update", f"jobid={first}", "EndTime=now+2")
         ((host, job),) = app.result(100)
         assert host != "n1"
         assert job != first
